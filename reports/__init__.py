@@ -1,4 +1,4 @@
-"""The run folder, its history, the verdict and the page of a night.
+"""Storing, judging and showing runs: the run folder, history, verdict, page and command line.
 
 Source: docs/reports.md, docs/verdicts.md.
 

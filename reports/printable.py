@@ -1,7 +1,7 @@
-"""Text that came from a file, made safe for a terminal.
+"""Makes text from files safe to print in a terminal.
 
-A name in a stored run may hold escape sequences, which a terminal obeys, or characters that turn
-the direction of a line. Every command prints such text through here.
+A name in a stored run may contain escape sequences, which a terminal would execute, or characters
+that change the direction of a line. Every command prints such text through this module.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import unicodedata
 
 _UNSAFE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Categories of control characters, changes of direction, halves of pairs and line separators."""
+"""Unicode categories: control characters, format characters, surrogates and line separators."""
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return a text with every character that a terminal would act on written as an escape.
+    """Return a text in which every character that a terminal would act on is escaped.
 
     Args:
-        text: any text, of one line or many.
-        keep: characters that stay as they are.
+        text: Any text, with one or more lines.
+        keep: Characters that are not escaped.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""How numbers, names and edges are written, the same on the page and in the terminal.
+"""Formatting of numbers, names and edges, equal on the page and in the terminal.
 
 Source: docs/reports.md "The page".
 """
@@ -110,7 +110,7 @@ _METRICS = {
 
 
 def number(value: float | None) -> str:
-    """Write a measured number in scientific notation with two significant digits."""
+    """Format a measured number in scientific notation with two significant digits."""
     if value is None:
         return "–"
     if math.isnan(value):
@@ -121,7 +121,7 @@ def number(value: float | None) -> str:
 
 
 def metric_value(metric: str, value: float) -> str:
-    """Write the value of an informative metric: small where the two sides agree, or a count."""
+    """Format the value of an informative metric as a deviation, a percentage or a count."""
     if not math.isfinite(value):
         return number(value)
     if metric == "cosine":
@@ -132,7 +132,7 @@ def metric_value(metric: str, value: float) -> str:
 
 
 def contrast(before: float | None, now: float | None) -> tuple[str, str]:
-    """Write two numbers with as many digits as it takes to tell them apart."""
+    """Format two numbers with as many digits as are needed to distinguish them."""
     if before is None or now is None or not (math.isfinite(before) and math.isfinite(now)):
         return number(before), number(now)
     pairs = [(f"{before:.{digits}e}", f"{now:.{digits}e}") for digits in (1, 3, 6, 9, 16)]
@@ -141,7 +141,7 @@ def contrast(before: float | None, now: float | None) -> tuple[str, str]:
 
 
 def contrast_all(values: Sequence[float | None]) -> list[str]:
-    """Write numbers with as many digits as it takes to tell all of them apart."""
+    """Format numbers with as many digits as are needed to distinguish all of them."""
     finite = {v for v in values if v is not None and math.isfinite(v)}
     for digits in (1, 3, 6, 9, 16):
         if len({f"{v:.{digits}e}" for v in finite}) == len(finite):
@@ -150,7 +150,7 @@ def contrast_all(values: Sequence[float | None]) -> list[str]:
 
 
 def share(value: float | None) -> str:
-    """Write a share of a tolerance in percent, or from 10 on as a multiple."""
+    """Format a share of a tolerance in percent, or from 10 on as a multiple."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -164,8 +164,8 @@ def share(value: float | None) -> str:
 
 
 def label(text: str, limit: int = 96) -> str:
-    """Make a name safe to read: control and direction characters become visible, the middle of a
-    name longer than `limit` characters becomes an ellipsis. Markup is left to the page's escaping.
+    """Make a name safe to display: control and direction characters become visible, and a name
+    longer than `limit` characters is shortened in the middle. Markup is escaped by the page.
     """
     visible = printable(text, keep="")
     if len(visible) <= limit:
@@ -175,47 +175,47 @@ def label(text: str, limit: int = 96) -> str:
 
 
 def edge_name(edge: str) -> str:
-    """Write an edge of the triangle in words: `jax32:oracle` is "JAX float32 vs oracle"."""
+    """Return an edge in words: `jax32:oracle` is "JAX float32 vs oracle"."""
     return " vs ".join(_SIDES.get(side, label(side, 40)) for side in edge.split(":"))
 
 
 def edge_question(edge: str) -> str:
-    """Return the question asked of an edge, or nothing for an unknown edge."""
+    """Return the question that an edge answers, or "" for an unknown edge."""
     return _QUESTIONS.get(edge, "")
 
 
 def edge_rank(edge: str) -> tuple[int, str]:
-    """Order edges: mathematics first, then accuracy, then portability."""
+    """Sort key of edges: mathematics first, then accuracy, then portability."""
     edges = list(_QUESTIONS)
     return (edges.index(edge) if edge in edges else len(edges), edge)
 
 
 def metric_name(metric: str) -> str:
-    """Write a metric in words."""
+    """Return the display name of a metric."""
     return _METRICS.get(metric, label(metric, 40))
 
 
 def count(number_of: int, noun: str, plural: str = "") -> str:
-    """Write "1 failure", "1,204 failures"."""
+    """Format a count with its noun: "1 failure", "1,204 failures"."""
     return f"{number_of:,} {noun if number_of == 1 else plural or noun + 's'}"
 
 
 def closest(name: str, names: Sequence[str]) -> list[str]:
-    """Return up to three names that `name` may be a misspelling of, the likeliest first."""
+    """Return up to three names that `name` may be a misspelling of, the most similar first."""
     by_lower = {each.lower(): each for each in names}
     return [by_lower[near] for near in difflib.get_close_matches(name.lower(), by_lower, n=3)]
 
 
 def record_id(case: str, edge: str, quantity: str, metric: str) -> str:
-    """Return what names a row in a link: the same on every night, ten hexadecimal digits."""
+    """Return the anchor of a row in links: ten hexadecimal digits, equal in every night."""
     key = "\x1f".join((case, edge, quantity, metric))
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def for_json(value: Any) -> Any:
-    """Return a value as JSON has it, containers included: None for a number that is not finite.
+    """Convert a value, containers included, for JSON; numbers that are not finite become None.
 
-    JSON has no NaN and no infinity: one written anyway is unreadable elsewhere.
+    JSON has no NaN and no infinity; other programs could not read them.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""A Python file of the reader's, of which one function is called.
+"""Loads a user's Python file and calls its functions.
 
-It runs as a script of its own folder does, so that it imports what lies beside it. What goes wrong
-in it is theirs to mend: they are shown their own lines, and none of ours.
+The file runs like a script in its own folder, so it can import modules beside it. Errors in it are
+reported with a traceback that shows the user's lines only.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _OURS = ("megalodon_jax", "parity", "stability", "reports")
 
 
 class UserFileError(ValueError):
-    """A file is not what was asked for; the message says what was, and shows its own lines."""
+    """A user's file is not as expected; the message says what was expected, with a traceback."""
 
 
 @contextmanager
 def functions_of(path: Path, *names: str) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Context with those functions of a file that have one of these names.
+    """Context that provides the functions of a file with the given names.
 
-    While it lasts the file's folder is where modules are looked for first; behind it, neither the
-    folder nor what was imported from it is known any more.
+    Inside the context the file's folder comes first in the module search path. On exit, the folder
+    and the modules imported from it are forgotten.
 
     Raises:
-        UserFileError: the file is not there, or fails.
+        UserFileError: the file does not exist, or raises an error.
     """
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not there"
+        what = "is a folder" if path.is_dir() else "does not exist"
         raise UserFileError(
             f"expected a Python file with a function `{names[0]}()`, but {path} {what}"
         )
@@ -61,7 +61,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:
     file = getattr(module, "__file__", None)
-    # Where a virtual environment lies in the folder, its packages are installed, not written there.
+    # A virtual environment may lie in the folder; its packages are not the user's modules.
     return (
         file is not None
         and Path(file).is_relative_to(folder)
@@ -70,13 +70,13 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
 
 
 def _module(path: Path, function: str) -> ModuleType:
-    # A name that nothing else has: what the file imports may be called like the file itself.
+    # A unique name: the file may import a module that has the file's own name.
     name = f"_{function}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise UserFileError(f"expected a Python file with a function `{function}()`, got {path}")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look for the module they are defined in.
+    # Dataclasses look up their module in sys.modules.
     sys.modules[name] = module
     loader = spec.loader
     guarded(path, lambda: loader.exec_module(module))
@@ -84,10 +84,11 @@ def _module(path: Path, function: str) -> ModuleType:
 
 
 def guarded(path: Path, action: Callable[[], Any]) -> Any:
-    """Return what an action of the file returns.
+    """Call an action of the user's file and return its result.
 
     Raises:
-        UserFileError: it raises, which is shown from the file's own lines on.
+        UserFileError: the action raises an error; the message shows the user's part of the
+            traceback.
     """
     try:
         with os_exit_raises():
@@ -97,7 +98,7 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
 
 
 def _own_traceback(path: Path, error: BaseException) -> str:
-    """Return a traceback without the frames above the first of the file's folder."""
+    """Return a traceback that starts at the first frame in the file's folder."""
     frames = traceback.extract_tb(error.__traceback__)
     folder = path.parent.resolve()
     own = [i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(folder)]
@@ -107,7 +108,7 @@ def _own_traceback(path: Path, error: BaseException) -> str:
 
 
 def _same_name(folder: Path, error: BaseException) -> str:
-    """Return what to do where the file meant a package beside it with the name of one of ours."""
+    """Explain an import error from a package beside the file with the name of one of ours."""
     if not isinstance(error, ImportError):
         return ""
     package = (error.name or "").partition(".")[0]
@@ -123,14 +124,14 @@ def _same_name(folder: Path, error: BaseException) -> str:
 
 
 def guarded_items(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield what a generator of the file does, guarded as the call of a function is."""
+    """Yield the items of a user's generator, with errors handled as in `guarded`."""
     iterator, end = guarded(path, lambda: iter(items)), object()
     while (item := guarded(path, lambda: next(iterator, end))) is not end:
         yield item
 
 
 def kind_of_answer(value: object) -> str:
-    """Return in words what a function of a file returned."""
+    """Describe the type of a user function's result."""
     if value is None:
         return "None"
     if isinstance(value, (list, tuple)):

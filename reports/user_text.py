@@ -1,4 +1,4 @@
-"""Token ids of a user's text, and how they were made.
+"""Token ids from a user's text or array, and how they were made.
 
 Source: docs/parity.md "Same work".
 """
@@ -13,15 +13,15 @@ from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
 STEP = (2, 128)
-"""Rows and tokens of a single step on a user's text."""
+"""Rows and tokens of a single step."""
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
-    """Return token ids (2, 128) int32 for a step: the first bytes of a text, or drawn without one.
+    """Return token ids (2, 128) int32 for one step, from the start of a text or random.
 
     Raises:
-        FileNotFoundError: the text is not there.
-        ValueError: it is too short, or the vocabulary has no room for bytes.
+        FileNotFoundError: the text does not exist.
+        ValueError: it is too short, or the vocabulary is smaller than 256.
     """
     if text is None:
         return np.random.default_rng(0).integers(0, vocab_size, STEP).astype(np.int32)
@@ -32,12 +32,12 @@ def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
 
 
 def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
-    """Check that the bytes of a text can be the token ids of a model.
+    """Check that the bytes of a text can be token ids of a model.
 
     Raises:
-        FileNotFoundError: the text is not there.
-        ValueError: it is shorter than `least` bytes, or the vocabulary has no room for bytes; the
-            message ends in `otherwise`, what to do instead.
+        FileNotFoundError: the text does not exist.
+        ValueError: it is shorter than `least` bytes, or the vocabulary is smaller than 256. The
+            message ends with `otherwise`, which says what to do instead.
     """
     if not text.is_file():
         raise FileNotFoundError(f"no text at {text}.")
@@ -52,19 +52,20 @@ def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
 def read_ids(
     text: Path | None, ids: Path | None, folder: Path, config: MegalodonConfig, length: int | None
 ) -> tuple[np.ndarray, str]:
-    """Return token ids (B, L) int32 for a model, and in words where they come from.
+    """Return token ids (B, L) int32 for a model, and a description of their source.
 
     Args:
-        text: a text file: tokenised by a `tokenizer.json` in `folder` where that can be done,
-            else its bytes are the ids.
-        ids: in place of `text`, an `.npy` file of integers (B, L) or (L,).
-        folder: where the checkpoint lies.
-        config: gives the vocabulary and the chunk.
-        length: tokens per row; None takes a chunk and an eighth, at most what there is.
+        text: A text file. It is tokenised by `tokenizer.json` in `folder` if that exists and the
+            package tokenizers is installed; otherwise its bytes are the ids.
+        ids: Instead of `text`, an `.npy` file of integers (B, L) or (L,).
+        folder: Folder of the checkpoint.
+        config: Provides the vocabulary and the chunk size.
+        length: Tokens per row; None for 9/8 of a chunk, at most what the source has.
 
     Raises:
-        ValueError: neither or both sources, no integers, ids out of range, a vocabulary that has
-            no bytes, or fewer tokens than asked for or than the two a loss needs.
+        ValueError: neither or both sources are given, the ids are not integers or out of range, the
+            vocabulary is smaller than 256, or there are fewer tokens than requested or than the two
+            that a loss needs.
     """
     if (text is None) == (ids is None):
         raise ValueError("parity: give exactly one of --text FILE and --ids FILE.npy.")

@@ -339,7 +339,7 @@ def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, 
 
 def stage_of(sentence: str) -> str:
     """Return the stage where a verdict starts, from its sentence; else the sentence itself."""
-    start = re.search(r"(?:It starts at|The gravest is) (.*? in case \S+)", sentence)
+    start = re.search(r"(?:It starts at|The (?:worst|gravest) is) (.*? in case \S+)", sentence)
     probe = re.search(r"Probe (\S+ on \S+)", sentence)
     found = start or probe
     return found.group(1).rstrip(":;,.") if found else sentence[:160]

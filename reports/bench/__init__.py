@@ -1,4 +1,4 @@
-"""Speed and peak memory, side by side with megalodon-hf: what is timed, and how.
+"""Speed and peak memory compared with megalodon-hf.
 
-Nothing is imported here: `workloads` runs as a process whose memory is measured.
+This module imports nothing: `workloads` runs as a process whose memory is measured.
 """

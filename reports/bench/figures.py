@@ -1,4 +1,4 @@
-"""What a bench says of its seconds and bytes: the rows of a run, with their goals.
+"""Rows of a bench, from seconds and bytes, with their goals.
 
 Pure functions from rounds to `Timing`s; nothing is measured here.
 """
@@ -27,34 +27,34 @@ GOALS = {
     ("generate", "ratio"): 1.0,
     ("train_step", "peak_ratio"): 2.0,
 }
-"""What JAX should reach on two cores, in multiples of megalodon-hf; 2 in memory is half of it."""
+"""Goals of JAX on two CPU cores, as multiples of megalodon-hf; 2 for memory means half of it."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
-"""What a long sequence may cost per token, in multiples of a short one."""
+"""Limits of the cost per token of a long sequence, relative to a short one."""
 VERSION = 3
-"""Raised when what is timed, or how, changes: earlier runs then leave the trend."""
+"""Increased when the timed work or the method changes: earlier runs then leave the trend."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one piece of work, one entry per round; without the reference, none of its."""
+    """Seconds of one piece of work, per round; the reference's are empty if it is missing."""
 
     first: float
-    """JAX's first call, which compiles."""
+    """Seconds of JAX's first call, which compiles."""
     jax: tuple[float, ...]
     reference: tuple[float, ...]
     floor: tuple[float, ...]
     other: tuple[float, ...] = ()
-    """Of `megalodon-jax` of the package index."""
+    """Seconds of `megalodon-jax` from the package index."""
 
 
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:
-    """Return the rows of one piece of work; what needs the reference is NaN where it is missing.
+    """Return the rows of one piece of work; without the reference its rows are NaN.
 
     Args:
-        work: its name.
-        times: what was measured.
-        missing: why the reference was not run.
-        shared: dtype, device and identity.
+        work: Name of the work.
+        times: Measured seconds.
+        missing: Why the reference was not run.
+        shared: Dtype, device and identity.
     """
     ours, floor = median(times.jax), median(times.floor)
     return (
@@ -90,14 +90,14 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of another way to do some work: its seconds, and its speed over the base's.
+    """Return the rows of a variant of some work: its seconds, and its speed relative to the base.
 
     Args:
-        work: its name, with how it is done.
-        metric: what the speed is called: `default_ratio` or `float32_ratio`.
-        base: seconds of the usual way, in turn with `rounds`.
-        rounds: its own seconds.
-        shared: dtype, device and identity.
+        work: Name of the work and of the variant.
+        metric: Name of the speed: `default_ratio` or `float32_ratio`.
+        base: Seconds of the base, measured in turn with `rounds`.
+        rounds: Seconds of the variant.
+        shared: Dtype, device and identity.
     """
     paired = tuple(b / r for b, r in zip(base, rounds, strict=True))
     return (
@@ -109,7 +109,7 @@ def variant_timings(
 def memory_timings(
     peaks: Mapping[str, float | str], shared: Mapping[str, str]
 ) -> tuple[Timing, ...]:
-    """Return the rows on peak memory, from bytes by side, or the reason why there are none."""
+    """Return the rows on peak memory, from bytes by side or the reason why there are none."""
     why = next((peak for peak in peaks.values() if isinstance(peak, str)), "")
     ours, other = (
         math.nan if isinstance(peaks[side], str) else float(peaks[side])
@@ -131,10 +131,10 @@ def length_timings(
     """Return the rows of some work over lengths in tokens.
 
     Args:
-        work: its name.
-        rounds: seconds of one call by length, the same number of rounds each.
-        sizes: bytes of the program by length.
-        shared: dtype, device and identity.
+        work: Name of the work.
+        rounds: Seconds of one call by length, with equal numbers of rounds.
+        sizes: Bytes of the program by length.
+        shared: Dtype, device and identity.
     """
     lengths = sorted(rounds)
     shortest = lengths[0]
@@ -157,10 +157,10 @@ def length_timings(
 
 
 def identity(config: MegalodonConfig, length: int, environment: Environment, *more: object) -> str:
-    """Return the hash of everything but code and versions that decides how long the work takes.
+    """Return a hash of all that determines the duration of the work, except code and versions.
 
-    The whole processor counts: one name is sold with a dozen vector units. `more` is what else the
-    work depends on.
+    The whole processor counts: one name is sold with a dozen vector units. `more` is anything else
+    that the work depends on.
     """
     device, threads = asdict(environment.device), environment.threads
     host = sorted(environment.host.items())
@@ -178,10 +178,10 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row; `note` is kept where there is no value, and goals are those of a CPU."""
+    """Return one row; `note` is kept only if there is no value, and goals apply to a CPU only."""
     goal = math.nan
     if shared["device"] == "cpu":
-        # "generate, 8 rows" has the goal of generate; what decodes 8 rows has none of its own.
+        # "generate, 8 rows" has the goal of generate; decoding 8 rows has no goal.
         kind = "generate" if work.startswith("generate,") else work
         goal = GOALS.get((kind, metric), LENGTH_GOALS.get(metric, math.nan))
     return Timing(
@@ -190,5 +190,5 @@ def row(
 
 
 def median(rounds: Sequence[float]) -> float:
-    """Return the median, NaN of nothing."""
+    """Return the median; NaN without rounds."""
     return statistics.median(rounds) if rounds else math.nan

@@ -1,7 +1,7 @@
-"""The work of a JAX model that a bench times, whichever package it is of.
+"""The work of a JAX model that a bench times, for this project's package or another.
 
 Imports no model: `reports.bench.other` loads this file by its path, in a process whose
-`megalodon_jax` is not this project's.
+`megalodon_jax` is another package.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def jax_work(
     generate: Callable[[Any, jax.Array, int], Any],
     **loss: Any,
 ) -> dict[str, Work]:
-    """Return work by name; each takes a count of repetitions and returns when all are computed.
+    """Return the pieces of work by name; each takes a number of repetitions and blocks until done.
 
     forward, train_step (loss, backward, AdamW), prefill (with a cache), decode (single tokens after
     a prefill) and generate (`count` tokens after the prompt, greedy).
 
     Args:
-        model: an Equinox module; `model(tokens, return_cache=...)` gives logits and a cache, and
+        model: An Equinox module; `model(tokens, return_cache=...)` returns logits and a cache, and
             `model.compute_loss(tokens, tokens)` a loss. train_step trains a copy.
-        tokens: ids (B, L) int32.
-        decode_step: maps model, cache and ids (B,) to logits and the next cache; may donate.
-        generate: maps model, prompt and a count to ids.
-        loss: further arguments of `compute_loss`.
+        tokens: Token ids (B, L) int32.
+        decode_step: Maps model, cache and ids (B,) to logits and the next cache; may donate.
+        generate: Maps model, prompt and a count to ids.
+        loss: Further arguments of `compute_loss`.
     """
     prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))
 
@@ -57,8 +57,8 @@ def jax_work(
 
 
 def program_bytes(name: str, model: Any, tokens: jax.Array, **loss: Any) -> int:
-    """Return the bytes that a compiled forward or train_step asks for: its arguments, its results,
-    and what it computes in between at its worst moment. It is compiled for the purpose.
+    """Return the memory of a compiled forward or train_step, in bytes: arguments, results and the
+    peak of temporaries. Compiles the program.
     """
     if name == "forward":
         lowered = _forward().lower(model, tokens)
@@ -122,5 +122,5 @@ def _decoding(
 
 
 def _wait(result: Any) -> None:
-    """Return when the arrays of a result are computed."""
+    """Block until the arrays of a result are computed."""
     jax.block_until_ready(eqx.filter(result, eqx.is_array))

@@ -1,7 +1,7 @@
-"""What a token costs in longer sequences: time and memory.
+"""Cost per token in longer sequences: time and memory.
 
-Every length has a process of its own, so that none works with memory that a longer one left it; on
-the side of `megalodon-jax` of the package index too.
+Each length runs in a separate process, also for `megalodon-jax` of the package index, so that none
+reuses memory that a longer one allocated.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from reports.bench.workloads import SIZES, arguments, in_turn
 from reports.store.timings import Timing
 
 MOST_CALLS = 8
-"""Calls of the shorter lengths in a round, at most: a round of them is otherwise too short to meet
-what a round of the longest meets, and the longest decides how long the bench takes."""
+"""Most calls of a shorter length in a round. Several calls make its rounds long enough to average
+over the same disturbances as those of the longest; the limit bounds the time of the bench."""
 WORKS = ("forward", "train_step")
 
 
@@ -29,15 +29,15 @@ def bench_lengths(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Time forward and training step at every length, in turn, and ask how much memory they need.
+    """Time forward and training step at every length, in turn, and measure their memory.
 
-    Memory is what the compiled programs ask for, not what a process holds: of a short sequence
-    compiling needs more than the work does. Weights and optimiser states are the same at each
-    length, so what a token costs is read from differences. The other package, where it is there,
-    comes after ours has ended, for one of them may need all the memory: no rounds are paired.
+    Memory is that of the compiled programs, not of the process: for a short sequence compiling
+    needs more than the work does. Weights and optimiser states are the same at each length, so the
+    cost per token follows from differences. The other package runs after ours has ended, because
+    one of them may need all the memory; therefore its rounds are not paired with ours.
 
     Raises:
-        WorkerError: a process of ours ended early, for want of memory perhaps.
+        WorkerError: one of our processes ended early, for example for lack of memory.
     """
     rows: list[Timing] = []
     longest = max(lengths)
@@ -68,7 +68,7 @@ def _other_at(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Time the other package at a length, as many rounds as ours took, each of one call."""
+    """Time the other package at one length, one call per round, with as many rounds as ours."""
     theirs: dict[str, tuple[float, ...]] = {}
     missing, beside = ABSENT, dict(shared)
     if place is not None:

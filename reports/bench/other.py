@@ -1,7 +1,7 @@
-"""`megalodon-jax` of the package index as one more side of a bench: how its process is started.
+"""Starts the process of `megalodon-jax` from the package index, as another side of a bench.
 
-Its import name is that of this project's model, so it is installed aside and runs in a process of
-its own (`reports.bench.other_child`).
+Its import name is that of this project's model, so it is installed separately and runs in a
+separate process (`reports.bench.other_child`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megalodon_jax.weights import weight_table
 from reports.bench.worker import Worker, WorkerError
 
 INSTALL = "pip install --target FOLDER --no-deps megalodon-jax==0.2.2"
-"""How the package comes into a folder that `start_other` takes."""
+"""Command that installs the package into a folder for `start_other`."""
 ABSENT = (
     f"megalodon-jax of the package index is not installed: {INSTALL}, then bench --other FOLDER"
 )
@@ -31,16 +31,16 @@ def start_other(
     """Start a process that does the bench's work with the other package.
 
     Args:
-        place: the folder it is installed in, or an environment (or its Python) that has it.
-        config: sizes, the dtype of products, and whether layers are computed again going back; all
-            else is the other package's default.
-        length: tokens of a row.
-        rows: rows of the batch.
-        loss: further arguments of the loss, by our names.
+        place: Folder it is installed in, or an environment (or its Python) that has it.
+        config: Sizes, dtype of products, and whether activations are recomputed in the backward
+            pass; everything else is the other package's default.
+        length: Tokens per row.
+        rows: Rows of the batch.
+        loss: Further arguments of the loss, by our names.
 
     Raises:
-        WorkerError: there is no such package there, it does not start, or what it made of the sizes
-            has not as many numbers in its matrices.
+        WorkerError: the package is not there, its process does not start, or its matrices have
+            another number of parameters than ours.
     """
     python, path = _interpreter(place)
     sizes = {**config.to_dict(), "tied": config.tied}
@@ -57,10 +57,10 @@ def start_other(
 
 
 def _interpreter(place: Path) -> tuple[str, str]:
-    """Return the Python to run and the folder to put before its packages, if any."""
+    """Return the Python to run, and the folder to put before its packages or ""."""
     if (place / "megalodon_jax").is_dir():
         return sys.executable, str(place.resolve())
-    # Not resolved: an environment's Python is a link, and is told by its place.
+    # Not resolved: the Python of an environment is a link, and is identified by its location.
     python = place / "bin" / "python" if place.is_dir() else place
     if not python.is_file():
         raise WorkerError(
@@ -74,11 +74,11 @@ def _check(facts: dict[str, object], place: Path, config: MegalodonConfig) -> No
     ours = Path(__file__).parents[2]
     if Path(str(facts["file"])).is_relative_to(ours / "megalodon_jax"):
         raise WorkerError(f"{place} gives this project's megalodon_jax; {INSTALL}")
-    # Not vectors: the original release has no bias where megalodon-hf has one.
+    # Matrices only: the original release lacks a bias that megalodon-hf has.
     shapes = [weight.shape for weight in weight_table(config) if len(weight.shape) > 1]
     expected = sum(math.prod(shape) for shape in shapes)
     if facts["parameters"] != expected:
         raise WorkerError(
-            f"megalodon-jax {facts['version']} makes matrices of {facts['parameters']} numbers of "
-            f"these sizes, ours {expected}: not the same work"
+            f"megalodon-jax {facts['version']} has matrices with {facts['parameters']} parameters "
+            f"at these sizes, ours {expected}: not the same work"
         )

@@ -1,15 +1,15 @@
-"""`megalodon-jax` of the package index beside ours, in a process whose only one it is.
+"""Runs the bench's work with `megalodon-jax` of the package index, in a separate process.
 
 Both packages are imported as `megalodon_jax`, so this file is run by its path, with the other
-package first on `PYTHONPATH`; of this project it loads `worker.py` and `jax_work.py`, by their
-paths too. It has been run against version 0.2.2.
+package first on `PYTHONPATH`; of this project it only loads `worker.py` and `jax_work.py`, also by
+their paths. Tested with version 0.2.2.
 
     python -P reports/bench/other_child.py CONFIG LENGTH ROWS LOSS
 
-CONFIG is the JSON of the fields both packages know, LOSS that of further arguments of the loss. The
-weights are its own initial ones: what it computes follows the original release, and ours follows
-megalodon-hf, so equal weights would give other logits. How many numbers its matrices hold is said,
-and compared by the parent.
+CONFIG is the JSON of the fields that both packages know, LOSS that of further arguments of the
+loss. It uses its own initial weights: that package follows the original release and ours follows
+megalodon-hf, so equal weights would give different logits. It reports the number of parameters in
+its matrices, which the parent compares with ours.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SHARED = (
     "cema_ndim", "chunk_size", "norm_num_groups", "norm_eps", "swiglu", "rescale_nffn", "scale_emb",
     "norm_affine", "use_checkpoint",
 )  # fmt: skip
-"""Fields of a configuration that have one name and one meaning in both packages."""
+"""Configuration fields with equal name and meaning in both packages."""
 LOSS = {"loss_chunk": "loss_chunk_size"}
-"""Arguments of the loss that have another name there."""
+"""Arguments of the loss with another name in that package."""
 DISTRIBUTION = "megalodon-jax"
 
 
 def main(config: str, length: str, rows: str, loss: str) -> None:
-    """Say what is installed, then do the work that is asked for."""
-    # `megalodon_jax` of this project is of another distribution, which has another name.
+    """Report version and facts, then serve requests for work."""
+    # This project's `megalodon_jax` belongs to a distribution of another name.
     version, file = importlib.metadata.version(DISTRIBUTION), str(megalodon_jax.__file__)
     sizes: dict[str, Any] = json.loads(config)
-    # Their head is its own matrix unless they are asked to share it.
+    # Its head has a separate matrix unless `share_emb` is set.
     fields = {name: sizes[name] for name in SHARED} | {"share_emb": sizes["tied"]}
     fields["compute_dtype"] = jnp.dtype(sizes["compute_dtype"])
     built = megalodon_jax.MegalodonConfig(**fields)
@@ -54,7 +54,7 @@ def main(config: str, length: str, rows: str, loss: str) -> None:
     ids = jnp.asarray(rng.integers(3, built.vocab_size, shape).astype(np.int32))
     arrays = jax.tree.leaves(eqx.filter(model, eqx.is_array))
     parameters = sum(x.size for x in arrays if x.ndim > 1)
-    # The cache is written in place, as ours is.
+    # The cache is donated and updated in place, as in our decode step.
     step = eqx.filter_jit(
         lambda kept, cache: kept[0](kept[1][:, None], cache=cache, return_cache=True),
         donate="all-except-first",
@@ -76,7 +76,7 @@ def main(config: str, length: str, rows: str, loss: str) -> None:
 
 
 def _by_path(path: Path) -> Any:
-    """Load a module by its path: its package would bring ours along."""
+    """Load a module by its path: importing its package would load this project's model."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

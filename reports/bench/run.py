@@ -1,8 +1,8 @@
-"""Speed, side by side: the same weights and work in JAX and in megalodon-hf, in one run.
+"""Speed compared with megalodon-hf: the same weights and work on both sides, in one run.
 
-Absolute times of a shared machine drift, so the sides alternate and medians are compared as
-ratios. Two floors are measured in the same run: the products alone (GEMM), and for decoding the
-bytes of the parameters over the measured copy bandwidth.
+Absolute times on a shared machine drift, so the sides alternate and medians are compared as ratios.
+Two floors are measured in the same run: the matrix products alone, and for decoding the size of the
+parameters divided by the measured copy bandwidth.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ from reports.store.runs import Run, RunKind
 from reports.store.timings import Timing
 
 PASSES = {"forward": 1, "prefill": 1, "train_step": 3}
-"""Products of each work, in forward passes: going back takes twice those of going forward."""
+"""Cost of each work in forward passes: the products of the backward pass count twice."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a bench measures beside forward, training step, prefill and decoding of one row."""
+    """Options of a bench beside forward, training step, prefill and decoding of one row."""
 
     repeats: int = 3
     memory: bool = True
     lengths: tuple[int, ...] = ()
-    """Tokens of the sequences whose cost per token is compared, at least two."""
+    """Lengths in tokens whose cost per token is compared, at least two."""
     rows: tuple[int, ...] = ()
-    """Rows that are decoded and generated at a time."""
+    """Numbers of rows that are decoded and generated at a time."""
     bfloat16: bool = False
     other: Path | None = None
-    """Where `megalodon-jax` of the package index is installed (`reports.bench.other`)."""
+    """Folder or environment with `megalodon-jax` of the package index (`reports.bench.other`)."""
 
 
 def bench(options: Options, report: Report) -> Run:
-    """Measure speed, and peak memory where asked; return the run, ready for the store.
+    """Measure speed, and peak memory if requested; return the run for the store.
 
-    All sides run on JAX's device, CPU or GPU, with float32 products: a GPU shortens none to TF32.
-    Programs are traced without checks on values, which megalodon-hf has none of.
+    All sides run on JAX's device, CPU or GPU, with float32 products and without TF32. Programs are
+    traced without checks on values, since megalodon-hf has none.
     """
     clock, manifest = time.perf_counter(), new_manifest(datetime.now(UTC), RunKind.BENCH)
     environment = manifest.environment
-    # Before anything else is in memory, and never beside something that is being timed.
+    # First, before anything else uses memory, and never while something is timed.
     peaks = {side: _peak(side, options.memory, report) for side in ("jax", "reference")}
 
     def shared(config: MegalodonConfig, length: int, *more: object) -> dict[str, str]:
@@ -118,9 +118,9 @@ def measure(
     report: Report,
     other: Worker | None = None,
 ) -> tuple[dict[str, Times], str]:
-    """Time every piece of work that has a floor, the sides in turn.
+    """Time every piece of work that has a floor, alternating between the sides.
 
-    Returns the times by work, and why there are none of the reference ("" when there are).
+    Returns the times by work, and why the reference is missing ("" if it is not).
     """
     model, ids = inputs(config, length)
     theirs: Mapping[str, Work] = {}
@@ -129,7 +129,7 @@ def measure(
         theirs = reference_workloads(model, ids)
     except RuntimeError as error:
         missing = str(error)
-        report(f"JAX alone: {missing}")
+        report(f"only JAX is timed: {missing}")
     floors = _floors(model, length, repeats)
     ours, times = jax_workloads(model, ids), {}
     for name in (name for name in ours if name in floors):
@@ -148,7 +148,7 @@ def measure(
 
 @contextmanager
 def _other(place: Path | None, report: Report) -> Iterator[tuple[Worker | None, str]]:
-    """Give the process of the other package, or why there is none."""
+    """Yield the process of the other package, and why there is none."""
     with ExitStack() as stack:
         worker, why = None, ABSENT
         if place is not None:
@@ -184,7 +184,7 @@ def _described(manifest: Manifest, options: Options, missing: str, other: str) -
 
 def _peak(side: str, memory: bool, report: Report) -> float | str:
     if not memory:
-        return "peak memory was not asked for"
+        return "peak memory was not requested"
     if side == "reference" and (why := why_unavailable()):
         return why
     try:

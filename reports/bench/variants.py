@@ -1,4 +1,4 @@
-"""The bench's work in other ways: products in another format, in bfloat16, many rows at a time."""
+"""Variants of the bench's work: products in another format, in bfloat16, several rows at a time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from reports.bench.workloads import (
 from reports.store.timings import Timing
 
 FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
-"""Backends that a training step is timed on, against the default one."""
+"""GEMM backends whose training step is timed against the default one."""
 PROMPT, NEW_TOKENS = 64, 32
-"""Tokens of each row before those that are timed, and how many `generate` adds."""
+"""Tokens per row before the timed ones, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
-"""What another side may be asked for."""
+"""Work that another side can do."""
 Report = Callable[[str], None]
 Shared = Mapping[str, str]
 
@@ -37,7 +37,7 @@ Shared = Mapping[str, str]
 def bench_backends(
     config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Report
 ) -> list[Timing]:
-    """Time a training step on each format, in turn with the default backend."""
+    """Time a training step with each backend, in turn with the default one."""
 
     def step(backend: GemmBackend) -> Work:
         return jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]
@@ -64,8 +64,9 @@ def bench_bfloat16(
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference's autocast.
 
-    All ways take turns: JAX and the reference, each in float32 and in bfloat16, and the other
-    package in bfloat16, whose rows share `beside`: its version is no reason to begin ours anew.
+    All variants take turns: JAX and the reference, each in float32 and in bfloat16, and the other
+    package in bfloat16. The rows of the latter share `beside`, which includes its version, so that
+    a new version starts new series for itself only.
     """
     narrow = replace(config, compute_dtype=jnp.bfloat16)
     model, ids = inputs(config, length)
@@ -100,7 +101,7 @@ def bench_bfloat16(
 def _other_side(
     stack: ExitStack, place: Path | None, config: MegalodonConfig, length: int, rows: int = 1
 ) -> tuple[dict[str, dict[str, Work]], str]:
-    """Return the other package's work by the name of its side, or none and why there is none."""
+    """Return the other package's work under the key "other", or {} and why there is none."""
     if place is None:
         return {}, ABSENT
     try:
@@ -118,7 +119,7 @@ def bench_rows(
     shared: Shared,
     report: Report,
 ) -> list[Timing]:
-    """Time decoding and generation of several rows at a time, every side in turn."""
+    """Time decoding and generation of several rows at a time, alternating between the sides."""
     rows: list[Timing] = []
     for count in counts:
         with ExitStack() as stack:

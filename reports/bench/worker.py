@@ -1,8 +1,8 @@
-"""A process of its own that does a bench's work on request: for its memory, or for its packages.
+"""A separate process that does a bench's work on request, to isolate its memory or its packages.
 
-The parent writes a request a line, the child answers a line, both JSON; whatever else the child
-prints goes to its stderr. This file imports the standard library alone, so that a child whose
-`megalodon_jax` is another package than this project's can run it by its path.
+Parent and child exchange one JSON line per request and answer; other output of the child goes to
+its stderr. This file imports only the standard library, so that a child with another package called
+`megalodon_jax` can run it by its path.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ FILE = Path(__file__)
 
 
 class WorkerError(RuntimeError):
-    """A worker could not start or ended early; the message ends with its last words."""
+    """A worker could not start or ended early; the message has the last line of its stderr."""
 
 
 class Worker:
-    """The parent's side of a process; leaving its context ends it.
+    """The parent's side of a worker process; leaving its context ends the process.
 
     Args:
-        arguments: what follows the interpreter on its command line.
-        python: its interpreter.
-        environment: its variables; None for those of this process.
+        arguments: Arguments after the interpreter on its command line.
+        python: Its interpreter.
+        environment: Its environment variables; None for those of this process.
 
     Raises:
         WorkerError: also from every request.
     """
 
     facts: dict[str, Any]
-    """What the process said of itself when it was ready."""
+    """Facts that the process reported when it was ready."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Worker:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # A file, because nobody reads a pipe that fills up.
+        # A file, because a pipe that nobody reads would fill up and block the child.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ class Worker:
             raise
 
     def work(self, name: str) -> Work:
-        """Return a piece of the process's work, to be timed like any other."""
+        """Return a piece of the process's work, for timing."""
 
         def work(count: int) -> None:
             self._ask({"work": name, "count": count})
@@ -75,7 +75,7 @@ class Worker:
         return work
 
     def number(self, name: str) -> float:
-        """Return a number that the process knows of itself or its work."""
+        """Return a number that the process measures."""
         return float(self._ask({"number": name})["value"])
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Worker:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; the answer says with what words
+            pass  # It has ended; `_answer` reports its last line.
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Worker:
             return json.loads(line)
         code = self._process.wait()
         self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
+        last = (self._errors.read().strip().splitlines() or ["without a message"])[-1]
         raise WorkerError(f"the process ended with {code}: {last}")
 
 
@@ -117,15 +117,15 @@ def serve(
     works: Mapping[str, Work],
     numbers: Mapping[str, Callable[[], float]] | None = None,
 ) -> None:
-    """Answer requests on the standard input until it ends: the child's side.
+    """Answer requests on the standard input until it ends; runs in the child.
 
     Args:
-        facts: what the child says of itself first.
-        works: what can be asked for, by name.
-        numbers: what returns a number that can be asked for, by its name.
+        facts: Facts to report first.
+        works: Work that can be requested, by name.
+        numbers: Functions of the numbers that can be requested, by name.
     """
     sys.stdout.flush()
-    # What a library prints must not be taken for an answer.
+    # Redirect stdout to stderr, so that output of libraries is not taken for an answer.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
 
@@ -144,8 +144,8 @@ def serve(
 
 
 def resident_peak() -> int:
-    """Return the most bytes of this process that were ever in memory at once; Linux only."""
-    # Not getrusage: its maximum starts at that of the process that started this one.
+    """Return the peak resident memory of this process in bytes; Linux only."""
+    # Not getrusage: its maximum starts at that of the parent process.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak.split()[1]) * 1024

@@ -1,7 +1,7 @@
-"""The work a bench times: the same on both sides, and the floors beneath it.
+"""The work that a bench times, the same on both sides, and its lower bounds.
 
 Run as `python -m reports.bench.workloads jax|reference LENGTH SIZES`, it is the child of a
-`reports.bench.worker.Worker`. It imports neither store nor page, whose memory would count.
+`reports.bench.worker.Worker`. It does not import store or page, whose memory would count.
 """
 
 from __future__ import annotations
@@ -53,20 +53,24 @@ LONG = replace(
     use_checkpoint=True,
     scan_layers=True,
 )
-"""For sequences of up to 131,072 tokens on two cores. Both ways to save memory are on: without the
-loop over layers XLA computes nothing twice on a CPU, and rematerialisation saves nothing."""
+"""Sizes for sequences of up to 131,072 tokens on two cores, with both ways to save memory: without
+the loop over layers XLA recomputes nothing on a CPU, and rematerialisation saves nothing."""
 SIZES: dict[str, tuple[MegalodonConfig, dict[str, Any]]] = {
     "bench": (CONFIG, {}),
-    # Logits of a chunk at a time; `deterministic` would turn rematerialisation off.
+    # The loss computes the logits of one chunk at a time; `deterministic` would disable
+    # rematerialisation.
     "long": (LONG, {"loss_chunk": LONG.chunk_size, "deterministic": False}),
 }
-"""What a worker can be asked to run: sizes, and further arguments of the loss."""
+"""Configurations that a worker can run, with further arguments of the loss."""
 
 
 def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> dict[str, Work]:
     """Return the JAX side of `parity.megalodon.reference.LiveReference.workloads`.
 
-    `loss` are further arguments of `compute_loss`.
+    Args:
+        model: Model with parameters and configuration.
+        ids: Token ids (B, L) int32.
+        loss: Further arguments of `compute_loss`.
     """
 
     def greedy(model: MegalodonForCausalLM, tokens: jax.Array, count: int) -> jax.Array:
@@ -76,10 +80,10 @@ def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> 
 
 
 def gemm_floor(config: MegalodonConfig, length: int) -> Work:
-    """Return the products of one forward pass and nothing else, at batch size 1.
+    """Return work that does only the matrix products of one forward pass, at batch size 1.
 
-    Results are written where those of the call before were: fresh memory for all of them at once,
-    which no model needs, takes a fifth to a half of the products' time again (docs/speed.md).
+    Results are written into the buffers of the previous call: allocating memory for all of them,
+    which no model needs, would add a fifth to a half of the products' time (docs/speed.md).
     """
     shapes = [row.shape for row in weight_table(config) if row.role is Role.LINEAR]
     shapes.append((config.vocab_size, config.model_dim))
@@ -94,7 +98,7 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
     d, e = config.head_dim, config.value_head_dim
     scores = random(chunks * H, size, d), random(chunks * H, d, size)
     mixes = random(chunks * H, size, size), random(chunks * H, size, e)
-    # Every layer of the list multiplies, although all hold the same two pairs.
+    # All layers multiply, although they share the same two pairs of operands.
     batched = [scores] * config.num_layers + [mixes] * config.num_layers
 
     def products(dense, batched, held):
@@ -115,9 +119,9 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
 
 
 def copy_floor(nbytes: int, rounds: int, megabytes: int = 256) -> tuple[float, ...]:
-    """Return what copying `nbytes` bytes takes, in seconds per round, from copies of `megabytes`.
+    """Return the seconds to copy `nbytes` bytes, per round, from copies of `megabytes` MiB.
 
-    Read and write are counted once. The copies are made where JAX computes.
+    Read and write count once. The copies are made on JAX's device.
     """
     copy = _host_copy if device_kind() == "cpu" else _device_copy
     work, size = copy(megabytes << 20), megabytes << 20
@@ -138,7 +142,7 @@ def _host_copy(size: int) -> Work:
 
 def _device_copy(size: int) -> Work:
     source = jnp.ones(size, jnp.uint8)
-    # Not an identity, which a compiler may leave out.
+    # Not an identity, which a compiler may eliminate.
     flip = jax.jit(jnp.bitwise_not)
 
     def copy(count: int) -> None:
@@ -158,9 +162,9 @@ def seconds(work: Work, count: int = 1) -> float:
 def in_turn(
     sides: Mapping[str, Work], count: int, repeats: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return the seconds of each side's first call, which may compile, and then of every round.
+    """Return the seconds of each side's first call, which may compile, and of every round.
 
-    Each round asks every side once, so that what else the machine does meets all of them.
+    Each round runs every side once, so that other load on the machine affects all of them.
     """
     first = {side: seconds(work, count) for side, work in sides.items()}
     rounds = [{side: seconds(work, count) for side, work in sides.items()} for _ in range(repeats)]
@@ -170,7 +174,7 @@ def in_turn(
 def inputs(
     config: MegalodonConfig, length: int, rows: int = 1
 ) -> tuple[MegalodonForCausalLM, np.ndarray]:
-    """Return a model and token ids of shape (rows, length), int32; equal arguments, equal ones."""
+    """Return a model and token ids (rows, length) int32, equal for equal arguments."""
     ids = np.random.default_rng(0).integers(3, config.vocab_size, (rows, length)).astype(np.int32)
     return MegalodonForCausalLM(config, key=jax.random.key(0)), ids
 
@@ -178,7 +182,7 @@ def inputs(
 def reference_workloads(
     model: MegalodonForCausalLM, ids: np.ndarray, autocast: bool = False
 ) -> dict[str, Work]:
-    """Return the reference's side, with the weights of `model`; `autocast` to bfloat16.
+    """Return the reference's work with the weights of `model`; `autocast` to bfloat16.
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run here.
@@ -189,15 +193,15 @@ def reference_workloads(
 
 
 def peak_memory(side: str) -> float:
-    """Return the peak bytes of a process that takes three training steps on one side.
+    """Return the peak memory in bytes of a process that does three training steps on one side.
 
-    Resident ones on the CPU, those allocated on the device otherwise.
+    On a CPU that is resident memory, otherwise memory allocated on the device.
 
     Args:
         side: "jax" or "reference".
 
     Raises:
-        WorkerError: the process did not finish; the message ends with its last words.
+        WorkerError: the process did not finish; the message ends with the last line of its stderr.
     """
     with Worker(arguments(side, LENGTH, "bench")) as worker:
         worker.work("train_step")(3)
@@ -205,12 +209,12 @@ def peak_memory(side: str) -> float:
 
 
 def arguments(side: str, length: int, sizes: str) -> tuple[str, ...]:
-    """Return the arguments of an interpreter that serves the work of one side.
+    """Return the interpreter arguments of a process that serves the work of one side.
 
     Args:
         side: "jax" or "reference".
-        length: tokens of its one row.
-        sizes: a name of `SIZES`.
+        length: Tokens of its single row.
+        sizes: A key of `SIZES`.
     """
     return ("-P", "-m", "reports.bench.workloads", side, str(length), sizes)
 
@@ -219,7 +223,7 @@ def _serve(side: str, length: str, sizes: str) -> None:
     config, loss = SIZES[sizes]
     model, ids = inputs(config, int(length))
     with jax.default_matmul_precision("highest"), traced_checks(False):
-        # The reference has no loss by chunks, nor rematerialises.
+        # The reference has neither a chunked loss nor rematerialisation.
         works = reference_workloads(model, ids) if side == "reference" else None
         numbers = {"peak_bytes": lambda: _peak_bytes(side)}
         for name in ("forward", "train_step"):

@@ -1,4 +1,4 @@
-"""The command line: one module for each family of commands, `views` for what they print."""
+"""The command line: one module per family of commands, and `views` for their output."""
 
 from reports.cli.program import main
 

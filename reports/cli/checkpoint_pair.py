@@ -1,4 +1,4 @@
-"""Compare a checkpoint pair on a text: how to go about it, and what it means.
+"""Compares two checkpoints on a text: chooses the mode, and decides the verdict.
 
 Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
 """
@@ -30,19 +30,19 @@ from reports.text import count, edge_name, number, share
 from reports.user_text import read_ids
 
 Report = Callable[[str], None]
-# The words and codes of `reports.verdict.decide`, whose imports would take a tenth of the memory
-# budget.
+# Words and exit codes as in `reports.verdict.decide`, which is not imported because that would
+# take a tenth of the memory budget.
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
 INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
 WHOLE_WORK = 2e9
-"""Tokens times parameters up to which the triangle with gradients takes minutes at most."""
+"""Largest product of tokens and parameters for which the triangle with gradients takes minutes."""
 TAPE_PER_STATE = 128
-"""Bytes the oracle's derivative keeps for each EMA state of each token."""
+"""Bytes that the oracle's derivative keeps per EMA state and token."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `megalodon-numerics parity`, whose help explains them."""
+    """Options of `megalodon-numerics parity`, explained in its help."""
 
     torch: Path
     jax: Path | None = None
@@ -60,23 +60,23 @@ class Result:
     """A comparison of two checkpoints: weights, measurements, and the verdict on both."""
 
     how: dict[str, str] = field(default_factory=dict)
-    """What was compared and how, in words, by subject."""
+    """Description of what was compared and how, by subject."""
     weights: list[WeightRow] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
     layers: Outcome | None = None
-    """Of the layer-by-layer mode."""
+    """Result of the layer-by-layer mode, if used."""
     verdict: tuple[str, int] = NOTHING
-    """The word and the exit code."""
+    """Word and exit code."""
     sentence: str = ""
 
     @property
     def unequal(self) -> list[WeightRow]:
-        """Parameters and fields in which the two sides differ."""
+        """Parameters and configuration fields that differ between the two sides."""
         return [row for row in self.weights if row.verdict is not Verdict.PASS]
 
     @property
     def gates(self) -> list[Measurement]:
-        """Everything that was held to a tolerance."""
+        """Measurements that are compared with a tolerance, or could not be."""
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]
 
 
@@ -84,9 +84,9 @@ def compare(options: Options, report: Report) -> Result:
     """Compare two checkpoints: weights by name, then the text, whole or layer by layer.
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file does not exist.
         ValueError: a file is corrupt, the torch side does not fit its configuration, the text does
-            not fit the model, or gradients were asked for where they cannot be had.
+            not fit the model, or gradients were requested in the layer-by-layer mode.
     """
     result = Result()
     theirs = open_checkpoint("torch", options.torch, options.config)
@@ -96,7 +96,7 @@ def compare(options: Options, report: Report) -> Result:
     missing = None if options.oracle_only else why_unavailable()
     live = not options.oracle_only and missing is None
     by_layer, why = _mode(options, theirs, ids)
-    reason = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
+    reason = "not requested" if options.oracle_only else missing and f"did not run: {missing}"
     result.how = {
         "torch side": f"{options.torch}, {count(theirs.nbytes // 4, 'parameter')}",
         "JAX side": str(options.jax) if options.jax else "converted from the torch side",
@@ -117,7 +117,7 @@ def compare(options: Options, report: Report) -> Result:
         result.weights = list(compare_all(theirs, ours))
         result.measurements = triangle(theirs, ours, ids, live=live)
     if not live:
-        # That the reference did not run is said once, by the verdict.
+        # The verdict reports that the reference did not run; no need to repeat it in each row.
         result.measurements = [
             m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE
         ]
@@ -126,7 +126,7 @@ def compare(options: Options, report: Report) -> Result:
 
 
 def available_memory() -> float:
-    """Return the bytes a process may still take, by the system and by its control group."""
+    """Return how many more bytes this process may use, by system and control group."""
     limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -144,12 +144,12 @@ def available_memory() -> float:
 
 
 def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]:
-    """Return whether to go layer by layer, and what to say about it."""
+    """Return whether to compare layer by layer, and a description of the mode."""
     config, free = theirs.config, available_memory()
     states = ids.size * config.num_layers * config.model_dim * config.cema_ndim
     reason = None
     if options.layerwise:
-        reason = "asked for"
+        reason = "requested"
     elif theirs.nbytes > free / 2:
         reason = (
             f"{_gib(theirs.nbytes)} in float32 are more than half of the {_gib(free)} of memory"
@@ -157,7 +157,7 @@ def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]
     elif ids.size * theirs.nbytes / 4 > WHOLE_WORK or states * TAPE_PER_STATE > free / 4:
         reason = "the oracle's gradients would take too long or too much memory"
     elif options.grad is False:
-        reason = "no gradients asked for"
+        reason = "no gradients requested"
     if reason is None:
         return False, "the whole model at once, with gradients"
     if options.grad:
@@ -165,7 +165,7 @@ def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]
             f"parity: --grad needs the whole model at once, but it goes layer by layer: {reason}; "
             "leave out --grad, or use a smaller --length."
         )
-    whole = "" if theirs.lazy else "; a torch file is read as a whole, safetensors would not be"
+    whole = "" if theirs.lazy else "; a torch file is read as a whole, unlike safetensors"
     return True, f"layer by layer, forward only: {reason}{whole}"
 
 
@@ -174,7 +174,7 @@ def _other_side(options: Options, theirs: Stored, by_layer: bool) -> Stored:
         file = options.jax / "config.json" if options.jax.is_dir() else None
         config = theirs.config if file is None or not file.is_file() else None
         return open_checkpoint("jax", options.jax, config)
-    # Layer by layer, conversion is what `parity.checkpoint_pair.one_layer` does to each layer.
+    # In the layer-by-layer mode `parity.checkpoint_pair.one_layer` converts each layer.
     if by_layer:
         return Stored("jax", theirs.path, theirs.config, theirs.tensors, theirs.lazy)
     return converted(theirs)
@@ -192,7 +192,7 @@ def _refuse_misfit(theirs: Stored) -> None:
 
 
 def _decide(result: Result, missing: str | None) -> None:
-    """Set the verdict, the gravest first."""
+    """Set the verdict: the most severe result decides."""
     unequal, gates = result.unequal, result.gates
     broken = [m for m in gates if m.verdict is not Verdict.PASS]
     if any(row.verdict is Verdict.NOT_COMPARABLE for row in unequal):
@@ -208,7 +208,7 @@ def _decide(result: Result, missing: str | None) -> None:
         result.verdict = INCOMPLETE
         result.sentence = (
             f"The torch side did not run: {missing}. What ran holds: {_holds(result)} "
-            "To ask for no more than that, pass --oracle-only."
+            "If that is all you need, pass --oracle-only."
         )
     else:
         result.verdict = PASS

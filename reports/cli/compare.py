@@ -1,4 +1,4 @@
-"""The command that sets stored runs side by side: what changed, as text, JSON or a page."""
+"""The command that compares stored runs side by side, as text, JSON or a page."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def compare(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what changed from one stored run to another; the exit code judges the second.
+    """Compare two stored runs or more; the exit code judges the later one.
 
-    Of more than two runs, a table: a column for each, a row for every gate that stands otherwise in
-    any of them than in the first. Each is judged against the first alone, and the exit code is that
-    of the gravest verdict.
+    For more than two runs it prints a table: a column for each run, a row for every gate that
+    differs from the first run in any of them. Each run is judged against the first only, and the
+    exit code is that of the most severe verdict.
     """
     from reports.registry.lookup import change_lines, find_run, judge_stored
     from reports.registry.side_by_side import range_lines, write_page

@@ -1,4 +1,4 @@
-"""The demonstration: one healthy run of one case, the same with a planted bug, and two pages."""
+"""The demonstration: a healthy run, the same run with a planted bug, and their pages."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from reports.cli.names import CASE, FAULT
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Folder of the two runs, apart from those of nights.",
+    help="Folder of the two runs, separate from those of nights.",
 )
-@click.option("--case", type=CASE, default="length_c", show_default=True, help="What is compared.")
+@click.option("--case", type=CASE, default="length_c", show_default=True, help="Case to compare.")
 @click.option(
     "--fault",
     type=FAULT,
     default="rope_keys_one_late",
     show_default=True,
-    help="The bug that is planted in the second run.",
+    help="Bug to plant in the second run.",
 )
 @click.option("--open/--no-open", "opened", default=True, help="Open both pages in the browser.")
 @quiet_option
 @click.pass_context
 def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> None:
-    """Show in a minute what a night is: one that holds, and one with a bug planted in it.
+    """Show in a minute what a night is: a run that passes, and one with a planted bug.
 
-    Both are real runs of one case, compared with the recordings of megalodon-hf, so that nothing
-    but this package is needed. Exit code 0: the first held and the bug was found in the second.
+    Both are real runs of one case, compared with the recordings of megalodon-hf, so only this
+    package is needed. Exit code 0: the first run passed and the bug was found in the second.
     """
     report = progress(quiet)
     unchecked()
@@ -54,7 +54,7 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
     from reports.verdict.decide import ExitCode
 
     check_writable(out)
-    report("first run: the model as it is")
+    report("first run: the unmodified model")
     healthy = nightly(Options(out, (case,), "recorded"), report)
     report(f"second run: {by_name(fault).how}")
     broken = nightly(Options(out, (case,), "recorded", fault=fault), report)
@@ -64,7 +64,7 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
     click.echo("\n".join(_what_to_look_at(healthy.decision, broken.decision, by_name(fault))))
     where = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
     ask = [f"`megalodon-numerics {command}{where}`" for command in ("list", "gate latest")]
-    click.echo(f"ask these runs: {', '.join(ask)}")
+    click.echo(f"try with these runs: {', '.join(ask)}")
     if opened:
         for outcome in (healthy, broken):
             webbrowser.open(outcome.page.resolve().as_uri())
@@ -74,7 +74,7 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
 
 
 def _what_to_look_at(healthy: Any, broken: Any, fault: Any) -> list[str]:
-    """Return three lines about two verdicts and the bug between them."""
+    """Return three lines about two verdicts and the planted bug."""
     from reports.text import count
 
     start = broken.starts[0].quantity if broken.starts else "nothing"
@@ -82,10 +82,10 @@ def _what_to_look_at(healthy: Any, broken: Any, fault: Any) -> list[str]:
     return [
         f"1. the first page: {healthy.counts.passed:,} of {gates} hold, and the sentence names the "
         "one closest to its tolerance",
-        f"2. the second page: the difference starts at {start}, says its sentence; planted was "
+        f"2. the second page: its sentence says that the difference starts at {start}; planted was "
         f"{fault.name}: {fault.how}",
         "3. its heat map: layers down, modules across; the first red cell has a thick frame, and "
-        "what is red after it was only carried along",
+        "later red cells only carry its error on",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The command that writes a folder for megalodon-hf, and verifies it first."""
+"""The command that writes and verifies a folder for megalodon-hf."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from reports.cli.console import (
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Storage of all but the sensitive parameters.  [default: float32]",
+    help="Storage dtype of all but the sensitive parameters.  [default: float32]",
 )
 @click.option(
-    "--max-shard-size", default="5GB", show_default=True, help="Most bytes of a file of weights."
+    "--max-shard-size", default="5GB", show_default=True, help="Largest size of a weights file."
 )
-@click.option("--revision", help="Branch, tag or commit, where CHECKPOINT is an id of the hub.")
+@click.option("--revision", help="Branch, tag or commit, if CHECKPOINT is an id of the hub.")
 @click.option("--no-verify", is_flag=True, help="Write the folder without comparing it.")
 @json_option
 @quiet_option
@@ -59,11 +59,11 @@ def export_model(
 ) -> None:  # fmt: skip
     """Write FOLDER for megalodon-hf from CHECKPOINT: configuration, weights, tokenizer, settings.
 
-    CHECKPOINT is whatever load_from_pretrained takes: a file, a folder, a run's folder of Orbax, or
-    an id of the hub. Before FOLDER takes its place it is read back bit by bit, loaded by
-    megalodon-hf's from_pretrained, and run on both sides; logits must agree within the bound of the
-    triangle. A folder that fails leaves nothing (exit code 1). Where megalodon-hf cannot run the
-    folder is written, is not called verified, and the exit code is 3.
+    CHECKPOINT is anything that load_from_pretrained accepts: a file, a folder, an Orbax run folder
+    or an id of the hub. The folder is first read back bit by bit, loaded by megalodon-hf's
+    from_pretrained, and run on both sides; logits must agree within the tolerance of the triangle.
+    If that fails, nothing is written (exit code 1). If megalodon-hf cannot run, the folder is
+    written unverified, with exit code 3.
     """
     unchecked()
     from megalodon_jax.convert import load_from_pretrained

@@ -1,4 +1,4 @@
-"""What this machine would measure with: versions, devices, reference, flags that change numbers.
+"""Facts about this machine: versions, devices, reference, and flags that change numbers.
 
 Source: docs/reports.md "Command line".
 """
@@ -38,22 +38,22 @@ OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was looked at."""
+    """One fact, with advice if it should be changed."""
 
     topic: str
     value: str
     advice: str = ""
-    """What to do about it; empty where nothing is wrong."""
+    """Advice; empty if nothing is wrong."""
     optional: bool = False
-    """Whether numbers are right without following the advice."""
+    """Whether numbers are correct even without following the advice."""
 
 
-UNREAD = {"cpu": "no /proc/cpuinfo to read", "cuda": "no nvidia-smi to ask for memory and driver"}
+UNREAD = {"cpu": "no readable /proc/cpuinfo", "cuda": "no nvidia-smi for memory and driver"}
 """Why there is no fingerprint, by class of device."""
 
 
 def examine(out: Path) -> list[Line]:
-    """Return what was found; `out` is the folder runs go to. Nothing is written."""
+    """Return all facts; `out` is the folder of runs. Nothing is written."""
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
 
 
@@ -73,7 +73,7 @@ def _devices() -> list[Line]:
     device = f"{kind}: {hosts.processor(here)}, {len(jax.devices())}"
     settings = {name: os.environ[name] for name in THREADS if name in os.environ}
     text = ", ".join(f"{name}={value}" for name, value in settings.items())
-    # The first device speaks for all: JAX runs on one kind at a time.
+    # JAX uses one kind of device at a time, so the first represents all.
     advice = recommend(jax.devices()[0])
     return [
         Line("device", device),
@@ -93,12 +93,12 @@ def _numerics() -> list[Line]:
     flags = os.environ.get("XLA_FLAGS", "")
     fast = [f for f in flags.split() if "fast_math" in f and not f.endswith("=false")]
     return [
-        Line("matmul precision", f"{precision}; comparisons ask for highest"),
+        Line("matmul precision", f"{precision}; comparisons use highest"),
         Line("low-precision products", ", ".join(f"{f}: {path_of(f)}" for f in get_args(Format))),
         Line(
             "x64",
             "on" if x64 else "off",
-            "float32 runs want it off: unset JAX_ENABLE_X64" if x64 else "",
+            "float32 runs need it off: unset JAX_ENABLE_X64" if x64 else "",
         ),
         Line(
             "TF32",
@@ -116,22 +116,22 @@ def _numerics() -> list[Line]:
 
 
 def _denormals() -> Line:
-    """Multiply the smallest normal number by a half, and see what is left of it."""
+    """Check whether NumPy and XLA keep denormals: multiply the smallest normal number by 0.5."""
     smallest = np.finfo(np.float32).tiny
     with np.errstate(all="ignore"):
         here = bool(smallest * np.float32(0.5) > 0)
     compiled = bool(jax.jit(lambda x: x * np.float32(0.5))(smallest) > 0)
     words = {True: "keeps them", False: "flushes them to zero"}
-    # The oracle is NumPy: a library that sets flush-to-zero for the whole process would spoil it.
+    # The oracle is NumPy: a library that sets flush-to-zero process-wide would falsify it.
     advice = "" if here else "some library set flush-to-zero: the oracle would lose small numbers"
     return Line("denormals", f"NumPy {words[here]}, XLA {words[compiled]}", advice)
 
 
 def _optimisations() -> Line:
-    """Say whether programs are compiled as a night's are."""
+    """Return whether LLVM optimises as in a night."""
     name = "JAX_DISABLE_MOST_OPTIMIZATIONS"
     off = os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-    advice = f"sums round otherwise than on other nights: unset {name}" if off else ""
+    advice = f"sums round differently than in other nights: unset {name}" if off else ""
     return Line("LLVM's optimisations", "mostly off" if off else "on", advice)
 
 
@@ -165,30 +165,30 @@ def _runs(out: Path) -> list[Line]:
 
 
 def _check_access(out: Path) -> None:
-    """Raise StoreError where runs could not be written to `out`; nothing is created to find out."""
+    """Raise StoreError if runs cannot be written to `out`; creates nothing."""
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not there.is_dir():
-        raise StoreError(f"expected a folder, or none yet, and {there} is a file: give another")
+        raise StoreError(f"expected a folder, or none yet, but {there} is a file: give another")
     if not os.access(there, os.W_OK | os.X_OK):
         raise StoreError(f"{there} cannot be written; give another --out")
 
 
 def _pinned() -> list[Line]:
-    """Say of each pinned run how this machine differs from the one it was made on."""
+    """Return for each pinned run how this machine differs from the one it was made on."""
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:
-        # Which reference a night compares with is decided when it runs.
+        # The kind of reference is chosen when a night runs, so it is not compared here.
         there = replace(pin.environment, reference=here.reference)
-        differs = "; ".join(hosts.differences(here, there)) or "nothing: it is this machine"
-        lines.append(Line("pinned run", f"{pin.run}: {pin.reason} What differs here: {differs}"))
+        differs = "; ".join(hosts.differences(here, there)) or "nothing: this is that machine"
+        lines.append(Line("pinned run", f"{pin.run}: {pin.reason} Differences here: {differs}"))
     lines += [Line("pinned run", "not used", why) for why in pinned.unusable]
     return lines or [Line("pinned run", "none: `pin` pins one")]
 
 
 @cache
 def _environment() -> Environment:
-    """Return what a run made now would say of this machine."""
+    """Return the environment that a run made now would store."""
     return new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment
 
 

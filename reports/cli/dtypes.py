@@ -1,4 +1,4 @@
-"""Commands about dtypes: `dtypes renew|check|show`, the pinned rows of the model and of torch."""
+"""Commands about dtypes: `dtypes renew|check|show`, for the pinned rows of JAX and torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NAMES = click.argument("names", type=TABLE, nargs=-1)
 
 @click.group(epilog=examples("dtypes check", "dtypes show float32", "dtypes renew"))
 def dtypes() -> None:
-    """In which dtypes the model and its reference compute, against committed tables."""
+    """Compare the dtypes in which the model and its reference compute with committed tables."""
 
 
 @dtypes.command(epilog=examples("dtypes renew", "dtypes renew float32"))
 @NAMES
 def renew(names: tuple[str, ...]) -> None:
-    """Write the pinned rows, all that can be made here or those named."""
+    """Write the pinned tables again: those named, or all that this machine can make."""
     from stability.dtype_audit.pinned_rows import FOLDER, PROGRAMS, write_pinned
 
     for name in _chosen(names):
@@ -33,7 +33,7 @@ def renew(names: tuple[str, ...]) -> None:
 @NAMES
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Print what differs from the pinned rows; exit code 1 if anything does."""
+    """Print the differences from the pinned tables; exit code 1 if there are any."""
     from stability.dtype_audit.pinned_rows import PROGRAMS, changes_since
 
     different = 0
@@ -66,7 +66,7 @@ def show(names: tuple[str, ...]) -> None:
 
 
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the audits asked for, or all that can be made here."""
+    """Return the selected audits, or all that this machine can make."""
     from parity.megalodon.reference import why_unavailable
     from stability.dtype_audit.pinned_rows import PROGRAMS
 
@@ -74,7 +74,7 @@ def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
         return names
     reason = why_unavailable()
     if reason is not None:
-        click.echo(f"torch tables are left out: {reason}", err=True)
+        click.echo(f"torch tables are skipped: {reason}", err=True)
     return tuple(name for name in PROGRAMS if reason is None or not name.startswith("torch"))
 
 

@@ -1,4 +1,4 @@
-"""Commands that train for a document: the byte-level model, the founding case, the GEMM drill."""
+"""Commands that train for documents: byte-level model, founding case, GEMM drill."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STEPS = click.option("--steps", type=click.IntRange(min=1), help="Optimiser step
 @STEPS
 @click.option("--seed", type=int, help="Seed of weights and data.")
 def train(out: Path, steps: int | None, seed: int | None) -> None:
-    """Train the byte-level model that the nightly loads, and write it to OUT; minutes."""
+    """Train the byte-level model that nights use, and write it to OUT; takes minutes."""
     unchecked()
     from rich.console import Console
 
     from stability.experiments import train as module
 
-    # A folder that cannot be written should be known before the training, not after it.
+    # Detect a folder that cannot be written before the training.
     out.parent.mkdir(parents=True, exist_ok=True)
     choices = {"steps": steps, "seed": seed}
     recipe = replace(module.Recipe(), **{k: v for k, v in choices.items() if v is not None})
@@ -39,9 +39,9 @@ def train(out: Path, steps: int | None, seed: int | None) -> None:
 @DOCUMENT
 @STEPS
 def founding_case(document: Path, steps: int | None) -> None:
-    """Train a model whose norms freeze in bfloat16, with each remedy; minutes.
+    """Train a model whose norms freeze in bfloat16, with each remedy; takes minutes.
 
-    The table between the markers of DOCUMENT, and the chart beside it, are written again.
+    Rewrites the table between the markers of DOCUMENT, and the chart beside it.
     """
     unchecked()
     from stability.experiments import founding
@@ -56,9 +56,9 @@ def founding_case(document: Path, steps: int | None) -> None:
 @DOCUMENT
 @STEPS
 def gemm_drill(document: Path, steps: int | None) -> None:
-    """Train the byte-level model on every backend of matrix products; minutes.
+    """Train the byte-level model with every backend of matrix products; takes minutes.
 
-    The table between the markers of DOCUMENT, and the charts beside it, are written again.
+    Rewrites the table between the markers of DOCUMENT, and the charts beside it.
     """
     unchecked()
     from stability.experiments import drill

@@ -1,4 +1,4 @@
-"""Commands for other tools: a stored run in their formats, and schemas of what --json prints."""
+"""Commands for other tools: export of a stored run, and schemas of the output of --json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 TEXTS = ("junit", "openmetrics")
 ARROW = "arrow"
 TRACKERS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_PROJECT and WANDB_DIR"}
-"""Experiment trackers, and the variables that say where a run goes."""
+"""Experiment trackers, and the environment variables that set the destination."""
 
 
 @click.command(
@@ -29,32 +29,32 @@ TRACKERS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_PROJECT and WANDB_D
 )
 @click.argument("run", shell_complete=known_runs)
 @click.argument("form", metavar="FORMAT", type=click.Choice([*TEXTS, ARROW, *TRACKERS]))
-@click.option("--to", type=FILE, help="Where to write it.  [default: stdout; arrow wants a file]")
+@click.option("--to", type=FILE, help="File to write.  [default: stdout; arrow needs a file]")
 @click.option(
     "--history",
     "earlier",
     is_flag=True,
-    help="mlflow, wandb: earlier runs as steps before it, so that trends are curves.",
+    help="mlflow, wandb: also log earlier runs as steps, so that trends are curves.",
 )
 @runs_option
 def export(run: str, form: str, to: Path | None, earlier: bool, out: Path) -> None:
-    """Write a stored run in FORMAT, for a tool that people look at already.
+    """Export a stored run in FORMAT, for other tools.
 
     junit: a test per case and comparison, for the test tab of a CI system. openmetrics: gauges with
     the time of the run, for Prometheus and Grafana; needs prometheus_client. arrow: every
-    measurement, for data frames. mlflow, wandb: a run of an experiment tracker, with curves and the
-    stored files, written by its own client to where its own variables say (MLFLOW_TRACKING_URI;
-    WANDB_MODE=offline).
+    measurement, for data frames. mlflow, wandb: a run of an experiment tracker with curves and the
+    stored files, written by its own client, which is configured by its own variables
+    (MLFLOW_TRACKING_URI; WANDB_MODE=offline).
 
-    The run is judged as `gate` does, but the exit code is 0 once the file is written.
+    The run is judged as by `gate`, but the exit code is 0 once the export is written.
     """
     if form == ARROW and to is None:
-        raise click.UsageError("an Arrow file is not text; say where it goes: --to FILE.")
+        raise click.UsageError("an Arrow file is not text; give a file with --to FILE.")
     if form in TRACKERS and to is not None:
-        raise click.UsageError(f"{form} is told where by {TRACKERS[form]}, not by --to.")
+        raise click.UsageError(f"{form} takes its destination from {TRACKERS[form]}, not --to.")
     if earlier and form not in TRACKERS:
         raise click.UsageError(
-            f"--history is for {' and '.join(TRACKERS)}; {form} takes one run at a time."
+            f"--history is for {' and '.join(TRACKERS)}; {form} exports one run only."
         )
     from reports.registry.lookup import find_run
 
@@ -90,7 +90,7 @@ def _write(folder: Path, form: str, to: Path) -> None:
 
 
 def _track(folder: Path, form: str, earlier: bool) -> str:
-    """Log a run, and those before it where asked, each judged by what was before it."""
+    """Log a run, and with `earlier` those before it, each judged by its own predecessors."""
     from reports.exports import step, to_mlflow, to_wandb
     from reports.registry.lookup import judge_stored
     from reports.store.schema import StoreError
@@ -101,7 +101,7 @@ def _track(folder: Path, form: str, earlier: bool) -> str:
         try:
             judged = judge_stored(folder.parent / name)
         except StoreError as error:
-            click.echo(f"left out: {name}: {error}", err=True)
+            click.echo(f"skipped: {name}: {error}", err=True)
         else:
             steps.append(step(judged.run, judged.decision))
     steps.append(step(last.run, last.decision))
@@ -109,17 +109,17 @@ def _track(folder: Path, form: str, earlier: bool) -> str:
 
 
 def schema_names() -> list[str]:
-    """Return the commands with --json, as the schemas are called."""
+    """Return the commands with --json, by the names of their schemas."""
     return sorted(path.stem for path in SCHEMAS.glob("*.json"))
 
 
 @click.command(epilog=examples("schema", "schema gate", "schema parity-faults"))
 @click.argument("command", required=False, type=Name("schema", schema_names))
 def schema(command: str | None) -> None:
-    """Print the JSON Schema of what COMMAND --json prints, or the names of all schemas.
+    """Print the JSON Schema of the output of COMMAND --json, or the names of all schemas.
 
-    Keys may be added from version to version; none that a schema requires goes away or changes its
-    type within a major version.
+    A new version may add keys. Within a major version no required key is removed or changes its
+    type.
     """
     if command is None:
         click.echo("\n".join(schema_names()))

@@ -1,4 +1,4 @@
-"""Commands that measure: the nightly, in one or in shards, and the bench."""
+"""Commands that measure: the nightly, whole or in shards, and the bench."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ from reports.cli.watch import watch as run_again
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder with model.safetensors and config.json, in place of the committed byte model.",
+    help="Folder with model.safetensors and config.json, used instead of the committed byte model.",
 )
-@click.option("--fault", type=FAULT, help="Plant a known bug first, to see the harness find it.")
-@click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, to be merged.")
+@click.option("--fault", type=FAULT, help="Plant a known bug first, to see whether it is found.")
+@click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, for `merge`.")
 @executor_options
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="With --executor: measure every part on this class of device, or not at all.",
+    help="With --executor: measure every part on this class of device, or fail.",
 )
 @click.option(
     "--resume/--no-resume",
     default=True,
-    help="With --executor: take the finished parts of a driver that was killed.",
+    help="With --executor: reuse the finished parts of a driver that was killed.",
 )
 @watch_option
 @summary_option
@@ -79,16 +79,16 @@ from reports.cli.watch import watch as run_again
 @quiet_option
 @click.pass_context
 def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
-    """Run every suite, store the run, write its page and say the verdict.
+    """Run every suite, store the run, write its page and print the verdict.
 
-    The run is compared with the newest earlier run of the same work, with what noisy values were
-    before, and with the pinned run. It is stored in a folder of its own: run.json,
-    measurements.parquet, findings.parquet and report.html. A whole night is shared by as many
-    processes as there are processors; --executor local:1 takes one, as does a GPU.
+    The run is compared with the newest earlier run of the same work, with the history of noisy
+    values, and with the pinned run. It is stored in a new folder: run.json, measurements.parquet,
+    findings.parquet and report.html. A whole night uses one process per processor; --executor
+    local:1 uses a single process, and so does a GPU.
     """
     if watch:
         if not cases:
-            raise click.UsageError("--watch runs again and again; say which --case.", ctx)
+            raise click.UsageError("--watch runs repeatedly; select cases with --case.", ctx)
         ctx.exit(run_again(MODEL, without_watch()))
     report = progress(quiet)
     unchecked()
@@ -108,9 +108,9 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
 def _night(
     ctx, out, cases, report, reference, checkpoint, fault, part, executor, address, device, resume
 ):
-    """Run a night in this process, or on an executor: a whole one on all processors there are.
+    """Run a night in this process or on an executor; by default a whole night uses all processors.
 
-    Where computations run on an accelerator it stays in one process, which takes its memory.
+    On an accelerator it runs in one process, since that takes the device's memory.
     """
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
@@ -121,10 +121,10 @@ def _night(
     if executor is None and (address or device or not resume):
         raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
     if executor is not None and part:
-        raise click.UsageError("--executor makes its own shards: leave out --shard.", ctx)
+        raise click.UsageError("--executor makes its own shards: omit --shard.", ctx)
     whole = not (part or cases)
     if executor is None and whole and threads() > 1 and device_kind() == "cpu":
-        # Whoever wants an interrupted night to go on says so.
+        # Resuming an interrupted night requires an explicit --executor.
         executor, resume = "local", False
     shard = Shard.parse(part) if part else None
     check_writable(out)
@@ -143,7 +143,7 @@ def _night(
         "nightly --case plain --case byte_lm --shard 2/2 --out shards",
         "merge shards",
         "merge shards --partial",
-        about="A FOLDER is a shard, or holds shards anywhere below it.",
+        about="A FOLDER is a shard, or contains shards at any depth.",
     )
 )
 @click.argument(
@@ -156,21 +156,21 @@ def _night(
 @click.option(
     "--partial",
     is_flag=True,
-    help="Merge although shards are missing; the verdict will be INCOMPLETE.",
+    help="Merge even if shards are missing; the verdict will be INCOMPLETE.",
 )
 @click.option(
     "--mixed-machines",
     "mixed",
     is_flag=True,
-    help="Merge shards of several machines; no value of the run is then held to repeat elsewhere.",
+    help="Merge shards of several machines; no value of the run is then expected to repeat.",
 )
 @runs_option
 @quiet_option
 def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quiet: bool) -> None:
-    """Make one run of the shards of a nightly, with its page, and print its folder.
+    """Merge the shards of a nightly into one run, write its page, and print its folder.
 
-    Shards must be whole, each there once, and of one code, one checkpoint and one environment; what
-    is not is named. The exit code is 0 once the run is stored: `gate latest` judges it.
+    Shards must be complete and unique, and have equal code, checkpoint and environment; the message
+    names those that do not. The exit code is 0 once the run is stored: `gate latest` judges it.
     """
     report = progress(quiet)
     from reports.nightly.shards import find_shards, merge_shards
@@ -183,7 +183,7 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
 
 
 def _integers(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Read "1,8,64" as distinct integers of at least 1, in order."""
+    """Parse "1,8,64" as distinct integers of at least 1, sorted."""
     try:
         numbers = {int(part) for part in text.split(",") if part.strip()}
     except ValueError:
@@ -196,12 +196,12 @@ def _integers(ctx: click.Context, parameter: click.Parameter, text: str) -> tupl
 def _lengths(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
     numbers = _integers(ctx, parameter, text)
     if len(numbers) == 1:
-        raise click.BadParameter(f"expected a length to compare with, as 2048,{numbers[0]}.")
+        raise click.BadParameter(f"expected a second length to compare, such as 2048,{numbers[0]}.")
     return numbers
 
 
 def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> Callable[..., Any]:
-    """Return an option that is a list of integers; "all" reads as `every`."""
+    """Return an option for a list of integers; "all" means `every`."""
 
     def value(ctx: click.Context, parameter: click.Parameter, given: str) -> tuple[int, ...]:
         return read(ctx, parameter, every if given == "all" else given)
@@ -221,28 +221,28 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
 )
 @runs_option
 @count_option("--repeats", 3, "Timed rounds; medians are reported.")
-@click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
+@click.option("--memory/--no-memory", default=True, help="Measure peak memory, in extra processes.")
 @_list_option(
     "--lengths",
     _lengths,
     "2048,8192,32768,131072",
-    "Time and memory of a token in sequences of so many, over those in the shortest.",
+    "Time and memory per token at these sequence lengths, relative to the shortest.",
 )
-@_list_option("--rows", _integers, "1,8,64", "Decode and generate so many rows at a time.")
-@click.option("--bfloat16", is_flag=True, help="Products in bfloat16 over those in float32.")
+@_list_option("--rows", _integers, "1,8,64", "Decode and generate with these batch sizes.")
+@click.option("--bfloat16", is_flag=True, help="Compare products in bfloat16 with float32.")
 @click.option(
     "--other",
     type=click.Path(path_type=Path),
     envvar="MEGALODON_JAX_OTHER",
-    help="Folder, environment or Python with the package index's megalodon-jax: one more side.",
+    help="Folder, environment or Python with the package index's megalodon-jax, as another side.",
 )
 @quiet_option
 def bench(out: Path, quiet: bool, **asked: Any) -> None:
-    """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors.
+    """Time the same work in JAX and in megalodon-hf alternately, and report ratios and floors.
 
     The next nightly shows the newest bench on its page, with its history.
     """
-    # A program that came from a cache would make the seconds of compiling a fiction.
+    # With cached programs the compile times would be meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
     from reports.bench.run import Options
     from reports.bench.run import bench as run_bench

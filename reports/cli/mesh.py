@@ -1,4 +1,4 @@
-"""The command about meshes: a user's step on one device and on many."""
+"""The command about meshes: compares a user's step on one device and on many."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from reports.cli.console import FILE, OK, REGRESSED, count_option, examples, unc
     "--mesh",
     "meshes",
     multiple=True,
-    help="Sizes by axis, instead of those of the step file (repeatable).",
+    help="Axis sizes, instead of those in the step file (repeatable).",
 )
 @click.option(
     "--precision",
     type=click.Choice(["float64", "float32", "both"]),
     default=None,
-    help="What to compare in.  [default: what the step file says]",
+    help="Precision to compare in.  [default: as in the step file]",
 )
-@count_option("--devices", 8, "Virtual devices to split a CPU into.")
+@count_option("--devices", 8, "Number of virtual devices to split a CPU into.")
 @click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
 @click.pass_context
 def mesh(
@@ -44,7 +44,7 @@ def mesh(
     devices: int,
     as_json: bool,
 ) -> None:
-    """Compare the step of STEP, a Python file, on one device and on meshes of many.
+    """Compare the step in the Python file STEP on one device and on meshes of several.
 
     The file has a function step() that returns a parity.mesh.MeshComparison: docs/meshes.md.
     """

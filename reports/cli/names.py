@@ -1,4 +1,4 @@
-"""Names that commands take: cases, faults, families and tables, completed and spelling-corrected.
+"""Parameter types for names: cases, faults, families and tables, with completion and suggestions.
 
 Source: docs/commands.md "Names".
 """
@@ -14,24 +14,24 @@ from click.shell_completion import CompletionItem
 # Everything heavy is imported inside the functions: help and usage errors must be instant.
 
 FEW = 30
-"""Names that a message may list; of more, it says which command does."""
+"""Largest number of names that a message lists; otherwise it names the command that does."""
 
 
 class Name(click.ParamType):
-    """One name out of those there are.
+    """One of a fixed set of names.
 
-    An unknown one is a usage error that names the closest; TAB completes in a shell.
+    An unknown name is a usage error with suggestions; TAB completes in a shell.
     """
 
     def __init__(self, what: str, names: Callable[[], Sequence[str]], listed: str = "") -> None:
-        """Take the noun, the names, and the command that lists them where they are many."""
+        """Take the noun, the names, and the command that lists them if they are many."""
         self.name, self.names, self.listed = what, names, listed
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name as it is written; capitals do not matter.
+        """Return the name in its canonical spelling, ignoring case.
 
         Raises:
-            click.BadParameter: there is none.
+            click.BadParameter: the name is unknown.
         """
         names = self.names()
         spelled = {name.lower(): name for name in names}
@@ -42,13 +42,13 @@ class Name(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin so."""
+        """Return the names with this prefix."""
         start = incomplete.lower()
         return [CompletionItem(name) for name in self.names() if name.lower().startswith(start)]
 
 
 def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> str:
-    """Return what is said of a name that there is not."""
+    """Return the error message for an unknown name."""
     from reports.text import closest
 
     if close := closest(value, names):

@@ -1,4 +1,4 @@
-"""Commands about the comparison: a checkpoint pair, one case, the known faults, the recordings."""
+"""Commands about the comparison: checkpoint pair, single cases, known faults, recordings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from reports.cli.names import CASE, FAMILY, FAULT, RECORDED_CASE
     help="The JAX side: a native checkpoint or a safetensors file.  [default: converted]",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="config.json of a weights file.")
-@click.option("--text", type=click.Path(path_type=Path), help="The text to compare on.")
+@click.option("--text", type=click.Path(path_type=Path), help="Text to compare on.")
 @click.option("--ids", type=click.Path(path_type=Path), help="... or its token ids, an .npy file.")
 @click.option(
     "--length",
@@ -56,14 +56,14 @@ from reports.cli.names import CASE, FAMILY, FAULT, RECORDED_CASE
 )
 @click.option("--grad/--no-grad", default=None, help="Compare gradients.  [default: if they fit]")
 @click.option("--layerwise", is_flag=True, help="One layer in memory at a time, forward only.")
-@click.option("--oracle-only", is_flag=True, help="Do without megalodon-hf.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@click.option("--oracle-only", is_flag=True, help="Do not run megalodon-hf.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @quiet_option
 @click.pass_context
 def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
     """Compare your own checkpoint in torch and in JAX, on your own text.
 
-    The commands below ask about the harness and its cases instead.
+    The subcommands are about the project's own cases.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -91,7 +91,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
 @click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @click.pass_context
 def explain(ctx, case: str, fault: str | None) -> None:
-    """Say where CASE leaves the oracle first, whether it starts there, and what acts there."""
+    """Show where CASE leaves the oracle, whether it starts there, and which parameters act."""
     unchecked()
     from parity.faults import by_name as fault_by_name
     from parity.megalodon.cases import by_name
@@ -108,7 +108,7 @@ def explain(ctx, case: str, fault: str | None) -> None:
 @click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @quiet_option
 def shrink(case: str, fault: str | None, quiet: bool) -> None:
-    """Find the smallest sizes and the shortest text at which CASE still fails the same way."""
+    """Find the smallest sizes and shortest text with which CASE still fails in the same way."""
     unchecked()
     from parity.faults import by_name as fault_by_name
     from parity.megalodon.cases import by_name
@@ -125,23 +125,23 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     "--fault", "names", type=FAULT, multiple=True, help="Plant only this fault (repeatable)."
 )
 @click.option("--family", type=FAMILY, help="Plant only the faults of this family.")
-@click.option("--list", "as_list", is_flag=True, help="Plant nothing: list them, with families.")
+@click.option("--list", "as_list", is_flag=True, help="Only list the faults and their families.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option(
     "--markdown",
     "as_markdown",
     is_flag=True,
-    help="Print docs/detection.md: both edges about every fault, and the room on both sides.",
+    help="Print docs/detection.md: all faults on both edges, and the margins of the tolerances.",
 )
 @click.option(
     "--healthy",
     type=click.IntRange(min=1),
-    help="Instead, run this many random cases without a fault: nothing may be reported.",
+    help="Instead, run this many random cases without a fault: none may raise an alarm.",
 )
 @choice_option(
     "--dtype",
     ("float64", "float32"),
-    "What healthy cases run in; float32 also measures their noise floors.",
+    "Precision of the healthy cases; float32 also measures their noise floors.",
 )
 @executor_options
 @quiet_option
@@ -149,14 +149,14 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 def faults(
     ctx, names, family, as_list, as_json, as_markdown, healthy, dtype, executor, address, quiet
 ) -> None:
-    """Plant every known porting bug and print which are found, where, and how loudly."""
+    """Plant every known porting bug and print which are found, where, and with what signal."""
     if as_list:
         from parity.faults import select
 
         rows = [(fault.name, fault.family, fault.how) for fault in select(names, family)]
         return show_table(("fault", "family", "what is done"), rows)
     unchecked()
-    # Single operations compile in no time, but there are many: where there is a cache, keep them.
+    # Many small programs: store even those that compile quickly, if there is a cache.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     report = progress(quiet)
     from parity.executors.sweep import open_executor
@@ -190,7 +190,7 @@ def faults(
 @executor_options
 @quiet_option
 def calibrate(executor: str | None, address: str | None, quiet: bool) -> None:
-    """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
+    """Measure the noise floor of every case and rewrite the numbers of the tolerance table."""
     from parity.executors.sweep import open_executor
     from parity.megalodon import noise_floors
     from parity.megalodon.cases import CASES
@@ -238,7 +238,7 @@ def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
 
 @parity.command(epilog=examples("parity cases", "parity explain plain"))
 def cases() -> None:
-    """List the cases that `nightly --case`, `explain` and `shrink` take, and why each is there."""
+    """List the cases of `nightly --case`, `explain` and `shrink`, with their purposes."""
     from parity.deepseek_v3.cases import CASES as MLA_MOE_CASES
     from parity.megalodon.cases import CASES
     from parity.megalodon.known_differences import KNOWN_DIFFERENCES
@@ -261,7 +261,7 @@ def cases() -> None:
     show_table(("case", "what is compared", "why"), rows)
     click.echo(
         "\nmodel: the JAX model, megalodon-hf and a float64 oracle, each with the others, on one "
-        "text. `explain` and `shrink` take these cases alone."
+        "text. `explain` and `shrink` take only these cases."
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands about ports of anybody's: compare them, or capture one side for another environment."""
+"""Commands about users' ports: compare them, or capture one side for another environment."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--case", "cases", multiple=True, help="Compare only this port or case (repeatable).")
-@click.option("--no-gradients", is_flag=True, help="Compare no derivatives.")
-@click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
+@click.option("--no-gradients", is_flag=True, help="Do not compare derivatives.")
+@click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 as well.")
 @click.option(
-    "--pins", type=FILE, help="Pins of stages to follow, as --write-pins wrote them, corrected."
+    "--pins", type=FILE, help="Pinned pairs of stages to use, from --write-pins, maybe corrected."
 )
-@click.option("--write-pins", type=FILE, help="Write which stage is which, to be corrected.")
-@click.option("--html", type=FILE, help="Write the page here too.")
+@click.option("--write-pins", type=FILE, help="Write the pairs of stages, to correct them.")
+@click.option("--html", type=FILE, help="Also write the page to this file.")
 @runs_option
 @watch_option
 @summary_option
@@ -68,16 +68,16 @@ def port(
     as_json,
     quiet,
 ) -> None:
-    """Compare a port of yours with its original, store the run, write its page, say the verdict.
+    """Compare a port with its original, store the run, write its page and print the verdict.
 
-    Parameters and stages are matched by their values, the truth is what either side computes in
-    float64, and every tolerance is made of the rounding of both programs. Where they differ, the
-    first stage that is wrong fed the right inputs is named. The run is compared with earlier runs
-    of the same port only, never with a night.
+    Parameters and stages are paired by their values. The truth is what the two sides compute in
+    float64, and every tolerance is derived from the rounding noise of both programs. If they
+    differ, the report names the first stage that is wrong although its inputs are right. The run is
+    compared only with earlier runs of the same port, never with a night.
     """
     if watch:
         if not file.is_file():
-            raise click.UsageError(f"expected a Python file to watch, but {file} is none.", ctx)
+            raise click.UsageError(f"expected a Python file to watch, but {file} is not one.", ctx)
         ctx.exit(run_again(file.resolve().parent, without_watch()))
     report = progress(quiet)
     from reports.ports import Options, compare_ports, ports_of, select, store_ports
@@ -89,7 +89,7 @@ def port(
         chosen = select(ports, options)
         if write_pins is not None and len(chosen) > 1:
             titles = ", ".join(each.title for each in chosen)
-            raise click.UsageError(f"--write-pins writes those of one; say --case, one of {titles}")
+            raise click.UsageError(f"--write-pins takes one port; select it with --case: {titles}")
         done = compare_ports(chosen, report, report.step)
         outcome = store_ports(options, done, report)
     report.stop()
@@ -114,7 +114,7 @@ def port(
 
 
 PLACE = ("culprit", "original", "last_right", "source", "mask")
-"""What JSON says of where a port diverges."""
+"""Fields of the JSON output about where a port diverges."""
 
 
 def _copy(page: Path, to: Path) -> None:
@@ -125,7 +125,7 @@ def _copy(page: Path, to: Path) -> None:
 
 
 def _answers(documents) -> list[dict[str, object]]:
-    """Return what JSON says of each port; the rest of it is in run.json."""
+    """Return the JSON output of each port; run.json has all of it."""
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices", "not_compared")},
@@ -146,20 +146,20 @@ that `port FILE` asks for. In the other environment parity.CapturedSide(FOLDER) 
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@choice_option("--side", ("original", "port"), "Which side of what `port()` returns.")
-@click.option("--case", default="", help="Which of the ports, where `port()` returns several.")
-@click.option("--loss", help="Derivatives of this output, where the port will be given one.")
+@choice_option("--side", ("original", "port"), "Side of the result of `port()`.")
+@click.option("--case", default="", help="Port to capture, if `port()` returns several.")
+@click.option("--loss", help="Output to differentiate, if the port will be given one.")
 @click.option("--no-gradients", is_flag=True, help="Capture no derivatives.")
 @click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
-@click.option("--no-parameters", is_flag=True, help="Write hashes of parameters in their place.")
-@click.option("--overwrite", is_flag=True, help="Replace a capture that is there.")
+@click.option("--no-parameters", is_flag=True, help="Write only hashes of the parameters.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing capture.")
 def capture(
     file, folder, side, case, loss, no_gradients, no_bfloat16, no_parameters, overwrite
 ) -> None:
     """Write what one side of a port computes to FOLDER, for an environment that cannot run it.
 
-    Parameters, inputs and stages of every run that a comparison asks for are written, with versions
-    and hashes; what changes on the way is refused.
+    Writes parameters, inputs and stages of every run that a comparison needs, with versions and
+    hashes; a comparison rejects a capture whose files were changed.
     """
     from parity.engine.exits import exits_named
     from parity.sides import CapturedSide, comparison_runs

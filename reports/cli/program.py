@@ -1,4 +1,4 @@
-"""The command line. Progress goes to stderr, the verdict to stdout, the meaning to the exit code.
+"""The command line: progress on stderr, the verdict on stdout, its meaning as the exit code.
 
 Exit codes: 0 pass, 1 regression, 2 usage or bad input, 3 incomplete, 4 not comparable, 5 nothing
 selected, 6 internal error. Source: docs/reports.md "Command line".
@@ -41,39 +41,39 @@ PROGRAM = "megalodon-numerics"
 
 
 FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla-moe"}
-"""What commands are called now, by the words they had."""
+"""Current names of renamed commands, by their former words."""
 
 
 SECTIONS = {
     "Begin here": {
-        "demo": "a healthy run, and one with a planted bug: two pages",
-        "doctor": "what to change on this machine, and what it has",
+        "demo": "a healthy run and one with a planted bug, as two pages",
+        "doctor": "what to change on this machine, and its facts",
         "nightly": "run every suite, store the run, write its page",
-        "port": "the same for a port of yours and its original",
+        "port": "the same for your own port and its original",
     },
     "Ask stored runs": {
-        "list": "which there are, with their verdicts",
+        "list": "all of them, with their verdicts",
         "open": "open the page of one in the browser",
         "gate": "judge one again; the exit code is the verdict's",
-        "history": "what became of gates over all of them",
+        "history": "how gates developed over all of them",
         "compare": "what changed from one to another",
         "export": "JUnit, OpenMetrics or Arrow, for other tools",
-        "report": "draw the page of one again, by this version",
-        "pin": "the one that later nights may not drift from",
-        "prune": "which old ones can go",
-        "merge": "make one run of the shards of a nightly",
+        "report": "draw the page of one again, with this version",
+        "pin": "declare one the baseline for drift",
+        "prune": "delete old ones that nothing needs",
+        "merge": "merge the shards of a nightly into one run",
     },
     "Ask a checkpoint or a step of yours": {
         "parity": "a checkpoint in torch and in JAX; cases, faults",
-        "stability": "what storage in few bits does to a checkpoint",
-        "activations": "which values of a step leave narrow formats",
+        "stability": "effects of storage in few bits on a checkpoint",
+        "activations": "values of a step outside narrow formats",
         "mesh": "a step on one device and on meshes of many",
         "capture": "what one side of a port computes, as files",
         "export-model": "a folder for megalodon-hf, verified on both sides",
-        "bench": "seconds and memory, JAX and megalodon-hf in turn",
+        "bench": "seconds and memory of JAX and megalodon-hf",
     },
     "Renew what is committed": {
-        "train": "the byte-level model that nights load",
+        "train": "the byte-level model that nights use",
         "drill": "that model's training in bfloat16, with remedies",
         "dtypes": "tables of the dtypes that programs compute in",
         "subject": "the second architecture: parity, defects",
@@ -85,14 +85,14 @@ SECTIONS = {
         "schema": "the JSON Schema of what --json prints",
     },
 }
-"""Every command in a line that fits a terminal, by what a person wants."""
+"""Every command with a short description that fits a terminal line, by purpose."""
 
 
 class Guarded(click.Group):
-    """A group whose commands end in a clear message and the specified exit code."""
+    """Group of commands that turns every error into a message and a documented exit code."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section, each in one line."""
+        """Write the commands by section, one per line."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
@@ -104,15 +104,15 @@ class Guarded(click.Group):
                 formatter.write_dl(more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Return the command that was asked for; one that was renamed is answered with its name."""
+        """Return the requested command; for a renamed one raise an error with its new name."""
         for words, name in FORMER.items():
-            # Completion asks too, and wants no errors.
+            # Shell completion also calls this and must get no errors.
             if tuple(args[: len(words)]) == words and not ctx.resilient_parsing:
                 raise click.UsageError(f"{' '.join(words)!r} is now {name!r}.", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; bad input, interruption and bugs each get their own exit code."""
+        """Run a command; bad input, interruption and bugs have different exit codes."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -121,7 +121,7 @@ class Guarded(click.Group):
             click.echo("interrupted: no run was written", err=True)
             ctx.exit(INCOMPLETE)
         except BrokenPipeError:
-            # Whoever reads stdout has seen enough, as `head` does.
+            # The reader of stdout has closed it, as `head` does.
             raise
         except (ValueError, OSError) as error:
             click.echo(printable(f"error: {error}"), err=True)
@@ -151,11 +151,11 @@ class Guarded(click.Group):
 )
 @click.version_option(package_name=PROGRAM)
 def main() -> None:
-    """Compare ports with their originals, first of all Megalodon in JAX with megalodon-hf."""
+    """Compare ports with their originals, above all Megalodon in JAX with megalodon-hf."""
     context = click.get_current_context()
     context.with_resource(ended_in_time(INCOMPLETE))
     if "jax" not in sys.modules:
-        # The doctor compiles one program of a millisecond, and leaves nothing behind.
+        # The doctor compiles one tiny program and must not write anything.
         _store_programs(small=context.invoked_subcommand != "doctor")
 
 
@@ -187,14 +187,14 @@ for module in (
 
 
 def _store_programs(small: bool = True) -> None:
-    """Have JAX store what it compiles, where nobody said where: a probe of 200 million parameters
-    takes a quarter less the second time.
+    """Enable JAX's compilation cache unless it is configured: a probe of 200 million parameters
+    takes a quarter less time with it.
 
-    Each machine has a folder of its own, since a home may be shared by several, and a program
-    compiled for one processor's instructions ends another's process.
+    Each machine has a separate folder, since several may share a home, and a program compiled for
+    the instructions of one processor can crash on another.
 
     Args:
-        small: whether also what compiles in less than a second.
+        small: whether to store also programs that compile in less than a second.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -205,7 +205,7 @@ def _store_programs(small: bool = True) -> None:
     identity = host()
     machine = hashlib.sha256(" ".join(identity[n] for n in FIELDS).encode()).hexdigest()[:12]
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(caches / PROGRAM / "jax" / machine)
-    # JAX stores what took a second. A night compiles 1,100 programs, of which 900 take less than a
-    # tenth of one: some 10 milliseconds to compile, and 2 to read.
+    # By default JAX stores programs that take a second to compile. Of the 1,100 programs of a night
+    # 900 take less than a tenth: about 10 ms to compile, and 2 ms to read.
     if small:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -1,4 +1,4 @@
-"""Commands about stored runs: list, gate, report, open; and doctor about the machine."""
+"""Commands about stored runs: list, gate, report, open; and doctor for the machine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from reports.printable import printable
 def list_command(out: Path, html: bool, as_json: bool) -> None:
     """List the stored runs with their verdicts, oldest first.
 
-    The verdict is that of the night itself, and `gate RUN` judges again by later runs. A run of
-    before verdicts were stored says so; a bench has none. With --html, the same as one page:
-    verdicts over time, which gates began and ceased to fail when, a filter, and links to the page
-    of each run. It is written after each night too.
+    The verdict is that given when the run was stored; `gate RUN` judges it again. Runs of versions
+    that did not store verdicts say so; a bench has none. --html writes the same as a page: verdicts
+    over time, when gates began or ceased to fail, a filter, and links to the pages of the runs. The
+    page is also written after each night.
     """
     if html:
         if as_json:
-            raise click.UsageError("--html writes a page and --json prints; ask for one of them.")
+            raise click.UsageError("--html writes a page and --json prints; use one of them.")
         click.echo(_write_page(out))
         return
     from reports.registry.listing import summarise_runs
@@ -73,7 +73,7 @@ def _write_page(out: Path) -> Path:
     from reports.registry.runs_page import write_runs_page
     from reports.store.shared import refresh
 
-    # Of shared storage, the copy on this machine has the page.
+    # For shared storage the page is written to the local copy.
     refresh(out)
     return write_runs_page(out).resolve()
 
@@ -99,17 +99,17 @@ def _write_page(out: Path) -> Path:
     "--max-age",
     type=click.FloatRange(min=0, min_open=True),
     metavar="HOURS",
-    help="Refuse a run begun earlier: where a job stored nothing, `latest` is an older one.",
+    help="Fail if the run is older: if a job stored nothing, `latest` is an older run.",
 )
 @runs_option
 @summary_option
 @json_option
 @click.pass_context
 def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
-    """Judge a stored run again; the exit code is the verdict's.
+    """Judge a stored run again; the exit code is that of the verdict.
 
-    The run that was judged is named with its age. Where `latest` passes and a newer folder is
-    damaged, the verdict is INCOMPLETE: nobody knows whether the newest run passes.
+    Prints which run was judged and its age. If `latest` passes but a newer folder is damaged, the
+    verdict is INCOMPLETE, since it is unknown whether the newest run passes.
     """
     from reports.cli.views.summary import markdown
     from reports.registry.lookup import (
@@ -146,11 +146,11 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     type=FILE,
     default=Path("report.html"),
     show_default=True,
-    help="Where to write it; the stored run stays as it is.",
+    help="File to write; the stored run is not changed.",
 )
 @runs_option
 def report(run: str, page: Path, out: Path) -> None:
-    """Draw the page of a stored run again, by this version."""
+    """Draw the page of a stored run again, with this version."""
     from megalodon_jax.files import written_aside
     from reports.registry.lookup import find_run, page_of
 
@@ -162,10 +162,10 @@ def report(run: str, page: Path, out: Path) -> None:
 
 @click.command("open", epilog=examples("open", "open latest --out runs", "open --list", about=RUN))
 @click.argument("run", default="latest", shell_complete=known_runs)
-@click.option("--list", "listed", is_flag=True, help="Open the page of all runs, written anew.")
+@click.option("--list", "listed", is_flag=True, help="Open the page of all runs, updated.")
 @runs_option
 def open_command(run: str, listed: bool, out: Path) -> None:
-    """Open the page of a stored run in the browser, or that of all of them."""
+    """Open the page of a stored run in the browser, or the page of all runs."""
     from reports.registry.lookup import find_run
     from reports.store.runs import PAGE
 
@@ -180,10 +180,7 @@ def open_command(run: str, listed: bool, out: Path) -> None:
 @runs_option
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
-    """Say what to change on this machine, and then what it would measure with.
-
-    Nothing is written.
-    """
+    """Show what to change on this machine, and its facts. Nothing is written."""
     from reports.cli.doctor import examine
     from reports.cli.views.doctor import show_lines
 

@@ -1,4 +1,4 @@
-"""Commands about precision: the diagnosis of a checkpoint, and the training drill."""
+"""Commands about precision: diagnosis of a checkpoint, and the training drill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 )
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
-@click.option("--size", default="small", show_default=True, help="... freshly drawn, without PATH.")
+@click.option("--size", default="small", show_default=True, help="... of this size, without PATH.")
 @click.option("--batch-size", type=int, default=2, show_default=True, help="... on so many rows.")
 @click.option(
     "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
@@ -43,9 +43,9 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @click.option(
     "--optimiser",
     type=click.Choice(("adamw", "sgd", "lion", "muon")),
-    help="What trains it.  [default: as its optimiser state says, else adamw]",
+    help="Its optimiser.  [default: that of its optimiser state, else adamw]",
 )
-@click.option("--lr", type=float, help="Its learning rate.  [default: as its state says]")
+@click.option("--lr", type=float, help="Its learning rate.  [default: that of its state]")
 @click.option("--weight-decay", type=float, help="... its decoupled weight decay.")
 @click.option("--betas", type=(float, float), metavar="B1 B2", help="... its decay rates.")
 @click.option("--eps", type=float, help="... its epsilon.")
@@ -54,57 +54,57 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     "storage",
     default="bfloat16",
     show_default=True,
-    help="The storage in question: bfloat16, float16, float8_e4m3fn or float8_e5m2.",
+    help="Storage format to examine: bfloat16, float16, float8_e4m3fn or float8_e5m2.",
 )
 @click.option(
     "--text",
     type=FILE,
-    help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
+    help="Measure by training a Megalodon on this file's bytes, instead of with random gradients.",
 )
 @click.option(
     "--gradients",
     type=FILE,
-    help="A Python file: its function gradients() yields a torch module and its loss for each "
-    "batch, or gradients by name, in place of drawn ones.",
+    help="Python file whose function gradients() yields a torch module and its loss per batch, or "
+    "gradients by name, instead of random ones.",
 )
 @click.option(
     "--order",
     type=FILE,
-    help="Names of the parameters in the optimiser's order, a JSON list or one in a line, where "
-    "its state does not name them and the order cannot be known.",
+    help="Names of the parameters in the optimiser's order, as a JSON list or one per line, if its "
+    "state does not name them and the order cannot be inferred.",
 )
 @click.option(
     "--schedule",
     metavar="KIND:steps=N,...",
-    help="Rates of the run: constant, cosine or linear, its steps, warmup, and end as a share of "
-    "the rate.  [default: one rate]",
+    help="Learning rate over the run: constant, cosine or linear, with steps, warmup, and end as a "
+    "fraction of the rate.  [default: constant]",
 )
 @click.option(
     "--base",
     type=click.Path(path_type=Path),
-    help="PATH is a folder of LoRA adapters, as PEFT writes it, of this checkpoint: ask what "
-    "merging would lose, too.",
+    help="PATH is a folder of LoRA adapters, as written by PEFT, of this checkpoint; also report "
+    "what merging would lose.",
 )
 @click.option(
     "--what-if",
     is_flag=True,
-    help="Instead: what low-precision products would cost, by matrix, and rules that follow.",
+    help="Instead: the cost of low-precision products by matrix, and the rules that follow.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @quiet_option
 @click.pass_context
 def stability(
     ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, gradients, order, schedule,
     base, what_if, as_json, quiet, subject, **subject_options,
 ) -> None:  # fmt: skip
-    """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
+    """Report what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
-    PATH is a folder, a safetensors file or a torch file; a training checkpoint with the state of
-    its optimiser is best, since what trained it is then known. With --subject a model of another
-    architecture runs forward and generates, and all of its probes look at it.
+    PATH is a folder, a safetensors file or a torch file. A training checkpoint with its optimiser
+    state is best, since it tells how the model was trained. With --subject a model of another
+    architecture runs forward and generates, and all its probes examine it.
 
-    Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
-    that are not finite; 2: bad input.
+    Exit code 0: no finding, or warnings about what would freeze; 1: an error, such as weights that
+    are not finite; 2: bad input.
     """
     _check_together(ctx, subject)
     if subject is not None:
@@ -125,9 +125,9 @@ def stability(
     asked |= dict(zip(("beta1", "beta2"), betas or (None, None), strict=True))
     settings = {name: value for name, value in asked.items() if value is not None}
     if text is not None and base is not None:
-        raise click.UsageError("--text trains a whole model, not its adapters; leave it out.", ctx)
+        raise click.UsageError("--text trains a whole model, not its adapters; omit it.", ctx)
     if text is not None and gradients is not None:
-        raise click.UsageError("--text trains on gradients of its own; leave --gradients out.", ctx)
+        raise click.UsageError("--text computes its own gradients; leave --gradients out.", ctx)
     diagnosis = module.diagnose(
         path, optimiser, settings, storage, text, report, gradients, schedule, order, base
     )
@@ -144,7 +144,7 @@ _OF_CHECKPOINT = (
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:
-    """Refuse what would be ignored: options of a subject without one, and the other way round."""
+    """Reject options that would be ignored: those of a subject without one, and vice versa."""
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {
         p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE
@@ -165,18 +165,19 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @click.option(
     "--text",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Take the step on this file's bytes, not on drawn token ids.",
+    help="Take the step on this file's bytes, instead of random token ids.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every finding as JSON.")
 @quiet_option
 @click.pass_context
 def activations(ctx, path, text, as_json, quiet) -> None:
-    """Say which activations and gradients of the checkpoint PATH leave narrow formats in one step.
+    """Report the values in one step of the checkpoint PATH that leave narrow formats.
 
-    Ranges of every named intermediate, its derivative and every gradient; the largest attention
-    logit and the entropy of each head.
+    Measures ranges of every named intermediate, its derivative and every gradient, and for each
+    head the largest attention logit and the entropy.
 
-    Exit code 0: nothing, or warnings; 1: an error, such as what is not finite; 2: bad input.
+    Exit code 0: no finding, or warnings; 1: an error, such as values that are not finite; 2: bad
+    input.
     """
     unchecked()
     from reports.cli.views import activations as module
@@ -188,16 +189,16 @@ def activations(ctx, path, text, as_json, quiet) -> None:
 
 @click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))
 @click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.  [default: 120]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and batches.")
 @click.option(
     "--out",
     type=FILE,
-    help="Where the result goes.  [default: the committed one that pages show]",
+    help="File to write.  [default: the committed one that pages show]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
 def drill(steps, seed, out, as_json, quiet) -> None:
-    """Train the byte-level model in float32, in bfloat16 and with each remedy; minutes."""
+    """Train the byte-level model in float32, in bfloat16 and with each remedy; takes minutes."""
     unchecked()
     from stability.core import documents
     from stability.experiments import drill as module

@@ -31,8 +31,8 @@ from reports.printable import printable
         "history plain logits",
         "history plain logits --out 'runs/*' --json",
         "history --kind port mlp",
-        about="--out takes patterns that DuckDB can read, 's3://bucket/*/runs/*' too. The trend "
-        "covers the newest 24 runs, from their least value to their largest.",
+        about="--out takes patterns that DuckDB can read, also 's3://bucket/*/runs/*'. The trend "
+        "covers the newest 24 runs, scaled from their minimum to their maximum.",
     )
 )
 @click.argument("case", required=False, shell_complete=stored_names)
@@ -48,16 +48,16 @@ from reports.printable import printable
 @click.option(
     "--kind",
     type=click.Choice(("nightly", "port", "pytest")),
-    help="Which runs.  [default: nightly, or what there is]",
+    help="Kind of runs.  [default: nightly, or the kind that exists]",
 )
-@count_option("--limit", 40, "Rows at most; --json prints all.")
+@count_option("--limit", 40, "Maximal number of rows; --json prints all.")
 @json_option
 def history(case, quantity, place, kind, limit, as_json) -> None:
-    """Say what became of gates over all stored runs.
+    """Show how gates developed over all stored runs.
 
     Without arguments: every gate, the one that uses most of its tolerance first. With CASE: the
     gates of that case. With CASE and QUANTITY: each value, oldest first. Runs with a planted fault
-    are left out, and what cannot be read is named.
+    are left out, and unreadable ones are named.
     """
     from reports.registry.lookback import EVERYTHING, look_back
     from reports.store.schema import RunKind
@@ -101,9 +101,9 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
             names = (printable(row[name]) for name in ("case", "quantity", "edge", "metric"))
             size = share(row["share"]), number(row["last"]), number(row["median"])
             cells = (*names, *size, str(row["runs"]), sparkline(row["recent"]))
-            # Names are data, and may look like markup.
+            # Names are data and may look like rich markup.
             table.add_row(*map(Text, cells))
-    # Names are what is searched for: they wrap, and are never cut.
+    # Names must stay searchable: they wrap and are never cut.
     for column in table.columns:
         column.overflow = "fold"
     show(table)
@@ -116,17 +116,17 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
     )
 )
 @click.argument("run", shell_complete=known_runs)
-@click.option("--reason", required=True, help="Why these levels are right; a reviewer reads it.")
+@click.option("--reason", required=True, help="Why these levels are right, for a reviewer.")
 @runs_option
 @json_option
 def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
-    """Pin RUN as the one that later nights may not drift from.
+    """Pin RUN: later nights may not drift from its levels.
 
     Writes a file in reports/pinned for the run's machine and kind of reference, or for a port in
-    `pinned` beside the folder of its runs: one line per case, comparison and kind of quantity, to
-    be reviewed and committed as a diff. Refused (exit code 2)
-    in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
-    planted fault or a broken tolerance.
+    `pinned` beside the folder of its runs. It has one line per case, comparison and kind of
+    quantity, to be reviewed and committed as a diff. Refused (exit code 2) in a tree with
+    uncommitted changes, and for a run made in one, of only some cases, with a planted fault or a
+    broken tolerance.
     """
     from reports.registry.lookup import find_run
     from reports.registry.pin import pin_run
@@ -143,15 +143,15 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
 @click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
 @count_option("--keep", 90, "Newest runs to keep of each kind on each class of device.")
 @click.option(
-    "--delete", "really", is_flag=True, help="Delete; without it, only say what would go."
+    "--delete", "really", is_flag=True, help="Delete them; otherwise they are only listed."
 )
 @runs_option
 @json_option
 def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
-    """Say which old runs can go, and delete them with --delete.
+    """List old runs that nothing needs, and delete them with --delete.
 
-    Pinned runs and the baseline of the newest run are kept however old they are, and what cannot
-    be read is named and left alone.
+    Pinned runs and the baseline of the newest run are always kept, and unreadable folders are named
+    and kept.
     """
     from reports.registry import retention
     from reports.registry.runs_page import RUNS_PAGE, renew_runs_page
@@ -162,7 +162,7 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     for folder in plan.goes if really else ():
         retention.delete(folder)
     if really and (out / RUNS_PAGE).is_file():
-        # Its links would lead to runs that are gone.
+        # Its links would lead to deleted runs.
         renew_runs_page(out, lambda line: click.echo(printable(line), err=True))
     if as_json:
         goes = [str(folder) for folder in plan.goes]
@@ -177,9 +177,9 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     for folder, why in plan.spared:
         click.echo(printable(f"keeping {folder.name}: {why}"))
     for folder, why in plan.unreadable:
-        click.echo(printable(f"unreadable, left alone: {folder.name}: {why}"), err=True)
+        click.echo(printable(f"unreadable, kept: {folder.name}: {why}"), err=True)
     if plan.goes and not really:
-        click.echo("nothing was deleted yet: say --delete", err=True)
+        click.echo("nothing was deleted: add --delete to delete", err=True)
 
 
 COMMANDS = (history, pin, prune)

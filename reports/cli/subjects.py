@@ -1,4 +1,4 @@
-"""Commands about architectures besides Megalodon: `subject`, and `stability --subject`."""
+"""Commands about other architectures than Megalodon: `subject`, and `stability --subject`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def examine_subject(
     block_size: int,
     fp8_params: bool,
 ) -> int:
-    """Run `stability --subject`: print what was found, and return the exit code."""
+    """Run `stability --subject`: print the findings and return the exit code."""
     unchecked()
     from reports.text import for_json
     from stability.moe.examine import examine
@@ -51,7 +51,7 @@ def examine_subject(
 
 @click.group(epilog=examples("subject parity", "subject train"))
 def subject() -> None:
-    """A second architecture, MLA with sparse experts, held to the same instruments."""
+    """Test a second architecture, MLA with sparse experts, with the same instruments."""
 
 
 @subject.command(epilog=examples("subject parity", "subject parity --reference recorded"))
@@ -71,7 +71,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 @subject.command(epilog=examples("subject defects"))
 @click.pass_context
 def defects(ctx: click.Context) -> None:
-    """Plant every defect, print which are caught, examine a fresh model; renew the page's copy."""
+    """Plant every defect, print which are caught, examine a fresh model; update the page's copy."""
     unchecked()
     from stability.core import documents
     from stability.moe import defects as module
@@ -89,7 +89,7 @@ def defects(ctx: click.Context) -> None:
 @subject.command(epilog=examples("subject train"))
 @quiet_option
 def train(quiet: bool) -> None:
-    """Break a short training run, with and without the guard; renew the page's curves."""
+    """Break a short training run, with and without the guard; update the page's curves."""
     unchecked()
     from stability.core import documents
     from stability.moe import results, training
@@ -102,34 +102,34 @@ def train(quiet: bool) -> None:
 
 
 def _fit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of `Options` that a person chooses; an unset one stays None."""
+    """Add an option for each field of `Options` that a user may set; an unset one stays None."""
     for name, kind, text in reversed(_FIT):
         command = click.option(f"--{name}", type=kind, help=text)(command)
     return command
 
 
 _FIT: tuple[tuple[str, Any, str], ...] = (
-    ("size", str, "tiny (a processor trains it), small, medium, large or xl."),
-    ("steps", int, "Updates of the parameters."),
-    ("batch-size", int, "Rows of a micro-batch."),
-    ("block-size", int, "Tokens of a row."),
-    ("accumulation", int, "Micro-batches whose mean gradient makes one update."),
+    ("size", str, "tiny (trainable on a CPU), small, medium, large or xl."),
+    ("steps", int, "Parameter updates."),
+    ("batch-size", int, "Rows per micro-batch."),
+    ("block-size", int, "Tokens per row."),
+    ("accumulation", int, "Micro-batches per update; their gradients are averaged."),
     ("optimizer-type", str, "adam or lion."),
-    ("learning-rate", float, "The largest rate."),
-    ("min-lr", float, "Rate at the end, and at the end of each cycle."),
+    ("learning-rate", float, "Peak learning rate."),
+    ("min-lr", float, "Learning rate at the end, and at the end of each cycle."),
     ("warmup-iters", int, "Updates over which the rate rises."),
-    ("schedule", str, "cosine, or cyclic: the rate rises again."),
-    ("cycles", int, "Of the cyclic schedule."),
-    ("grad-clip", float, "Largest norm of a gradient."),
-    ("router-z-loss-coef", float, "Weight of the router's z-loss; less where it brings NaN."),
-    ("dropout", float, "While training; evaluation has none."),
-    ("storage", str, "float32, bfloat16 or float8: values that parameters have, emulated."),
-    ("fp8-mla-params", bool, "MLA in float8 too: only where one is sure."),
-    ("activation-limit", float, "Hidden states are clipped to it."),
-    ("guarded", bool, "Skip spikes, roll back, cut the rate; true unless said."),
+    ("schedule", str, "cosine, or cyclic: the rate rises again in each cycle."),
+    ("cycles", int, "Cycles of the cyclic schedule."),
+    ("grad-clip", float, "Largest gradient norm."),
+    ("router-z-loss-coef", float, "Weight of the router's z-loss; reduce it if it causes NaN."),
+    ("dropout", float, "Dropout while training; evaluation has none."),
+    ("storage", str, "float32, bfloat16 or float8: emulated precision of the parameters."),
+    ("fp8-mla-params", bool, "Also store MLA in float8: only if you are sure."),
+    ("activation-limit", float, "Limit to which hidden states are clipped."),
+    ("guarded", bool, "Skip spikes, roll back, cut the rate; default true."),
     ("save-every", int, "Updates between checkpoints."),
-    ("keep", int, "Checkpoints kept: what an emergency can go back to."),
-    ("seed", int, "Of weights, batches and dropout."),
+    ("keep", int, "Checkpoints kept, for an emergency to go back to."),
+    ("seed", int, "Seed of weights, batches and dropout."),
 )
 
 
@@ -143,7 +143,7 @@ _FIT: tuple[tuple[str, Any, str], ...] = (
 @_fit_options
 @quiet_option
 def fit(folder: Path, quiet: bool, **given: Any) -> None:
-    """Train MLA + MoE on the byte text in FOLDER, or continue a run that is there."""
+    """Train MLA + MoE on the byte text in FOLDER, or continue an existing run."""
     unchecked()
     from stability.moe import fit as module
     from stability.moe.options import OPTIONS, Options, read_options
@@ -156,16 +156,17 @@ def fit(folder: Path, quiet: bool, **given: Any) -> None:
 
 @subject.command(epilog=examples("subject emergency run", "subject emergency run --steps 100"))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Of the new run.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="New run's folder.")
 @click.option(
-    "--steps", type=click.IntRange(min=2), help="Updates; those that were left unless said."
+    "--steps", type=click.IntRange(min=2), help="Updates.  [default: those that were left]"
 )
 @quiet_option
 def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) -> None:
     """Resume an unstable run of FOLDER from its best checkpoint, with emergency settings.
 
-    A third of the rate, gradients clipped at 0.5, a z-loss of 0.0001, a longer warm-up, clipped
-    activations, the guard; new moments. The new run is FOLDER/emergency, the old one stays.
+    These are a third of the learning rate, gradients clipped at 0.5, a z-loss of 0.0001, a longer
+    warm-up, clipped activations, the guard, and fresh moments. The new run is FOLDER/emergency; the
+    old one is kept.
     """
     unchecked()
     from stability.moe import fit as module
@@ -174,7 +175,7 @@ def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) ->
 
 
 def _ended(train: Callable[[], Any], folder: Path) -> str:
-    """Return in words how a run ended; exit 1 where it did not recover."""
+    """Return a description of how a run ended; exit 1 if it did not recover."""
     from stability.recovery.rollback import RecoveryFailedError
 
     try:

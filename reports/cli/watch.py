@@ -1,4 +1,4 @@
-"""`--watch`: run the same command again whenever a source file changes, until Ctrl-C."""
+"""`--watch`: repeat a command whenever a source file changes, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import click
 from parity.executors.interrupts import end_with
 
 ROOT = Path(__file__).parents[2]
-"""Folder of the packages: that of a checkout, or where they are installed."""
+"""Folder that contains the packages, in a checkout or as installed."""
 MODEL = ROOT / "megalodon_jax"
 POLL = 0.5
-"""Seconds between two looks at the files: a few hundred calls of stat, so some milliseconds."""
+"""Seconds between checks of the files; a check is a few hundred stat calls, some milliseconds."""
 
 watch_option = click.option(
     "--watch", is_flag=True, help="Run again whenever the port's source changes; Ctrl-C ends."
@@ -25,19 +25,19 @@ watch_option = click.option(
 
 
 def without_watch() -> list[str]:
-    """Return the arguments of the running command, as they were given, but for --watch."""
+    """Return the arguments of the running command without --watch."""
     return [argument for argument in sys.argv[1:] if argument != "--watch"]
 
 
 def watch(folder: Path, arguments: Iterable[str]) -> int:
     """Run a command, and again after each change below `folder`; return the last exit code.
 
-    Each run is a process of its own, because a program that was imported or compiled once would
-    not change with its source.
+    Each run is a new process, because imported and compiled programs do not change with their
+    source.
     """
     arguments, code = list(arguments), 0
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # -P: a folder `reports` of the user's must not stand for ours.
+    # -P: a folder `reports` in the current folder must not be imported in place of ours.
     command = [sys.executable, "-P", "-m", "reports.cli", *arguments]
     try:
         while True:
@@ -48,22 +48,22 @@ def watch(folder: Path, arguments: Iterable[str]) -> int:
                 time.sleep(POLL)
             click.echo(f"changed: {', '.join(path.name for path in changed[:3])}", err=True)
     except KeyboardInterrupt:
-        # Ctrl-C is how watching ends, so the exit code is that of the last run.
+        # Ctrl-C is the normal end of watching, so the exit code is that of the last run.
         end_with(code)
         return code
 
 
 def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return time of change and size of every Python file below a folder."""
+    """Return modification time and size of every Python file below a folder."""
     stamps: dict[Path, tuple[int, int]] = {}
     for parent, folders, files in os.walk(folder):
-        # Environments and caches hold thousands of files that are nobody's port.
+        # Environments and caches hold thousands of irrelevant files.
         folders[:] = [f for f in folders if not f.startswith((".", "__pycache__"))]
         for path in (Path(parent) / name for name in files if name.endswith(".py")):
             try:
                 state = path.stat()
             except FileNotFoundError:
-                # An editor renames while it saves.
+                # Editors rename files while saving.
                 continue
             stamps[path] = state.st_mtime_ns, state.st_size
     return stamps

@@ -1,7 +1,7 @@
-"""A run's measurements as an Arrow file, each row with its run, for pandas, Polars, R, W&B, MLflow.
+"""Exports the measurements of a run as an Arrow file, for pandas, Polars, R, W&B or MLflow.
 
-Columns are those of measurements.parquet, with what tells runs apart before them, so that files of
-many runs can be concatenated. Source: docs/commands.md "For other tools".
+Columns that identify the run come before those of measurements.parquet, so files of many runs can
+be concatenated. Source: docs/commands.md "For other tools".
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def arrow_file(run: Run, decision: Decision, folder: Path, to: Path) -> None:
     """Write the Arrow IPC file (Feather version 2) of a stored run.
 
     Args:
-        run: The run; its metadata are columns of every row.
-        decision: Its verdict, as judged now.
-        folder: Where it is stored.
-        to: The file to write.
+        run: The run; facts about it are columns of every row.
+        decision: Its current verdict.
+        folder: Its folder.
+        to: File to write.
     """
     rows = pq.read_table(folder / MEASUREMENTS)
     manifest = run.manifest
@@ -45,6 +45,6 @@ def arrow_file(run: Run, decision: Decision, folder: Path, to: Path) -> None:
 
 
 def _constant(text: str, rows: int) -> pa.DictionaryArray:
-    """Return one text in every row, stored once."""
+    """Return a column with one text in every row, stored once."""
     indices = pa.repeat(pa.scalar(0, pa.int32()), rows)
     return pa.DictionaryArray.from_arrays(indices, pa.array([text]))

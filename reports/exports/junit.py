@@ -1,7 +1,7 @@
-"""A run as JUnit XML, which CI systems list as tests: one test per case and comparison.
+"""A run as JUnit XML, with one test per case and comparison, for CI systems.
 
-A test per measurement would be tens of thousands, more than any of them shows. The format is that
-of the Jenkins JUnit plug-in, which GitLab, Azure and others read. Source: docs/commands.md
+A test per measurement would be tens of thousands, more than CI systems can show. The format is that
+of the Jenkins JUnit plug-in, which GitLab, Azure and others also read. Source: docs/commands.md
 "For other tools".
 """
 
@@ -20,18 +20,18 @@ from reports.verdict.document import suite_of
 from stability.core.findings import Finding, Severity
 
 SHOWN = 50
-"""Rows that a failing test lists."""
+"""Rows listed in a failing test."""
 STABILITY = "stability"
 """Name of the suite of probes in a run."""
 SKIPPED = "skipped"
-"""Outcome of a comparison without a tolerance: reported, and neither passed nor failed."""
+"""Outcome of a comparison without a tolerance: neither passed nor failed."""
 
 
 def junit(run: Run, decision: Decision) -> str:
-    """Return the document. It has a failure or an error exactly if the exit code is not 0.
+    """Return the XML document. It has a failure or an error exactly if the exit code is not 0.
 
-    Its last suite is the verdict: a value that left its history breaks no tolerance, and a suite
-    that did not finish has no measurement to show.
+    Its last suite is the verdict itself: a value that left its history breaks no tolerance, and an
+    incomplete suite may have no measurement.
     """
     manifest = run.manifest
     times = {(t.suite, t.case, t.edge): t.seconds for t in manifest.times}
@@ -89,9 +89,9 @@ def _suite(
     suite = ET.SubElement(root, "testsuite", name=label(name), tests=str(len(tests)))
     for key, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(key, str(sum(test.find(tag) is not None for test in tests)))
-    # The schema has no time zone: it is UTC, as in run.json.
+    # The schema has no time zone; the time is UTC, as in run.json.
     suite.set("timestamp", label(created.partition("+")[0]))
-    # 0 would be a time that nobody measured.
+    # Omit 0, which was not measured.
     if seconds:
         suite.set("time", f"{seconds:.3f}")
     if facts:
@@ -104,7 +104,7 @@ def _suite(
 def _test(group: str, name: str, tag: str = "", message: str = "", text: str = "") -> ET.Element:
     test = ET.Element("testcase", classname=label(group), name=label(name))
     if tag:
-        # Names and notes are data: control characters, which XML forbids, become visible.
+        # Names and notes are data: `label` escapes control characters, which XML forbids.
         outcome = ET.SubElement(test, tag, message=label(message, 1000))
         if tag != SKIPPED:
             outcome.set("type", tag)
@@ -113,8 +113,8 @@ def _test(group: str, name: str, tag: str = "", message: str = "", text: str = "
 
 
 def _timed(test: ET.Element, seconds: object) -> ET.Element:
-    """Return a test with its time, and without one where it was not timed alone."""
-    # A stored run may hold anything.
+    """Return a test with its time, or without one if the time is missing or invalid."""
+    # A stored run may contain any JSON value.
     if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
         test.set("time", f"{seconds:.3f}")
     return test
@@ -124,7 +124,7 @@ def _comparison(suite: str, case: str, edge: str, rows: Sequence[Measurement]) -
     group, name = f"{suite}.{case}", edge_name(edge)
     gates = sum(m.verdict is not Verdict.INFO for m in rows)
     if not gates:
-        return _test(group, name, SKIPPED, "no tolerance applies here: nothing was judged")
+        return _test(group, name, SKIPPED, "no tolerance applies: nothing was judged")
     first = first_divergence(rows)
     if first is None:
         return _test(group, name)
@@ -145,7 +145,7 @@ def _probe(probe: str, rows: Sequence[Finding]) -> ET.Element:
 
 
 def _verdict(decision: Decision) -> ET.Element:
-    # The exit code decides, not a list of words: a word that is added later is no pass.
+    # Decided by the exit code, not by a list of words: a word added later must not pass by default.
     if decision.exit_code == ExitCode.PASS:
         return _test("verdict", "verdict")
     tag = "failure" if decision.word is Word.REGRESSED else "error"

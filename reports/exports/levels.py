@@ -1,4 +1,4 @@
-"""How close gates come to their tolerances, as other tools draw it: the largest share by group.
+"""Largest share of a tolerance per group of gates, for other tools.
 
 Source: docs/commands.md "For other tools".
 """
@@ -16,8 +16,8 @@ Group = tuple[str, str, str, str]
 
 
 def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
-    """Return the largest share of a tolerance by group; infinite for a gate that failed without
-    exceeding its tolerance: a NaN, a comparison that was not possible, a bound that is not finite.
+    """Return the largest share of a tolerance by group. It is infinite for a gate that failed
+    without exceeding its tolerance: NaN, not comparable, or a tolerance that is not finite.
     """
     shares: dict[Group, float] = {}
     for m in measurements:
@@ -29,10 +29,10 @@ def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
 
 
 def _share(m: Measurement) -> float:
-    """Return the share of its tolerance that a gate uses, above 1 unless the gate holds."""
+    """Return the share of its tolerance that a gate uses; above 1 unless the gate holds."""
     measured = math.isfinite(m.value) and math.isfinite(m.tolerance)
-    # A gate that does not hold may have a value below its tolerance: two tensors of other shapes
-    # have no distance, and a stored 0 would draw them as equal.
+    # A failed gate may have a value below its tolerance: tensors of different shapes have no
+    # distance, and their stored 0 would look like equality.
     if not measured or (m.verdict is not Verdict.PASS and m.fraction <= 1.0):
         return math.inf
     return m.fraction

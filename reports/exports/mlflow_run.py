@@ -1,6 +1,6 @@
-"""A stored run as a run of MLflow, written by its own client.
+"""Exports a stored run to MLflow, with MLflow's own client.
 
-Where to is said by MLflow's variables: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
+The destination is set by MLflow's variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
 Source: docs/commands.md "For other tools".
 """
 
@@ -14,24 +14,24 @@ from typing import Any
 from reports.exports.steps import PROJECT, Step, files
 
 BATCH = 1000
-"""Metrics that MLflow's interface takes at once."""
+"""Largest number of metrics per request of MLflow's API."""
 
 
 def to_mlflow(steps: Sequence[Step], folder: Path) -> str:
-    """Log runs, oldest first, as the steps of one run of MLflow, with the files of the last.
+    """Log runs, oldest first, as the steps of one MLflow run, with the files of the last.
 
-    The run is FAILED there where the exit code of the last is not 0. One that breaks off is
-    deleted again.
+    The MLflow run is marked FAILED if the exit code of the last run is not 0. If logging fails, the
+    MLflow run is deleted.
 
     Args:
-        steps: at least one.
-        folder: of the last.
+        steps: At least one.
+        folder: Folder of the last run.
 
     Returns:
-        The id of the run in MLflow, and where that is.
+        A description with the id of the MLflow run and the tracking server.
 
     Raises:
-        ValueError: MLflow is not installed, or refuses.
+        ValueError: MLflow is not installed, or rejects the run.
     """
     try:
         from mlflow.exceptions import MlflowException
@@ -58,8 +58,8 @@ def to_mlflow(steps: Sequence[Step], folder: Path) -> str:
         return f"run {identity} of experiment {experiment}, {client.tracking_uri}"
     except MlflowException as error:
         raise ValueError(
-            f"MLflow refused the run: {str(error).rstrip('. ')}. MLFLOW_TRACKING_URI "
-            "says where runs go, such as sqlite:///mlflow.db or http://localhost:5000."
+            f"MLflow rejected the run: {str(error).rstrip('. ')}. Set MLFLOW_TRACKING_URI to the "
+            "destination, such as sqlite:///mlflow.db or http://localhost:5000."
         ) from error
 
 

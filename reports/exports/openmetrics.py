@@ -1,8 +1,8 @@
-"""A run as OpenMetrics text, which Prometheus stores and Grafana draws.
+"""A run as OpenMetrics text, for Prometheus and Grafana.
 
-Labels say what was measured and never which run it was, so that every night continues the same
-series; samples carry the time of their run, for `promtool tsdb create-blocks-from openmetrics`. One
-series per case, comparison and kind of quantity: a series per measurement would be tens of
+Labels describe what was measured and never the run, so that every night continues the same series.
+Samples carry the time of their run, for `promtool tsdb create-blocks-from openmetrics`. There is
+one series per case, comparison and kind of quantity: one per measurement would be tens of
 thousands. Source: docs/commands.md "For other tools".
 """
 
@@ -23,7 +23,7 @@ PREFIX = "megalodon_numerics"
 
 
 def openmetrics(run: Run, decision: Decision) -> str:
-    """Return the text.
+    """Return the OpenMetrics text.
 
     Raises:
         ValueError: prometheus_client is not installed.
@@ -38,7 +38,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
             "pip install 'megalodon-numerics[exports]'"
         ) from error
     manifest, environment = run.manifest, run.manifest.environment
-    # What differs between machines are other series, as their levels differ.
+    # Machines of different devices and references have separate series, since their levels differ.
     common = {
         "kind": manifest.kind.value,
         "device": _visible(environment.device.kind),
@@ -51,7 +51,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
         family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[*common, *names])
         shown: dict[tuple[str, ...], float] = {}
         for values, number in samples.items():
-            # Two samples of one series would make the text invalid: the larger is the graver.
+            # Two samples in one series would be invalid; the larger one is worse.
             at = tuple(map(_visible, values))
             shown[at] = max(number, shown.get(at, number))
         for values, number in shown.items():
@@ -62,7 +62,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
     findings = Counter((f.probe, f.severity.value) for f in run.findings)
     families = [
         gauge("exit_code", "Verdict of the run: 0 is pass or changed.", {(): decision.exit_code}),
-        gauge("count", "Gates and changes by what became of them.", counts, "what"),
+        gauge("count", "Number of gates and changes, by outcome.", counts, "what"),
         gauge(
             "tolerance_used_ratio",
             "Largest share of its tolerance that a gate uses; above 1 it is broken.",
@@ -98,7 +98,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
 
 
 def _visible(name: str | None) -> str:
-    """Return a name as the value of a label: whole, and without characters that steer a terminal,
-    which is where the text goes by default.
+    """Return a name as a label value, in full, with control characters escaped: the text is printed
+    to the terminal by default.
     """
     return label(name or "", 1 << 16)

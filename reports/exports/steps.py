@@ -1,7 +1,7 @@
-"""What experiment trackers draw of a stored run: one number per curve, and one step per run.
+"""A stored run as one step of an experiment tracker, with one number per curve.
 
-Curves are named by suite, edge and kind of quantity, never by case or run, so that there are some
-dozens and every night continues them. Source: docs/commands.md "For other tools".
+Curves are named by suite, edge and kind of quantity, never by case or run, so there are only dozens
+and every night continues them. Source: docs/commands.md "For other tools".
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from reports.verdict.decide import Decision
 from reports.verdict.document import suite_of
 
 PROJECT = "megalodon-numerics"
-"""Where runs go unless the tracker's own variable names another project or experiment."""
+"""Default project, unless the tracker's own variable names another project or experiment."""
 LONGEST = 60
-"""Characters of a part of a name: MLflow takes 250 in all."""
+"""Maximal length of a part of a name; MLflow allows 250 characters in total."""
 LONGEST_FACT = 2000
-"""Characters of a fact; control characters in it become visible."""
+"""Maximal length of a fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stored run, as a tracker takes it."""
+    """One stored run, in the form that trackers log."""
 
     run: str
     created: datetime
     exit_code: int
     values: Mapping[str, float]
-    """By name of the curve; infinite where a gate could not be compared."""
+    """Values by name of the curve; infinite for a gate that could not be compared."""
     facts: Mapping[str, str]
-    """What tells this run from others: verdict, commit, device, reference, planted fault."""
+    """Facts about this run: verdict, commit, device, reference, planted fault."""
 
 
 def step(run: Run, decision: Decision) -> Step:
-    """Return a run as a step."""
+    """Convert a run to a step."""
     manifest = run.manifest
     facts = {
         "run": run.id,
@@ -67,8 +67,8 @@ def step(run: Run, decision: Decision) -> Step:
 def _values(run: Run, decision: Decision) -> dict[str, float]:
     environment = run.manifest.environment
     values = {"exit_code": float(decision.exit_code)}
-    # A curve goes on over nights with a live and a recorded reference and over devices: these two
-    # tell them apart at each step.
+    # Curves continue over devices and over live and recorded references; these two values tell them
+    # apart at each step.
     values["reference_live"] = float(environment.reference.kind == "live")
     values[curve("device", environment.device.kind or "unknown")] = 1.0
     values |= {f"count/{name}": float(n) for name, n in asdict(decision.counts).items()}
@@ -76,7 +76,7 @@ def _values(run: Run, decision: Decision) -> dict[str, float]:
     every = Counter(suite_of(m) for m in gates)
     held = Counter(suite_of(m) for m in gates if m.verdict is Verdict.PASS)
     for suite, n in every.items():
-        # Two suites may have one name as a curve, which cuts names and replaces characters.
+        # Names of curves are shortened, so two suites may share one.
         for name, part in (("gates", n), ("gates_held", held[suite])):
             of_suite = curve(name, suite)
             values[of_suite] = values.get(of_suite, 0.0) + part
@@ -91,7 +91,7 @@ def _values(run: Run, decision: Decision) -> dict[str, float]:
 
 
 def _losses(manifest: Manifest) -> dict[str, float]:
-    """Return where the training of the probed checkpoint ended, in nats per token."""
+    """Return the final losses of the probed checkpoint's training, in nats per token."""
     training = (manifest.checkpoint and manifest.checkpoint.training) or {}
     ends = {
         "train": (training.get("train_loss") or (None,))[-1],
@@ -101,13 +101,13 @@ def _losses(manifest: Manifest) -> dict[str, float]:
 
 
 def curve(*parts: str) -> str:
-    """Return a name that trackers take: letters, digits, `_`, `-`, `.` and `/` between the parts.
+    """Return the name of a curve: the parts joined by `/`, with characters that trackers accept.
 
-    A colon is none of them, so `jax32:oracle` becomes `jax32-oracle`.
+    These are letters, digits, `_`, `-` and `.`; so `jax32:oracle` becomes `jax32-oracle`.
     """
     return "/".join(re.sub(r"[^A-Za-z0-9_.-]|^\.+", "-", part[:LONGEST]) for part in parts)
 
 
 def files(folder: Path) -> list[Path]:
-    """Return what is stored of a run, page included, to be kept beside its numbers."""
+    """Return the files of a stored run, page included, to attach to its numbers."""
     return sorted(path for path in folder.iterdir() if path.is_file())

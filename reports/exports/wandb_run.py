@@ -1,7 +1,8 @@
-"""A stored run as a run of Weights & Biases, written by its own client.
+"""Exports a stored run to Weights & Biases, with its own client.
 
-Where to is said by its variables: WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR, and WANDB_MODE=offline
-for a folder that `wandb sync` uploads later. Source: docs/commands.md "For other tools".
+The destination is set by its variables WANDB_PROJECT, WANDB_ENTITY and WANDB_DIR;
+WANDB_MODE=offline writes a folder that `wandb sync` uploads later. Source: docs/commands.md "For
+other tools".
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from reports.exports.steps import PROJECT, Step, curve, files
 
 
 def to_wandb(steps: Sequence[Step], folder: Path) -> str:
-    """Log runs, oldest first, as the steps of one run of W&B, with the files of the last.
+    """Log runs, oldest first, as the steps of one W&B run, with the files of the last.
 
-    The run is failed there where the exit code of the last is not 0.
+    The W&B run is marked failed if the exit code of the last run is not 0.
 
     Args:
-        steps: at least one.
-        folder: of the last.
+        steps: At least one.
+        folder: Folder of the last run.
 
     Returns:
-        The address of the run, or offline the folder it is in.
+        The URL of the W&B run, or offline its folder.
 
     Raises:
-        ValueError: W&B's client is not installed, or refuses.
+        ValueError: W&B's client is not installed, or rejects the run.
     """
     try:
         import wandb
@@ -35,8 +36,8 @@ def to_wandb(steps: Sequence[Step], folder: Path) -> str:
             "W&B's client is not installed: pip install 'megalodon-numerics[wandb]'"
         ) from error
     last = steps[-1]
-    # The run was elsewhere and earlier: nothing of this process, its console or its repository is
-    # about it.
+    # The stored run is older and maybe from another machine: console, code and statistics of this
+    # process do not belong to it.
     settings = wandb.Settings(
         console="off", disable_code=True, disable_git=True, silent=True, x_disable_stats=True
     )
@@ -62,7 +63,7 @@ def to_wandb(steps: Sequence[Step], folder: Path) -> str:
         run.finish(exit_code=last.exit_code)
     except wandb.Error as error:
         raise ValueError(
-            f"W&B refused the run: {str(error).rstrip('. ')}. `wandb login` says "
-            "who you are; WANDB_MODE=offline writes a folder that `wandb sync` uploads later."
+            f"W&B rejected the run: {str(error).rstrip('. ')}. Log in with `wandb login`, or set "
+            "WANDB_MODE=offline to write a folder that `wandb sync` uploads later."
         ) from error
     return run.url or str(Path(run.dir).parent)

@@ -1,4 +1,4 @@
-"""The main job: a night's suites, whole or in shards, and the pytest plugin that stores tests.
+"""The nightly job: its suites, whole or in shards, and the pytest plugin that stores test results.
 
-Nothing is imported here: pytest loads the plugin at its start, long before a test needs JAX.
+This module imports nothing: pytest loads the plugin at startup, long before a test needs JAX.
 """

@@ -1,4 +1,4 @@
-"""Accounts of a night's failing cases, in one form whichever comparison they are of.
+"""Accounts of failing cases of a night, in one form for every kind of comparison.
 
 Source: docs/reports.md "What broke, and where".
 """
@@ -11,8 +11,8 @@ from parity.port.report import Report
 
 
 def of_port(report: Report) -> Explanation | None:
-    """Return the account of a port that fails, from the stages it was fed the original's values
-    at; None of one that holds.
+    """Return the account of a failing port: which stage is wrong although it was fed the original's
+    values. None if the port holds.
     """
     first = first_divergence(report.measurements)
     if first is None:

@@ -1,8 +1,8 @@
-"""Seconds that the parts of a night are expected to take, for the estimate of the time left.
+"""Expected seconds of the parts of a night, for the estimate of the time left.
 
-An estimate and no measurement: it changes no verdict. The parts of the newest night that this kind
-of processor ran say most. A first night takes the table below, which compiles everything; the pace
-of the parts that are done or late corrects for another machine (`parity.executors.pace`).
+The estimate never affects a verdict. It uses the newest night on the same kind of processor, or for
+a first night, which compiles every program, the table below. The pace of finished and late parts
+corrects it for other machines (`parity.executors.pace`).
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ FIRST: Mapping[str, float] = {
     "(probes)": 67.0,
     "(controls)": 20.0,
 }
-"""Seconds of each part of a first night with an empty compilation cache: one night, two parts at a
-time on two cores of an AMD EPYC (family 25, model 17) that ran tests beside it, 610 s in all.
-`packed`, `stream_ragged` and `(port)` were measured later, beside `plain`, and scaled by it."""
+"""Seconds of each part of a first night, with an empty compilation cache. Measured in one night of
+610 s with two parts at a time on two cores of an AMD EPYC (family 25, model 17) that also ran
+tests. `packed`, `stream_ragged` and `(port)` were measured later with `plain`, and scaled by it."""
 SHORT = 15.0
-"""Expected seconds from which a part says how fast a machine is: the start of a process takes some
-of them anywhere."""
+"""Shortest expected seconds of a part that measures the pace of a machine: in shorter parts the
+start of the process dominates."""
 OTHER = 15.0
-"""Seconds of a part that the table does not have, such as a case added since."""
+"""Expected seconds of a part that is not in the table, such as a new case."""
 NEWEST = 5
-"""Stored runs that are asked for their parts, the newest first."""
+"""Newest stored runs that are searched for times of parts."""
 
 
 def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float], bool]:
-    """Return the seconds of each part, and whether a night on this kind of processor says so."""
+    """Return the seconds of each part, and whether this kind of processor measured them."""
     here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for folder in sorted(run_folders(out), reverse=True)[:NEWEST]:
         try:
             parts = read_manifest(folder).parts
         except StoreError:
-            # Listing the runs names it; an estimate is no place for that.
+            # Listing the runs reports it.
             continue
         seconds = {part.name: part.seconds for part in parts if part.processor == here}
         if all(seconds.get(name, 0.0) > 0.0 for name in names):
@@ -79,35 +79,36 @@ def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float],
 
 
 def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) -> list[str]:
-    """Return parts of a night in the order they are begun in: what takes longest first, and two
-    short ones before that on one of the workers.
+    """Return the order in which the parts of a night start: the longest first, except that one
+    worker starts with two short parts.
 
-    The longest parts take minutes, and the pace of the machine is not known until a part is done.
-    The two short parts say it within the first minute. They delay the longest part of one worker
-    by as much, and leave what they took to nobody: the night is as long as before.
+    The longest parts take minutes, and the pace of the machine is unknown until a part is done. The
+    two short parts measure it within the first minute. They delay one worker's longest part by the
+    time that they would have taken later, so the night does not become longer.
 
     Args:
-        names: Parts, what takes longest first.
+        names: Parts, the longest first.
         expected: Seconds of each.
-        workers: How many run at a time.
+        workers: Number of parts that run at a time.
     """
     fit = [name for name in names[workers:] if expected[name] >= SHORT]
     short = sorted(fit, key=lambda name: expected[name])[:2]
     rest = [name for name in names if name not in short]
-    # The first worker takes one, each other worker a long part, and the first one the second.
+    # The first worker takes a short part, each other worker a long one, then the first worker the
+    # second short part.
     return [*short[:1], *rest[: workers - 1], *short[1:], *rest[workers - 1 :]]
 
 
 def cost(expected: Mapping[str, float], workers: int, known: bool) -> str:
-    """Return in words what a night will cost.
+    """Describe how long a night will take.
 
     Args:
-        expected: Seconds of each part, in the order they are begun in.
-        workers: How many run at a time.
-        known: Whether a night on this kind of processor took them.
+        expected: Seconds of each part, in the order in which they start.
+        workers: Number of parts that run at a time.
+        known: Whether the seconds were measured on this kind of processor.
     """
     seconds = makespan(list(expected.values()), workers)
     if known:
-        return f"about {duration(seconds)}, as the last night on this kind of processor"
+        return f"about {duration(seconds)}, like the last night on this kind of processor"
     low, high = duration(seconds / UNSURE), duration(seconds * UNSURE)
     return f"{low} to {high}: a first night compiles every program, later ones take a third of it"

@@ -1,7 +1,7 @@
-"""A night on an executor: every part of its plan an item, and one run out of what they measured.
+"""A night on an executor: each part of its plan is a work item, and the results form one run.
 
-A part is a shard of a night like those of `nightly --shard`, and the rules of `shards` make one run
-of them. Source: docs/many-machines.md.
+A part is a shard like those of `nightly --shard`, and `shards` merges them. Source:
+docs/many-machines.md.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, StoreError
 
 UNFINISHED = ".unfinished"
-"""Hidden folder beside the runs, with the parts of nights that are under way."""
+"""Hidden folder beside the runs that holds the parts of unfinished nights."""
 LONGEST = (MESH_PART, MLA_MOE_PART, PORT_PART, PROBES_PART)
-"""Parts that take longest, the longest in front: begun last, one alone would hold up the night."""
+"""Longest parts, in order; started last, one of them alone would prolong the night."""
 MEMORY = 3 * 2**30
-"""Bytes a part may take at its peak: the suite over meshes has a process of its own beside it."""
+"""Peak memory of a part, in bytes; the suite over meshes has a second process."""
 Report = Callable[[str], None]
 
 
 def items_of(options: Options, device: str = "") -> list[Item]:
-    """Return the parts of a night as items, what takes longest first.
+    """Return the parts of a night as work items, the longest first.
 
     Args:
-        options: of the night, without a shard.
-        device: class of device, cpu or cuda, that every part must be measured on; "" for any.
+        options: Options of the night, without a shard.
+        device: Class of device, cpu or cuda, on which every part must be measured; "" for any.
 
     Raises:
-        ValueError: an unknown case.
-        ReferenceUnavailableError: the live reference was asked for and cannot run.
+        ValueError: a case is unknown.
+        ReferenceUnavailableError: the live reference was requested and cannot run.
     """
     plan = plan_of(options)
-    # What is live here must not be a recording elsewhere.
+    # Every worker must use the same kind of reference as this machine.
     reference = options.reference
     if reference == "auto":
         reference = "recorded" if choose_reference("auto").kind == "recorded" else "live"
@@ -68,7 +68,7 @@ def items_of(options: Options, device: str = "") -> list[Item]:
         "fault": options.fault or "",
         "device": device,
     }
-    # The packages' own data are part of their code.
+    # The data files of the packages are included in the digest of the code.
     names = [shared["checkpoint"]] if options.checkpoint else []
     inputs = contents([*names, *([f"{MODULE}megalodon"] if reference == "live" else [])])
     items = [
@@ -98,14 +98,14 @@ def measure(
     """Measure one part of a night on a worker, and leave its run folder in `folder`.
 
     Raises:
-        RuntimeError: the class of device is another one than was asked for.
+        RuntimeError: JAX computes on another class of device than the requested one.
     """
     from megalodon_jax import traced_checks
     from reports.provenance.device import device_kind
 
     if device and device_kind() != device:
         raise RuntimeError(
-            f"expected to measure on {device}, and JAX computes on {device_kind()} here: install "
+            f"expected to measure on {device}, but JAX computes on {device_kind()} here: install "
             "the jaxlib of that device on this machine"
         )
     options = Options(
@@ -131,26 +131,26 @@ def fan_out(
 ) -> Outcome:
     """Run a night on an executor and write its run folder.
 
-    Where a driver of the same night was killed, its finished parts are taken.
+    If a driver of the same night was killed, its finished parts are reused.
 
     Args:
-        options: of the night, without a shard.
-        executor: who measures; closed at the end.
-        report: gets a line as each part finishes.
-        resume: whether to take them; they are deleted otherwise.
-        device: as `items_of`.
+        options: Options of the night, without a shard.
+        executor: Executes the parts; closed at the end.
+        report: Receives a line as each part finishes.
+        resume: Whether to reuse finished parts; otherwise they are deleted.
+        device: As in `items_of`.
 
     Raises:
-        ItemError: another driver is at this night.
+        ItemError: another driver is running this night.
         StoreError: nothing was measured, the folder cannot be written, or the code or the
             checkpoint changed meanwhile.
-        ValueError: an unknown case or fault, or a checkpoint that does not hold together.
-        FileNotFoundError: the checkpoint is not there.
+        ValueError: a case or fault is unknown, or the checkpoint is inconsistent.
+        FileNotFoundError: the checkpoint does not exist.
     """
     start = Start.now([options.checkpoint])
     items = items_of(options, device)
     if options.checkpoint is not None:
-        # A broken one is refused before an hour of work, not by each part.
+        # Reject a broken checkpoint now, not after an hour in each part.
         open_checkpoint(options.checkpoint).load()
     names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
     place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
@@ -172,7 +172,7 @@ def fan_out(
             closing(run(items, executor, answers, report)) as measured,
         ):
             for answer in measured:
-                # A worker that refused may have seen a change first.
+                # A failed worker may have noticed a change of the code first.
                 start.check(now=answer.state is not State.DONE)
                 known[answer.name] = answer
                 for line in (answer.value or {}).get("lines", ()):
@@ -185,7 +185,7 @@ def fan_out(
         }
         if not folders:
             raise StoreError(
-                "expected parts of a night, and none was measured: "
+                "expected parts of a night, but none was measured: "
                 + "; ".join(f"{name}: {a.reason}" for name, a in known.items())[:800]
             )
         start.check()
@@ -198,14 +198,14 @@ def fan_out(
 def _kept_parts_named(
     executor: Executor, items: Sequence[Item], answers: Answers, report: Report
 ) -> Iterator[None]:
-    """Context in which an interrupt says which parts are kept, and how to go on from them."""
+    """Context in which an interrupt reports which parts are kept, and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
         kept = sum(answers.read(item) is not None for item in items)
         report(
             f"interrupted: {kept} of {len(items)} parts are measured and kept in {answers.folder}; "
-            f"the same command with --executor {executor.name} goes on from them"
+            f"the same command with --executor {executor.name} resumes from them"
         )
         raise
 
@@ -217,7 +217,7 @@ def _stored(
     folders: Mapping[str, Path],
     report: Report,
 ) -> Outcome:
-    """Store the run that the parts are; one that is there is not stored again."""
+    """Store the run merged from the parts, or finish it if it is already stored."""
     reasons = {
         Shard.parse(item.arguments["shard"]).index: f"{item.name}: {known[item.name].reason}"
         for item in items
@@ -229,8 +229,8 @@ def _stored(
     infos = tuple(sorted(infos, key=lambda info: order[info.name]))
     manifest = replace(merged.manifest, parts=infos)
     merged = replace(merged, manifest=replace(manifest, environment=_environment(manifest)))
-    # Of a driver that was killed between the last two things it had to do. A run that began in the
-    # same second as another has a number behind its id.
+    # A previous driver may have stored the run and died before it cleaned up. If another run began
+    # in the same second, the id of this one has a numeric suffix.
     for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
         if _same_night(read_manifest(place.parent), merged.manifest):
             # That driver may have died before it judged the run or drew its page.
@@ -242,17 +242,17 @@ def _stored(
 
 
 def _same_night(one: Manifest, other: Manifest) -> bool:
-    """Whether two runs are of the same shards.
+    """Return whether two runs were merged from the same shards.
 
-    The id of a shard has the second it began in and its commit: two short nights of one second have
-    the same ones, of whatever code, checkpoint and options they are.
+    A shard's id consists of the second in which it began and its commit. Two short nights of one
+    second therefore have equal ids, even with different code, checkpoints and options.
     """
     names = ("shards", "code", "plan", "selected", "fault", "checkpoint", "contract")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _environment(manifest: Manifest) -> Environment:
-    """Return the environment of a night: of several hosts each once, whoever measured what."""
+    """Return the environment of a night; of several hosts it names each processor once."""
     environment = manifest.environment
     if len({part.fingerprint for part in manifest.parts}) <= 1:
         return environment

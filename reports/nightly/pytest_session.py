@@ -1,9 +1,8 @@
-"""Gathers what the tests of a pytest session measure, stores it as one run, and judges it.
+"""Collects the measurements of a pytest session, stores them as one run, and judges it.
 
 The plan of the session is every selected test that uses the fixture `numerics`. A planned test that
-was skipped, was not reached or recorded nothing makes the run INCOMPLETE, and so does a module that
-could not be collected: nobody knows what its tests would have measured.
-Source: docs/testing.md "Measurements of tests".
+was skipped, was not reached or recorded nothing makes the run INCOMPLETE. So does a module that
+could not be collected, because it is unknown which tests it has.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from reports.store.manifest import Manifest, SuiteResult
 
 _PLANNED, _UNCOLLECTED = "numerics_planned", "numerics_uncollected"
-"""What a worker of pytest-xdist sends to the controller when it ends."""
+"""Keys under which a worker of pytest-xdist sends its plan to the controller when it ends."""
 _REASON = 400
-"""Characters of the reason that is stored."""
+"""Maximal number of characters of the stored reason."""
 
 
 def measures(item: pytest.Item) -> bool:
@@ -37,12 +36,12 @@ def measures(item: pytest.Item) -> bool:
 
 
 class NoExit:
-    """Makes `os._exit` in a test or a module an error: it would end the session with its status."""
+    """Makes `os._exit` in a test or a module raise an error instead of ending the session."""
 
     @pytest.hookimpl(wrapper=True)
     @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[Any]:
-        """Collect a module without ending by it."""
+        """Collect a module; `os._exit` in it is a collection error."""
         try:
             with os_exit_raises():
                 return (yield)
@@ -53,27 +52,27 @@ class NoExit:
     @pytest.hookimpl(wrapper=True)
     @no_type_check
     def pytest_runtest_setup(self) -> Iterator[Any]:
-        """Set a test up without ending by it."""
+        """Set up a test; `os._exit` in it is an error."""
         with os_exit_raises():
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     @no_type_check
     def pytest_runtest_call(self) -> Iterator[Any]:
-        """Call a test without ending by it."""
+        """Call a test; `os._exit` in it is an error."""
         with os_exit_raises():
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     @no_type_check
     def pytest_runtest_teardown(self) -> Iterator[Any]:
-        """Tear a test down without ending by it."""
+        """Tear down a test; `os._exit` in it is an error."""
         with os_exit_raises():
             return (yield)
 
 
 class Planner:
-    """Notes which tests a process is to run, and which modules it could not collect."""
+    """Records which tests a process will run, and which modules it could not collect."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -81,32 +80,32 @@ class Planner:
         self.uncollected: dict[str, str] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a module that failed to import, or that skipped itself."""
+        """Record a module that failed to import or that skipped itself."""
         if report.failed or report.skipped:
             how = "was not collected" if report.failed else "skipped itself"
             self.uncollected[report.nodeid or "the session"] = how
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note the tests that measure, after -k, -m and --deselect."""
+        """Record the tests that measure, after -k, -m and --deselect are applied."""
         self.planned |= {item.nodeid for item in session.items if measures(item)}
 
 
 class WorkerPlanner(Planner):
-    """Sends the plan of a worker of pytest-xdist to the controller, which collects nothing."""
+    """Sends the plan of a pytest-xdist worker to the controller, which collects no tests itself."""
 
     def pytest_sessionfinish(self) -> None:
-        """Add the plan to what the worker sends when it ends."""
+        """Add the plan to the output of the worker."""
         output = self.config.workeroutput  # pyright: ignore[reportAttributeAccessIssue]
         output[_PLANNED], output[_UNCOLLECTED] = sorted(self.planned), self.uncollected
 
 
 class Collector(Planner):
-    """Gathers the reports of a session and stores them as one run when it ends."""
+    """Collects the reports of a session and stores them as one run at its end."""
 
     def __init__(self, config: pytest.Config, root: Path, judged: bool) -> None:
         super().__init__(config)
         self.root = root
-        # Whether the exit status of the session is the verdict's.
+        # Whether the exit status of the session is that of the verdict.
         self.judged = judged
         self.started, self.clock = datetime.now(UTC), time.perf_counter()
         self.records: list[tuple[str, Measurement]] = []
@@ -116,22 +115,22 @@ class Collector(Planner):
         self.failed: set[str] = set()
         self.findings: list[Finding] = []
         self.lines: list[str] = []
-        # All tests that workers of pytest-xdist collected, until one says which of them measure.
+        # All tests that pytest-xdist workers collected; used until a worker reports which measure.
         self.collected: set[str] = set()
         self.plan_was_sent = False
 
     def pytest_report_header(self) -> str:
-        """Say where measurements go."""
-        return f"numerics run: what tests measure is stored in {self.root}"
+        """Report where measurements are stored."""
+        return f"numerics run: measurements of tests are stored in {self.root}"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        """Take the ids of a worker: should all workers die, each of them was planned."""
+        """Record the test ids of a worker; if all workers die, they are the plan."""
         self.collected |= set(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Take the plan of a worker that ended; one that died has sent none."""
+        """Record the plan of a worker that ended; a crashed worker sends none."""
         output = getattr(node, "workeroutput", None) or {}
         if _PLANNED in output:
             self.planned |= set(output[_PLANNED])
@@ -139,7 +138,7 @@ class Collector(Planner):
             self.plan_was_sent = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the measurements of a test, and every failure as a finding."""
+        """Record the measurements of a test, and each failure as a finding."""
         if report.failed:
             self.failed.add(report.nodeid)
             self.findings.append(_failure(report))
@@ -158,7 +157,7 @@ class Collector(Planner):
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Store the run; a session that was to measure and did not is not green."""
+        """Store the run; a session without measurements fails."""
         from reports.store.runs import StoreError
         from reports.verdict.decide import ExitCode
 
@@ -167,13 +166,13 @@ class Collector(Planner):
             if self.uncollected:
                 modules = "; ".join(f"{test} {how}" for test, how in self.uncollected.items())
                 self.lines.append(
-                    f"{modules}: mend it, or measure the other modules with "
+                    f"{modules}: fix it, or measure the other modules with "
                     "--continue-on-collection-errors"
                 )
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
             elif exitstatus == pytest.ExitCode.INTERRUPTED and self.judged:
-                # pytest's 2 would be wrong usage among the codes of verdicts.
+                # pytest's 2 means wrong usage among the exit codes of verdicts.
                 session.exitstatus = int(ExitCode.INCOMPLETE)
             return
         try:
@@ -183,14 +182,14 @@ class Collector(Planner):
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
             return
-        # A verdict of 0 leaves pytest's own status: a failed session is never turned green.
+        # A verdict of 0 keeps pytest's status, so a failed session stays failed.
         if verdict and self.judged:
             session.exitstatus = verdict
             if verdict != exitstatus:
                 self.lines.append(f"exit status {verdict} is the verdict's, not pytest's")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was stored."""
+        """Print what was stored."""
         for line in self.lines:
             terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
 
@@ -204,7 +203,7 @@ class Collector(Planner):
 
         rows, documents = distinct(self.records, self.ports)
         names = {document["name"] for document in documents}
-        # Tests of ports alone have nothing to do with Megalodon, its code and its reference.
+        # Tests of ports only do not depend on Megalodon, its code or its reference.
         if names and all(row.suite in names for row in rows):
             from reports.ports import with_documents
 
@@ -235,14 +234,14 @@ class Collector(Planner):
         return int(decision.exit_code)
 
     def _selection(self) -> tuple[str, ...]:
-        """Return what the session was asked for; never empty, since it is no whole night."""
+        """Return the selection of the session; never empty, since no session is a whole night."""
         marks, words = self.config.getoption("-m"), self.config.getoption("-k")
         return tuple(filter(None, (marks, words and f"-k {words}"))) or ("everything",)
 
     def _of_megalodon(
         self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
     ) -> tuple[Manifest, str]:
-        """Return the manifest of a session that measured Megalodon, and its reference in words."""
+        """Return the manifest of a session that measured Megalodon, and describe its reference."""
         from parity.megalodon.suite import choose_reference
         from reports.provenance.environment import describe
         from reports.verdict.document import with_tables
@@ -257,12 +256,13 @@ class Collector(Planner):
         )
 
     def _suite(self, interrupted: bool) -> SuiteResult:
-        """Return how much of the plan was executed, and why it is not all of it."""
+        """Return how much of the plan was executed, and why it is incomplete."""
         from reports.store.manifest import SuiteResult
 
         planned = self.planned if self.plan_was_sent else self.planned | self.collected
         recorded = {test for test, _ in self.records}
-        # A test that failed before it recorded anything did run: its failure is a finding.
+        # A test that failed before it recorded anything counts as executed: its failure is a
+        # finding.
         executed = self.called & (recorded | self.failed)
         reasons = [f"{test} {how}" for test, how in sorted(self.uncollected.items())]
         reasons += ["the session was interrupted"] if interrupted else []
@@ -285,10 +285,11 @@ class Collector(Planner):
 def distinct(
     records: Iterable[tuple[str, Measurement]], ports: Iterable[tuple[str, dict[str, Any]]]
 ) -> tuple[tuple[Measurement, ...], list[dict[str, Any]]]:
-    """Return all measurements and documents of ports, with no key twice.
+    """Return all measurements and documents of ports, with unique keys.
 
-    Where several tests measure one key, the first by node id keeps its case's name, and the case of
-    the others is named after the test too. The order in which workers answer has no influence.
+    If several tests measure one key, the first by node id keeps the name of its case, and the name
+    of the test is appended to the cases of the others. The result does not depend on the order in
+    which workers report.
     """
     groups: dict[tuple[str, str, int], list[Measurement]] = {}
     turns: dict[tuple[str, Key], int] = {}
@@ -313,7 +314,7 @@ def distinct(
 def _free_name(
     group: tuple[str, str, int], rest: Sequence[tuple[str, str, str]], taken: Collection[Key]
 ) -> str:
-    """Return a name of a case under which no key is taken."""
+    """Return a name for the case under which no key is taken."""
     test, case, _ = group
 
     def names() -> Iterator[str]:
@@ -324,7 +325,7 @@ def _free_name(
 
 
 def _failure(report: pytest.TestReport) -> Finding:
-    """Return the finding that a failed phase of a test is."""
+    """Return the finding for a failed phase of a test."""
     lines = (report.longreprtext or "failed").strip().splitlines()
     message = f"failed in {report.when}: {lines[-1]}"[:400]
     return Finding("pytest", Severity.ERROR, report.nodeid, "failed", 1.0, 0.0, "pytest", message)

@@ -1,4 +1,4 @@
-"""The main job: run the suites, judge, store, and write one page."""
+"""The nightly job: run the suites, store the run, judge it, and write its page."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
 
 Step = Callable[[int, int, str], None]
-"""Gets how many parts are done, of how many, and the time left in words."""
+"""Called with the number of finished parts, the total, and the time left in words."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a nightly does; the defaults are the whole of it."""
+    """Options of a nightly; with the defaults it runs everything."""
 
     out: Path
     cases: tuple[str, ...] = ()
@@ -55,19 +55,19 @@ class Options:
 
 
 def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> Outcome:
-    """Run everything and write the run folder.
+    """Run the selected suites and write the run folder.
 
     Args:
-        options: What to run; a shard runs its part of it and is stored to be merged.
-        report: Gets a line as each part finishes.
-        step: Gets how many parts are done, of how many, and the time left.
+        options: What to run; a shard runs its part and is stored for merging.
+        report: Receives a line as each part finishes.
+        step: Receives the number of finished parts, the total, and the time left.
 
     Raises:
-        ValueError: an unknown case or fault, a checkpoint that does not hold together, or more
-            shards than there are parts.
-        FileNotFoundError: the checkpoint is not there.
+        ValueError: a case or fault is unknown, the checkpoint is inconsistent, or there are more
+            shards than parts.
+        FileNotFoundError: the checkpoint does not exist.
         StoreError: the output folder cannot be written, or code or checkpoint changed meanwhile.
-        ReferenceUnavailableError: the live reference was asked for and cannot run.
+        ReferenceUnavailableError: the live reference was requested and cannot run.
     """
     started = datetime.now(UTC)
     start = Start.now([options.checkpoint])
@@ -76,7 +76,7 @@ def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> O
     parts = options.shard.part_of(plan) if options.shard else plan
     at = start.checked_before(_with_time_left(step, expected_seconds(options.out, parts)[0]))
     checkpoint = open_checkpoint(options.checkpoint)
-    # A broken checkpoint is refused before an hour of work, not after it.
+    # Reject a broken checkpoint before an hour of work, not after it.
     model = checkpoint.load()
     reference = choose_reference(options.reference)
     fault = fault_by_name(options.fault) if options.fault else None
@@ -95,7 +95,7 @@ def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> O
         at(parts.index(PROBES_PART))
         suites.append(run_stability(checkpoint, model, report))
     if CONTROLS_PART in parts:
-        # Last, because they throw away what is compiled.
+        # Last, because they clear the compilation caches.
         at(len(parts) - 1)
         suites.append(run_controls(reference, report))
     at(len(parts))
@@ -128,12 +128,12 @@ def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> O
 def _with_time_left(
     step: Step, expected: Mapping[str, float], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
-    """Return a step that gets how many parts are done, and says how long the others take.
+    """Return a function of the number of finished parts that calls `step` with the time left.
 
     Args:
-        step: Is called with it.
-        expected: Seconds of each part, in the order they are run in.
-        clock: Seconds now.
+        step: Called at each part.
+        expected: Seconds of each part, in the order in which they run.
+        clock: Returns the current time in seconds.
     """
     pace, names, begun = Pace(dict(expected)), list(expected), clock()
 
@@ -141,7 +141,7 @@ def _with_time_left(
         nonlocal begun
         taken, begun = clock() - begun, clock()
         over = names[len(pace.seconds) : done]
-        # Parts that end together share what they took.
+        # Parts that finish together share the elapsed time.
         for name in over:
             pace.done(name, taken / len(over))
         step(done, len(names), pace.words({}, 1) if pace.left else "")
@@ -150,22 +150,22 @@ def _with_time_left(
 
 
 def plan_of(options: Options) -> tuple[str, ...]:
-    """Return the parts of a night, in the order they are run in.
+    """Return the parts of a night, in the order in which they run.
 
     Raises:
-        ValueError: an unknown case, or one that recordings cannot answer where they are to.
-        ReferenceUnavailableError: the live reference was asked for and cannot run.
+        ValueError: a case is unknown, or needs the live reference where only recordings are
+            available.
+        ReferenceUnavailableError: the live reference was requested and cannot run.
     """
-    # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
-    # have it probed.
+    # With selected cases only their parts run, and a given checkpoint is always probed.
     selection = _selection(options)
     plan = tuple(case.name for case in select_cases(options))
     plan += tuple(part for part in MEASURED if selection[part] or not options.cases)
     if choose_reference(options.reference).kind != "live":
         if asked := sorted(name for part in LIVE for name in selection[part]):
             raise ValueError(
-                f"{', '.join(asked)} asks megalodon-hf itself, and recordings answer here: install "
-                "it (`make reference`), or leave the case out."
+                f"{', '.join(asked)} needs megalodon-hf itself, and only recordings are available: "
+                "install it (`make reference`), or leave the case out."
             )
         plan = tuple(part for part in plan if part not in LIVE)
     plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
@@ -173,7 +173,7 @@ def plan_of(options: Options) -> tuple[str, ...]:
 
 
 def _selection(options: Options) -> dict[str, set[str]]:
-    """Return what is asked for of each suite beside the cases."""
+    """Return the names selected from each suite other than the triangle's cases."""
     return {part: names & set(options.cases) for part, names in elsewhere().items()}
 
 
@@ -185,7 +185,7 @@ def _manifest(
     shard: Shard | None,
     plan: tuple[str, ...],
 ) -> Manifest:
-    """Return what the suites and this machine say of the run."""
+    """Return the manifest of the run, from its suites and this machine."""
     rows = [m for suite in suites for m in suite.measurements]
     responses = {key: r for suite in suites for key, r in suite.responses.items()}
     planned = [gate for suite in suites for gate in suite.contract]
@@ -213,11 +213,10 @@ def _manifest(
 
 
 def select_cases(options: Options) -> list[Case]:
-    """Return the cases of the triangle that are asked for; a checkpoint of the user's takes the
-    committed one's place.
+    """Return the selected cases of the triangle; a given checkpoint replaces the committed one.
 
     Raises:
-        ValueError: a name is neither one of theirs nor one of another suite (`elsewhere`).
+        ValueError: a name is neither one of these cases nor one of another suite (`elsewhere`).
     """
     others = {name for names in elsewhere().values() for name in names}
     own_names = [name for name in options.cases if name not in others]
@@ -237,7 +236,7 @@ def select_cases(options: Options) -> list[Case]:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint:
-    """Return the user's checkpoint, or the committed one; text comes from beside the weights."""
+    """Return the given checkpoint or the committed one, with its own held-out text if any."""
     folder = folder or BYTE_LM
     own = folder / "heldout.txt"
     return Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")

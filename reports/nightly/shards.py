@@ -1,4 +1,4 @@
-"""A nightly in parts, on several machines: what each part does, and one run out of all of them.
+"""A nightly split over several machines: the part of each shard, and merging all of them.
 
 Source: docs/reports.md "Store".
 """
@@ -19,7 +19,7 @@ from reports.verdict.document import with_tables
 KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
 PORT_PART, MESH_PART = "(port)", "(mesh)"
 PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
-"""Parts of a nightly's plan that are no case; no case can be named so."""
+"""Parts of a plan other than cases; the parentheses keep them distinct from names of cases."""
 SUITE_OF = {
     KNOWN_DIFFERENCES_PART: "seams",
     PRODUCTS_PART: "products",
@@ -29,7 +29,7 @@ SUITE_OF = {
     PROBES_PART: "stability",
     CONTROLS_PART: "controls",
 }
-"""The suite that each of them is; cases are the suite `parity`."""
+"""Suite of each of these parts; cases belong to the suite `parity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read `k/n`. Raises ValueError where it is none."""
+        """Parse `k/n`; raises ValueError if the text is malformed."""
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise ValueError(f"expected K/N such as 1/3, received {text!r}")
@@ -51,7 +51,7 @@ class Shard:
         return shard
 
     def part_of(self, plan: Sequence[str]) -> tuple[str, ...]:
-        """Return every `count`-th part of a plan, from `index` on: neighbours cost about the same.
+        """Return every `count`-th part of a plan from `index` on: neighbours cost about the same.
 
         Raises:
             ValueError: there are more shards than parts.
@@ -59,7 +59,7 @@ class Shard:
         if self.count > len(plan):
             raise ValueError(
                 f"expected at most {len(plan)} shards, one per part of this plan, received "
-                f"{self.count}; ask for fewer"
+                f"{self.count}; use fewer"
             )
         return tuple(plan[self.index - 1 :: self.count])
 
@@ -71,7 +71,7 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
     """Return the run folders at or anywhere below each of `places`.
 
     Raises:
-        StoreError: there is none in one of them.
+        StoreError: one of the places has none.
     """
     folders: list[Path] = []
     for place in places:
@@ -79,7 +79,7 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
         here = [folder for folder in here if not folder.name.startswith(".")]
         if not here:
             where = address_of(place)
-            raise StoreError(f"expected runs of `nightly --shard` in {where}, and there are none.")
+            raise StoreError(f"expected runs of `nightly --shard` in {where}, but found none.")
         folders += here
     return list(dict.fromkeys(folders))
 
@@ -90,19 +90,19 @@ def merge_shards(
     mixed: bool = False,
     reasons: Mapping[int, str] | None = None,
 ) -> Run:
-    """Return the nightly that shards are the parts of.
+    """Merge the shards of a nightly into one run.
 
     Args:
         folders: One folder per shard, in any order.
-        partial: Accept that shards are missing: what they planned counts as not run.
-        mixed: Accept several machines of one class of device: the run names all of them, so that no
-            value of it is expected to repeat elsewhere.
-        reasons: Why shards are missing, by index; those are accepted as by `partial`.
+        partial: Accept missing shards; their plan counts as not run.
+        mixed: Accept several machines of one class of device. The run names all of them, so none of
+            its values is expected to repeat elsewhere.
+        reasons: Why shards are missing, by index; these are accepted as with `partial`.
 
     Raises:
-        StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
-            missing; or they were made by other code, of another checkpoint, in another environment
-            or for another plan. The message names them.
+        StoreError: a folder holds no shard; two hold the same shard or measurement; a shard is
+            missing; or they differ in code, checkpoint, environment or plan. The message names
+            them.
     """
     shards = sorted((_shard(folder) for folder in folders), key=lambda pair: pair[0].index)
     for other in shards[1:]:
@@ -114,8 +114,8 @@ def merge_shards(
     known = {f"{i}/{count}": reason for i, reason in (reasons or {}).items()}
     if missing and not partial and not known.keys() >= set(missing):
         raise StoreError(
-            f"expected all {count} shards, and missing {', '.join(missing)}; run them again, or "
-            "merge what is there with --partial: the verdict will be INCOMPLETE"
+            f"expected all {count} shards, but missing: {', '.join(missing)}; run them again, "
+            "or merge the others with --partial: the verdict will be INCOMPLETE"
         )
     runs = [run for _, run in shards]
     rows = tuple(m for run in runs for m in run.measurements)
@@ -132,7 +132,7 @@ def _shard(folder: Path) -> tuple[Shard, Run]:
     manifest = run.manifest
     if manifest.kind is not RunKind.SHARD or manifest.shard is None:
         raise StoreError(
-            f"expected a run of `nightly --shard`, {folder} is a {manifest.kind}; "
+            f"expected a run of `nightly --shard`, but {folder} is a {manifest.kind}; "
             "name the folders of the shards only"
         )
     return Shard(**manifest.shard), run
@@ -144,8 +144,8 @@ def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: boo
     if mixed and here.device.kind == there.device.kind:
         there = replace(there, device=here.device, host=here.host, threads=here.threads)
     differs = list(differences(there, here))
-    # A commit of a document between two shards is no other code; runs from before there was a
-    # digest of the code have the commit alone.
+    # A commit that only changes documents between two shards is the same code. Runs of versions
+    # without a digest of the code have only the commit.
     code = ("code",) if one.manifest.code and other.manifest.code else ("commit", "dirty")
     for part in (*code, "plan", "selected", "fault", "checkpoint"):
         then, now = getattr(one.manifest, part), getattr(other.manifest, part)
@@ -162,15 +162,16 @@ def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: boo
 
 
 def _environment(runs: Sequence[Run]) -> Environment:
-    """Return the environment of all of `runs`: one machine's, or every shard's device and threads
-    in order, so that the same work on another of the machines is another environment.
+    """Return the common environment of `runs`, or with several machines one that lists the device
+    and threads of every shard in order, so that another distribution of the work is a different
+    one.
     """
     all_of = [run.manifest.environment for run in runs]
     if all(environment.machine == all_of[0].machine for environment in all_of):
         return all_of[0]
     names = " + ".join(str(environment.device.name) for environment in all_of)
     threads = " + ".join(str(environment.threads) for environment in all_of)
-    # Several processors are no known one: such a run is held against other machines only.
+    # Several processors are not a known machine: only runs of other machines are compared with it.
     device = replace(all_of[0].device, name=names)
     return replace(all_of[0], device=device, host={}, threads=threads)
 
@@ -179,7 +180,7 @@ def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
     owners: dict[str, str] = {}
     for shard, run in shards:
         for what in (f"shard {shard}", *(" ".join(m.key) for m in run.measurements)):
-            # A copy of a shard has its id too: every claim is made once per folder.
+            # A copied shard also has the same id, so each folder's shard is checked once.
             if what in owners and (what.startswith("shard ") or owners[what] != run.id):
                 raise StoreError(f"{owners[what]} and {run.id} both hold {what}; keep one of them")
             owners[what] = run.id

@@ -1,7 +1,7 @@
 """The suites of a night: what each measures, and how much of its plan it executed.
 
-A suite that breaks down says why and counts as incomplete, never as green: docs/verdicts.md "Word
-and exit code".
+A suite that raises an error stores it as its reason and counts as incomplete, never as passed:
+docs/verdicts.md "Word and exit code".
 """
 
 from __future__ import annotations
@@ -57,46 +57,46 @@ from stability.products.accuracy import measure as measure_products
 
 Report = Callable[[str], None]
 AS_A_PORT = {"port/plain": "plain"}
-"""Cases that are compared once more as anybody's port, by the names that those measurements have:
-one, for what finds a stage without being told its name is the same in all of them."""
+"""Cases that are also compared as a user's port would be, by the names of those measurements. One
+is enough: the pairing of stages without names works the same way in all of them."""
 EXPLAINED = 12
-"""Failing cases of a night that are explained, each in 3 to 50 seconds: a bug that breaks more of
-them is in the first ones too."""
+"""Maximal number of failing cases that are explained, 3 to 50 seconds each: a bug that breaks more
+cases also breaks the first ones."""
 
 
 @dataclass
 class SuiteRun:
-    """One suite of a night: what it measured, and how much of its plan it executed."""
+    """One suite of a night: its measurements, and how much of its plan it executed."""
 
     name: str
     planned: int
     executed: int = 0
     reason: str = ""
-    """Why it is not whole."""
+    """Why it is incomplete."""
     seconds: float = 0.0
     times: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Seconds of each comparison, by case and edge, where they are taken one after the other; of
-    probes by name and an empty edge."""
+    """Seconds of each comparison by case and edge, if they run sequentially; for probes by name and
+    an empty edge."""
     contract: list[Gate] = field(default_factory=list)
-    """Gates that must come out, stated before anything is measured."""
+    """Gates that must be measured, determined before the measurement."""
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tensors: Deviations = field(default_factory=Deviations)
     explanations: list[Explanation] = field(default_factory=list)
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """What rounding does to the quantities of each case (`reports.verdict.levels.spreads_of`)."""
+    """Rounding responses of the quantities of each case (`reports.verdict.levels.spreads_of`)."""
     shown: dict[str, Any] = field(default_factory=dict)
     """Plain data for sections of the page."""
 
     def result(self) -> SuiteResult:
-        """Return how much was executed, as a run's manifest says it."""
+        """Return the entry of this suite in a manifest."""
         status = "ran" if self.executed == self.planned and not self.reason else "failed"
         return SuiteResult(self.name, self.planned, self.executed, self.reason, status)
 
     def timed(self, rows: Iterator[Measurement]) -> Iterator[Measurement]:
-        """Yield rows, and add what each took to the seconds of its comparison.
+        """Yield rows, and add the time for each to the seconds of its comparison.
 
-        A program that several comparisons share counts for the first of them.
+        A program shared by several comparisons counts for the first.
         """
         while True:
             start = time.perf_counter()
@@ -109,15 +109,16 @@ class SuiteRun:
 
     @property
     def passed(self) -> int:
-        """How many gates hold."""
+        """Number of gates that hold."""
         return sum(row.verdict is Verdict.PASS for row in self.measurements)
 
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Time what is done inside; an error there becomes the suite's reason.
+    """Time the body; an error in it becomes the suite's reason.
 
-    Of a bug of ours, such as a KeyError, too: other suites go on, and the night is INCOMPLETE.
+    That includes bugs of this project, such as a KeyError: other suites continue, and the night is
+    INCOMPLETE.
     """
     start = time.perf_counter()
     try:
@@ -134,10 +135,10 @@ def run_parity(
     report: Report,
     step: Callable[[int], None] = lambda done: None,
 ) -> SuiteRun:
-    """Run the triangle twice; a case that breaks down hides no other.
+    """Run the triangle twice for each case; an error in one case does not stop the others.
 
-    The second time costs a tenth of the first, which compiles, and tells what repeats of the two
-    programs that are compared: the oracle answers once.
+    The second run reuses compiled programs and takes a tenth of the first. It shows which values
+    of the two compared programs repeat; the oracle runs only once.
     """
     suite = SuiteRun("parity", planned=len(cases))
     suite.contract = [gate for case in cases for gate in megalodon_contract.gates(case, reference)]
@@ -162,9 +163,9 @@ def run_parity(
 
 
 def _account(suite: SuiteRun, case: Case, report: Report) -> None:
-    """Add the account of a failing case to its suite, while what made it fail is in place.
+    """Add the account of a failing case to its suite, while a planted fault is still in place.
 
-    Its measurements stand without one: what breaks down here is said, and changes no verdict.
+    Best effort: an error here is reported and never changes the verdict.
     """
     if len(suite.explanations) >= EXPLAINED:
         return
@@ -190,7 +191,7 @@ def _summary(rows: Sequence[Measurement]) -> str:
 def run_known_differences(
     reference: Reference, report: Report, only: Collection[str] = ()
 ) -> SuiteRun:
-    """Measure every known difference, or those asked for by id."""
+    """Measure every known difference, or only those selected by id."""
     planned = len(only or KNOWN_DIFFERENCES)
     suite = SuiteRun(SUITE_OF[KNOWN_DIFFERENCES_PART], planned)
     suite.contract = [
@@ -206,12 +207,12 @@ def run_known_differences(
         again = list(suite.timed(iter(measure_known_differences(reference, device_kind()))))
         suite.measurements = mark_repeats(suite.measurements, again)
     same = f"{suite.passed} of {planned}"
-    report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
+    report(f"  known differences: {same} are unchanged ({suite.seconds:.1f} s)")
     return suite
 
 
 def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
+    """Compare every GEMM backend, or only the selected ones, with float64 products."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
     with _breakdowns_named(suite):
@@ -225,8 +226,8 @@ def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> Su
 
 
 def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare the second architecture, or the cases of it that are asked for, with Transformers,
-    live where megalodon-hf is and it can.
+    """Compare the second architecture with Transformers, in all cases or the selected ones. The
+    reference runs live if megalodon-hf does and Transformers can.
     """
     cases = [case for case in mla_moe.CASES if not only or case.title in only]
     suite = SuiteRun(SUITE_OF[MLA_MOE_PART], planned=len(cases))
@@ -254,8 +255,9 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
 
 
 def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare Megalodon with megalodon-hf as anybody's port, derivatives too: no stage is named,
-    and each bound is of a noise floor measured on the spot. Needs the live reference.
+    """Compare Megalodon with megalodon-hf as a user's port, derivatives included: no stage is
+    named, and each bound comes from a noise floor measured in the same run. Needs the live
+    reference.
     """
     from parity.megalodon.port import port  # needs torch
 
@@ -266,18 +268,18 @@ def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
             made = port(by_name(AS_A_PORT[title]), gradients=True)
             made = replace(made, name="port", case=AS_A_PORT[title], device=device_kind())
             once, again = (compare_port(made) for _ in range(2))
-            # The second run must find the pairs of the first.
+            # The second run must measure the gates of the first, so its contract is used.
             suite.contract += again.contract
             suite.measurements += mark_repeats(once.measurements, again.measurements)
             if (account := accounts.of_port(once)) is not None:
                 suite.explanations.append(account)
             suite.executed += 1
-    report(f"  as anybody's port: {suite.passed} gates hold ({suite.seconds:.1f} s)")
+    report(f"  as a user's port: {suite.passed} gates hold ({suite.seconds:.1f} s)")
     return suite
 
 
 def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare training on one device with meshes of eight: all subjects, or those asked for."""
+    """Compare training on one device with meshes of eight, for all or the selected subjects."""
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
@@ -294,13 +296,13 @@ MEASURED: dict[str, Callable[[Reference, Report, Collection[str]], SuiteRun]] = 
     PORT_PART: run_port,
     MESH_PART: run_mesh,
 }
-"""Suites beside the cases that measure something, by their part of a plan (`shards`)."""
+"""Suites other than cases, probes and controls, by their part of a plan (`shards`)."""
 LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
-"""Those of them that recordings cannot answer: no part of a recorded night."""
+"""Parts that need the live reference; a recorded night has none of them."""
 
 
 def elsewhere() -> dict[str, set[str]]:
-    """Return what can be asked for besides cases of the triangle, by the part of the plan."""
+    """Return the names that can be selected besides cases of the triangle, by part of the plan."""
     return {
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
@@ -313,7 +315,7 @@ def elsewhere() -> dict[str, set[str]]:
 def run_stability(
     checkpoint: stability.Checkpoint, model: MegalodonForCausalLM, report: Report
 ) -> SuiteRun:
-    """Run the probes on the checkpoint; one that breaks down hides no other."""
+    """Run the probes on the checkpoint; an error in one does not stop the others."""
     suite = SuiteRun(SUITE_OF[PROBES_PART], planned=len(stability.PROBES))
     report(f"probing {checkpoint.folder.name}: {', '.join(stability.PROBES)}")
     start = time.perf_counter()
@@ -328,7 +330,7 @@ def run_stability(
 
 
 def run_controls(reference: Reference, report: Report) -> SuiteRun:
-    """Plant the controls; one that the triangle does not find leaves the suite incomplete."""
+    """Plant the control faults; a missed one leaves the suite incomplete."""
     suite = SuiteRun(SUITE_OF[CONTROLS_PART], planned=len(CONTROLS))
     with _breakdowns_named(suite):
         texts = [t for _, t in missed(Suite(reference, device=device_kind()), NoiseFloors.load())]
@@ -342,7 +344,7 @@ def run_controls(reference: Reference, report: Report) -> SuiteRun:
 
 
 def mark_repeats(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
-    """Return `rows` that know whether doing the same work again gave the same bits."""
+    """Return `rows`, marked with whether a repetition of the same work gave the same bits."""
     values = {m.key: m.value for m in again}
 
     def repeats(m: Measurement) -> bool:

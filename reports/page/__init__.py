@@ -1,5 +1,6 @@
-"""The one self-contained HTML page of a run: `sections` make plain data of it, templates draw it.
+"""The self-contained HTML page of a run: `sections` convert the run to plain data, templates draw
+it.
 
-Nothing is imported here: commands print tables of a section without what draws the page. Source:
-docs/reports.md "The page".
+This module imports nothing, so commands can print the table of a section without loading the
+template engine. Source: docs/reports.md "The page".
 """

@@ -1,5 +1,5 @@
 "use strict";
-// The page is complete without this: it adds a filter, ages and the way from a bar to its run.
+// Optional: adds a filter, the ages of runs, and links from bars to runs.
 const PART = 200;
 const form = document.getElementById("filter"), list = document.getElementById("list");
 const rows = [...list.tBodies[0].rows];
@@ -19,7 +19,7 @@ function values() {
   return Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
 }
 
-// Rows beyond the first are drawn on demand: two thousand cost a telephone a second.
+// Later rows are drawn on demand: two thousand rows would take a phone a second.
 function draw() {
   const wanted = values();
   let found = 0;
@@ -32,7 +32,7 @@ function draw() {
   more.parentElement.hidden = found <= shown;
 }
 
-// The filter is part of the address, so that it can be sent.
+// The filter is part of the URL, so that it can be shared.
 function change() {
   shown = PART;
   const wanted = new URLSearchParams(values()).toString();
@@ -52,7 +52,7 @@ function show(row) {
   row.classList.add("target");
 }
 
-// A filter from the address; a run that the address names is shown wherever it is in the list.
+// Take the filter from the URL; a run that the URL names is shown wherever it is in the list.
 function follow() {
   const [place, asked] = location.hash.slice(1).split("?");
   if (place === "all" && asked) {

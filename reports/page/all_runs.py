@@ -1,8 +1,7 @@
-"""The page of all runs in a folder: verdicts over time, what changed when, links to their pages.
+"""The page of all runs in a folder: verdicts over time, changes of gates, and links to their pages.
 
-One HTML file beside the runs, drawn from what the index knows of them. A folder that cannot be read
-is damaged and a run without a verdict is not judged: neither is ever drawn as one that holds.
-Source: docs/reports.md "All runs".
+One HTML file beside the runs, drawn from the index. Unreadable folders are shown as damaged and
+runs without a verdict as not judged, never as passing. Source: docs/reports.md "All runs".
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from reports.text import count, edge_name, label, record_id
 from reports.verdict.decide import Word
 
 STRIP = 90
-"""Newest runs of a row of the timeline, as many as a trend looks back over."""
+"""Newest runs shown in each row of the timeline; a trend uses as many."""
 ROWS = 30
-"""Rows of the timeline: kinds of run, each port on its own."""
+"""Rows of the timeline: kinds of run, with one row per port."""
 EVENTS = 40
-"""Runs in which something changed that are told gate by gate."""
+"""Changed runs that are listed with their gates."""
 GROUPS = 6
-"""Cases and comparisons that a run in which something changed names."""
+"""Groups of gates that are listed for each changed run."""
 MONTHS = 36
 
 
 @dataclass(frozen=True, slots=True)
 class GateGroup:
-    """Gates of one case and comparison that changed together; one of them by name."""
+    """Gates of one case and comparison that changed together, with the name of one of them."""
 
     case: str
     edge: str
@@ -46,11 +45,11 @@ class GateGroup:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What changed between an earlier run and this one.
+    """Changes between an earlier run and this one.
 
     Attributes:
-        before: name of the earlier run's folder.
-        commits: between which commits it changed.
+        before: folder name of the earlier run.
+        commits: description of the commits between the two.
         began: gates that held and now do not.
         ceased: gates that did not hold and now do.
     """
@@ -66,17 +65,17 @@ class Entry:
     """One folder of the list.
 
     Attributes:
-        name: of the folder.
-        created: when the run began; of a damaged folder what its name says of it, or "".
-        why: the reason why it cannot be read; "" for a run.
-        verdict: word of its first verdict; "" where it was not judged.
-        gates: measurements with a tolerance.
-        broken: those that do not hold.
-        selected: how many cases were asked for; 0 for all of them.
-        page: whether its page is there.
-        events: what changed, by the earlier run, the newest first.
-        first: failing gates that no earlier run of the list measured.
-        dropped: gates that failed before and were not measured.
+        name: name of the folder.
+        created: when the run began; for a damaged folder the date in its name, or "".
+        why: why it cannot be read; "" for a run.
+        verdict: verdict when it was stored; "" if it was not judged.
+        gates: number of measurements with a tolerance.
+        broken: number of gates that do not hold.
+        selected: number of selected cases; 0 if all were run.
+        page: whether its page exists.
+        events: changes, one entry per earlier run, the newest first.
+        first: number of failing gates that no earlier run of the list measured.
+        dropped: number of gates that failed before and were not measured.
         known: whether its failing gates could be read.
     """
 
@@ -102,20 +101,20 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, ...]:
-        """What its row of the timeline is about."""
+        """Key of its row in the timeline."""
         selection = "some cases" if self.selected else ""
         return self.kind, ", ".join(self.subject), self.device, selection
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a run stands: a word, a sign and a class, which differ where the colour does."""
+    """Display of a verdict: word, sign and style, distinguishable without colour."""
 
     word: str
     sign: str
     slug: str
     height: int
-    """Of its bar in a timeline, in percent."""
+    """Height of its bar in a timeline, in percent."""
 
 
 _VERDICTS = {
@@ -137,13 +136,13 @@ _UNJUDGED = frozenset((RunKind.BENCH.value, RunKind.SHARD.value))
 
 
 def standing(entry: Entry) -> Standing:
-    """Return how a run stands, by its verdict as far as its numbers bear it out."""
+    """Return how to display a run: by its verdict, unless its numbers contradict it."""
     if entry.why:
         return DAMAGED
     if entry.kind in _UNJUDGED:
         return NO_VERDICT
     found = _VERDICTS.get(entry.verdict, NOT_JUDGED)
-    # A green word over gates that fail, or over none, was written by somebody else.
+    # A passing verdict with failing gates, or without any gate, was not written by this program.
     if entry.verdict in _GREEN and (entry.broken or not entry.gates):
         return CONTRADICTION
     return found
@@ -153,9 +152,9 @@ def render(entries: Sequence[Entry], place: str, omitted: Sequence[Entry] = ()) 
     """Return the page of all runs as one HTML text; equal input gives equal bytes.
 
     Args:
-        entries: the runs to show, oldest first.
-        place: the folder's name, for the title.
-        omitted: older runs, which are counted only.
+        entries: Runs to show, oldest first.
+        place: Name of the folder, for the title.
+        omitted: Older runs, which are only counted.
     """
     newest = list(reversed(entries))
     changed = [entry for entry in newest if entry.events or entry.first or entry.dropped]
@@ -188,22 +187,22 @@ def _judged(entry: Entry) -> bool:
 
 
 def _healthy(entry: Entry) -> bool:
-    """Whether a run speaks for the code it ran: nothing was planted, and all was asked for."""
+    """Return whether a run has no planted fault and no selection of cases."""
     return _judged(entry) and not (entry.fault or entry.selected)
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the first screen's word and sentence: the newest night's, or that there is none."""
+    """Return the word and sentence of the first screen, from the newest complete night."""
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
     if not nights:
         sentence = "No whole run with a verdict is here."
         if any(_judged(entry) for entry in newest):
-            sentence = "No whole run is here: those below are of some cases, or have a planted bug."
+            sentence = "No whole run is here: those below ran some cases, or have a planted bug."
         return {"slug": "incomplete", "word": "NOT JUDGED", "sentence": sentence, "entry": None}
     latest = nights[0]
     how, own = standing(latest), [entry for entry in nights if entry.stream == latest.stream]
-    # A damaged folder has only its name to say when it was made.
+    # For a damaged folder the time is known only from its name.
     doubt = [e for e in newest if e.why and (not e.created or e.created >= latest.created)]
     slug, word = how.slug.partition(" ")[0], how.word.upper()
     if doubt:
@@ -213,7 +212,7 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
             f"{count(len(doubt), 'damaged folder')} may be newer: {label(doubt[0].name, 60)}."
         )
     elif len(own) == 1:
-        sentence = "It is the only run of its kind."
+        sentence = "This is the only run of its kind."
     else:
         since = _streak(own)
         runs = f"the newest {since:,} runs" if since > 1 else "this run"
@@ -246,7 +245,7 @@ def _brief(entry: Entry) -> dict[str, Any]:
 
 
 def _what(entry: Entry) -> str:
-    """Name what a run is: its kind, the ports it is about, and how much of it was asked for."""
+    """Describe a run: its kind, its ports, and the number of selected cases if any."""
     words = [entry.kind, label(", ".join(entry.subject), 60)]
     if entry.selected:
         words.append(f"({count(entry.selected, 'case')})")
@@ -258,14 +257,14 @@ def _commit(entry: Entry) -> str:
 
 
 def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of the timeline: nights, ports and sessions, each kind by its device."""
+    """Return the rows of the timeline: one per kind of run, subject and device."""
     by_stream: dict[tuple[str, ...], list[Entry]] = {}
     for entry in newest:
         if _judged(entry):
             by_stream.setdefault(entry.stream, []).append(entry)
     rows = []
     for entries in list(by_stream.values())[:ROWS]:
-        # A planted bug says nothing about the code: it is drawn, and no streak is of it.
+        # Runs with a planted fault are drawn but do not count for the streak.
         own = [entry for entry in entries if not entry.fault] or entries
         how, since = standing(own[0]), _streak(own)
         selected = bool(own[0].selected)
@@ -286,7 +285,7 @@ def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _strip(entries: Sequence[Entry]) -> Markup:
-    """Draw verdicts, oldest first, as bars that differ in height and in their top as in colour."""
+    """Draw verdicts, oldest first, as bars that differ in height and mark as well as in colour."""
     width, high = 7, 30
     counts = Counter(standing(entry).word for entry in entries)
     said = ", ".join(f"{n:,} {word}" for word, n in counts.most_common())
@@ -321,7 +320,7 @@ def _strip(entries: Sequence[Entry]) -> Markup:
 def _href(entry: Entry, row: str = "") -> str:
     if not entry.page:
         return ""
-    # A folder's name may hold bytes that are no text.
+    # A folder name may contain bytes that are not valid text.
     return f"{quote(entry.name, errors='surrogateescape')}/{PAGE}{row}"
 
 
@@ -396,7 +395,7 @@ def _groups(groups: Sequence[GateGroup], entry: Entry) -> dict[str, Any]:
 
 
 def _months(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return how many runs of each month stand how, the newest month first."""
+    """Count the runs of each month by display, the newest month first."""
     counts: dict[str, Counter[str]] = {}
     for entry in entries:
         month = entry.created[:7] if entry.created else "not known"

@@ -1,10 +1,10 @@
-"""The words of the glossary on the page: each opens its sentence, where it stands first.
+"""Glossary words on the page: the first use of each is a button that opens its definition.
 
-A word is a button that opens a popover, which HTML does by itself: for mouse, finger and keyboard,
-without a script, and Escape closes it. A mouse that rests on it sees the sentence too.
+The button opens an HTML popover, which works with mouse, touch and keyboard and without a script;
+Escape closes it. The definition is also a tooltip.
 
-`glossary.md` is the copy of docs/glossary.md that is installed with the page; a test equates them.
-Source: docs/reports.md "The page".
+`glossary.md` is a copy of docs/glossary.md that is installed with the page; a test keeps them
+equal. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jinja2.ext import Extension
 from markupsafe import Markup, escape
 
 ORDINARY = {"kind", "drift", "healthy"}
-"""Words of the glossary that the page has in their everyday meaning too, and does not explain."""
+"""Glossary words that the page also uses in their everyday meaning; not explained."""
 IDIOMS = ("side by side",)
-"""Phrases in which a word of the glossary stands in its everyday meaning."""
+"""Phrases that contain a glossary word in its everyday meaning."""
 _SKIPPED = "a|button|code|label|noscript|script|select|style|summary|template|title"
 _BUTTON = re.compile(
     r'<button type="button" class="word" popovertarget="([^"]+)"[^>]*>(.*?)</button>'
@@ -29,34 +29,34 @@ _PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\
 
 @cache
 def glossary() -> dict[str, str]:
-    """Return the sentence of each word, as plain text."""
+    """Return the definition of each word as plain text."""
     text = (Path(__file__).parent / "glossary.md").read_text(encoding="utf-8")
     entries = re.findall(r"^- \*\*(.+?)\*\*(?:, \w+)?: (.*?)(?=^- |\Z)", text, re.M | re.S)
-    # Links into the documents lead nowhere from the page; the rest of the markup is emphasis.
+    # Links to documents do not work from the page; the remaining markup is emphasis.
     markup = re.compile(r"\s*\(\[[^]]*\]\([^)]*\)\)|[*`]")
     return {word: " ".join(markup.sub("", sentence).split()) for word, sentence in entries}
 
 
 def explain(text: str) -> Markup:
-    """Return data as markup; a word of the glossary opens its sentence."""
+    """Return data as markup; a glossary word becomes a button."""
     return _word(text, text) if text in glossary() else escape(text)
 
 
 def anchor(word: str) -> str:
-    """Return the id of the popover of a word."""
+    """Return the id of a word's popover."""
     return f"w-{re.sub(r'[^A-Za-z0-9]+', '-', word)}"
 
 
 def _word(word: str, text: str) -> Markup:
-    """Return `text` as a button that opens the sentence of `word`."""
+    """Return `text` as a button that opens the definition of `word`."""
     markup = '<button type="button" class="word" popovertarget="{}" title="{}">{}</button>'
     return Markup(markup).format(anchor(word), glossary()[word], text)
 
 
 def once(page: str) -> str:
-    """Return a page on which the first use of each word is a button, and every other is text.
+    """Return a page on which only the first use of each word is a button.
 
-    Each button is a stop of the Tab key, and a table has a word in every row.
+    Each button is a tab stop, and some tables would have one in every row.
     """
     unused = set(map(anchor, glossary()))
 
@@ -70,20 +70,20 @@ def once(page: str) -> str:
 
 
 class Words(Extension):
-    """Explains words in the text of a template, never in the data that is filled in later.
+    """Jinja extension that explains words in the text of a template, never in inserted data.
 
-    The first use in a section or macro, on each way through its conditions and loops, becomes the
-    button.
+    The first use in a section or macro becomes the button, on each path through conditions and
+    loops.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """Return the template with its words explained."""
+        """Return the template source with its words explained."""
         words = glossary().keys() - ORDINARY
-        # A verdict in capitals is itself only; other words may begin a sentence or be several.
+        # A verdict in capitals matches only as written; other words may be capitalised or plural.
         forms = {word if word.isupper() else f"{word[0].upper()}{word[1:]}": word for word in words}
         forms |= {word: word for word in words}
         longest_first = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
-        # A phrase is read over as a whole, before a word in it can be taken for its own.
+        # A phrase is matched as a whole before a word in it can be.
         idioms = "|".join(f"[{i[0]}{i[0].upper()}]{re.escape(i[1:])}" for i in IDIOMS)
         pattern = re.compile(rf"(?<![\w-])(?:{idioms}|({longest_first})s?)(?![\w-])([:;,.)]?)")
         unused, skipped, out = set(words), "", []
@@ -97,7 +97,7 @@ class Words(Extension):
             button = _word(word, match[0].removesuffix(match[2]))
             if not match[2]:
                 return button
-            # A line may end behind any button: what closes the phrase stays with it.
+            # Keep closing punctuation on the same line as the button.
             return Markup('<span class="nowrap">{}{}</span>').format(button, match[2])
 
         for piece in _PIECES.split(source):
@@ -108,7 +108,7 @@ class Words(Extension):
             elif piece.startswith("<section") or "macro" in piece[:9]:
                 unused = set(words)
             elif block := re.match(r"\{%-? *(end|el)?(?:if|for|se)\b", piece):
-                # What a branch explains is unexplained where another one is taken.
+                # A word explained in one branch is not explained in another.
                 unused = set(outside.pop() if block[1] else unused)
                 outside += [] if block[1] == "end" else [set(unused)]
             elif not skipped and not piece.startswith(("<", "{")):

@@ -1,4 +1,4 @@
-// A link opens what it leads to, and single keys do what a morning reader does most.
+// A link opens the fold that contains its target; single keys are shortcuts for the most common actions.
 async function follow() {
   if (await explorer.open(location.hash)) return;
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -10,7 +10,7 @@ async function follow() {
 const dialog = document.getElementById("keyboard");
 const single = dialog.querySelector("input");
 
-// Moves to the section after or before the one that is being read.
+// Moves to the next or previous section.
 function step(direction) {
   const sections = [...document.querySelectorAll("main section")];
   const read = sections.findLastIndex((section) => section.getBoundingClientRect().top < 40);
@@ -44,7 +44,7 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
-// On a telephone the list of sections would be a screen of its own between verdict and failure.
+// On a phone the list of sections would fill a screen between the verdict and the first failure.
 const sections = document.querySelector("nav details"), narrow = matchMedia("(max-width: 40rem)");
 const fold = () => (sections.open = !narrow.matches);
 narrow.addEventListener("change", fold);

@@ -1,7 +1,7 @@
 "use strict";
-// The page is complete without this: it adds copying, filtering, sorting, links into folds and keys.
+// Optional: adds copying, filtering, sorting, links into folds, and keys.
 
-// A line that a screen reader is told of whenever it changes.
+// A line that screen readers announce whenever it changes.
 function status() {
   const line = document.createElement("span");
   line.className = "told";
@@ -32,8 +32,8 @@ function copying(block) {
 
 const valueOf = (row, column) => row.cells[column].textContent.trim();
 
-// A number, a share in percent or a multiple (1.2e+06×) by value, NaN and Inf as the worst and an
-// empty cell as the least; null for anything else.
+// Sort key of a cell: the value of a number, percentage or multiple (1.2e+06×); NaN and Inf are largest, an
+// empty cell is smallest; null for anything else.
 function numberOf(text) {
   if (/^(NaN|Inf)$/.test(text)) return Infinity;
   if (text === "-Inf" || text === "–" || text === "") return -Infinity;
@@ -43,14 +43,14 @@ function numberOf(text) {
   return (found[2] === "%" ? value / 100 : value) - (text.startsWith("<") ? 1e-9 : 0);
 }
 
-// Columns of numbers sort by value, all others as text.
+// Columns of numbers are sorted by value, others as text.
 function compare(a, b) {
   const [x, y] = [numberOf(a), numberOf(b)];
   if (x === null || y === null) return a.localeCompare(b);
   return x === y ? 0 : x - y;
 }
 
-// What a button that sorts is to hold: a button holds no other, so words are explained elsewhere.
+// Content of a sort button: without glossary buttons, because buttons must not be nested.
 function contents(head) {
   for (const word of head.querySelectorAll(".word")) word.replaceWith(...word.childNodes);
   return head.childNodes;

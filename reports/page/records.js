@@ -1,5 +1,5 @@
-// Every row of the run, unpacked when it is first wanted: filter, sort, pages, details, download.
-// All text arrives as text; only drill-downs are markup, which the page's own templates made.
+// Every row of the run, unpacked on first use: filter, sort, pages, details, download.
+// All data are inserted as text, except drill-downs: markup made by the page's own templates.
 const explorer = (() => {
   const PAGE = 25;
   const GAP = "\u2013"; // an en dash, as in the tables of the page
@@ -26,7 +26,7 @@ const explorer = (() => {
     return loading;
   }
 
-  // Columns become functions of a row's place: names are looked up, words become numbers.
+  // Columns become functions of the row index: names are looked up, and strings become numbers.
   function index(packed) {
     const of = {};
     for (const [name, column] of Object.entries(packed.columns)) {
@@ -62,7 +62,7 @@ const explorer = (() => {
     return `${percent.toFixed(percent >= 10 || percent === 0 ? 0 : 1)} %`;
   }
 
-  // Not a number is the worst of a column, no number the least.
+  // NaN sorts as the largest value, a missing value as the smallest.
   const heavy = (value, given) => (Number.isNaN(value) ? (given ? Infinity : -Infinity) : value);
   const KEYS = {
     quantity: (i) => data.of.quantity(i),
@@ -174,7 +174,7 @@ const explorer = (() => {
     return block;
   }
 
-  // The share of the tolerance night by night, logarithmic; above the dashed line is outside it.
+  // Share of the tolerance night by night, on a logarithmic scale; above the dashed line it is broken.
   function trend(levels, now) {
     const series = [...levels, Number.isFinite(now) ? Math.round(100 * Math.log10(Math.max(now, 1e-9))) : "x"];
     const finite = series.filter((v) => typeof v === "number");
@@ -229,7 +229,7 @@ const explorer = (() => {
     return kept;
   }
 
-  // The filter is part of the address, so that what is seen can be sent to somebody.
+  // The filter is part of the URL, so that a view can be shared.
   function remember() {
     const set = Object.entries(state).filter(([key, v]) => v && !(key === "page" && v === 1));
     const query = new URLSearchParams(set).toString();
@@ -276,7 +276,7 @@ const explorer = (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  // RFC 4180; a text that a spreadsheet would run as a formula is led by an apostrophe.
+  // RFC 4180; an apostrophe is put before texts that a spreadsheet would run as a formula.
   function field(value) {
     const text = typeof value === "string" ? value.replace(/^[=+@\t\r-]/, "'$&") : String(value);
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
@@ -290,7 +290,7 @@ const explorer = (() => {
       save("text/csv", [names, ...records].map((r) => r.map(field).join(",")).join("\r\n") + "\r\n", "csv");
       return;
     }
-    // JSON has no NaN and no infinity: they stay the words they travelled as.
+    // JSON has no NaN and no infinity: they stay strings.
     const plain = (v) => (typeof v === "number" && !Number.isFinite(v) ? String(v) : v);
     const rows = records.map((r) => Object.fromEntries(names.map((key, k) => [key, plain(r[k])])));
     save("application/json", JSON.stringify({ run: section.dataset.run, rows }), "json");
@@ -317,7 +317,7 @@ const explorer = (() => {
     observer.disconnect();
     await load();
     if (!table.hidden) return;
-    // Whoever followed a link to a section below stays there, though these rows push it down.
+    // Keep the scroll position at a linked section below, which these rows push down.
     const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const there = place && Math.abs(place.getBoundingClientRect().top) < 100;
     show();

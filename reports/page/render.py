@@ -1,4 +1,4 @@
-"""From a run and its verdict to one HTML file. Source: docs/reports.md "The page"."""
+"""Renders a run and its verdict as one HTML file. Source: docs/reports.md "The page"."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from reports.verdict.document import replays, suite_of
 from reports.verdict.history import History
 
 DRILLED = 200
-"""Failing tensors described element by element, those where a difference starts in front."""
+"""Failing tensors described element by element, first those where a difference starts."""
 SHOWN = 6
-"""Of these, the ones that are read without the script."""
+"""Number of these that are shown without the script."""
 _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
-"""The longest that one character becomes when it is made visible."""
+"""Longest escape of a single character."""
 _BY_SHARE = "% of the poles remember less"
 
 
@@ -53,13 +53,13 @@ def style() -> Markup:
 
 
 def script(*names: str) -> Markup:
-    """Return what a page runs: these files, one after the other."""
+    """Return the script of a page: the contents of these files, concatenated."""
     return Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in names))
 
 
 @cache
 def environment() -> Environment:
-    """Return what draws templates: names are escaped, words of the glossary explained."""
+    """Return the template environment: names are escaped and glossary words explained."""
     drawing = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -97,10 +97,10 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Make control and direction characters of a text visible; markup has been made so before.
+    """Make control and direction characters of a text visible; markup is already safe.
 
-    Everything that a template writes passes here: one name that nobody thought of would turn the
-    text around, or be half a surrogate pair, which no file can hold.
+    Every inserted value passes through here. Otherwise a name could reverse the text around it, or
+    contain half a surrogate pair, which cannot be encoded.
     """
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
@@ -108,18 +108,18 @@ def _visible(value: Any) -> Any:
 
 
 def _share_tick(level: float) -> str:
-    """Write a share of a tolerance, given as log10, in the room there is beside a chart."""
+    """Format a share of a tolerance, given as log10, briefly enough for the axis of a chart."""
     value = 10.0**level
     return f"{100 * value:.3g} %" if value < 10 else f"{value:.0e}×".replace("e+0", "e")
 
 
 def _breakable(text: str) -> Markup:
-    """Let a long dotted name wrap after its dots; the pieces are escaped as they are joined."""
+    """Allow a long dotted name to wrap after its dots; the parts are escaped."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])", _visible(text)))
 
 
 def _whole_numbers(text: str) -> Markup:
-    """Keep a number with an exponent on one line: a browser breaks 1.5e-01 at its sign."""
+    """Keep a number with an exponent on one line: a browser would break 1.5e-01 at its sign."""
     pieces = re.split(r"(\d[\d.]*e[+-]\d+)", _visible(text))
     whole = Markup('<span class="nowrap">{}</span>')
     return Markup("").join(whole.format(p) if i % 2 else p for i, p in enumerate(pieces))
@@ -128,7 +128,7 @@ def _whole_numbers(text: str) -> Markup:
 def _drilled(
     run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
-    """Return what the page says of the tensors to look at first, and the markup of `DRILLED`."""
+    """Return the first `SHOWN` failing tensors as data, and the markup of the first `DRILLED`."""
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}
     tensors = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
@@ -139,14 +139,14 @@ def _drilled(
 
 
 def render(run: Run, decision: Decision, history: History, runs: str = "..") -> str:
-    """Return the page of a run as one HTML text: no network, no fonts, no time of its own.
+    """Return the page of a run as one self-contained HTML text: no network, fonts or current time.
 
-    Equal input gives equal bytes. Names from the run are data: they are escaped, never markup.
-    `runs` is the folder of the runs as seen from where the page lies, for links to other pages.
+    Equal input gives equal bytes. Names from the run are data and always escaped. `runs` is the
+    relative URL from the page to the folder of runs, for links to other pages.
     """
     manifest, rows = run.manifest, run.measurements
     data = tables.frame(rows)
-    # Products alone are nowhere in the network, and another architecture has a section of its own.
+    # Products are not stages of the network, and other architectures have their own section.
     network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
     shown, drilldowns = _drilled(run, decision)
     padded = padding.padding(rows, run.tensors)

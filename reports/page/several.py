@@ -1,4 +1,4 @@
-"""More than two runs as one HTML file: a column each, a row for what changed in any of them.
+"""More than two runs as one HTML file: one column per run, one row per change.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -19,7 +19,7 @@ from reports.text import contrast_all, edge_name, edge_rank, label, metric_name,
 from reports.verdict.several import Row, Several
 
 ROWS = 400
-"""Rows of what changed; the text says how many more there are."""
+"""Rows of changes; the page says how many are omitted."""
 CASES = 60
 
 
@@ -27,8 +27,8 @@ def render(several: Several, folders: Sequence[str]) -> str:
     """Return the page of several runs as one HTML text; equal input gives equal bytes.
 
     Args:
-        several: the runs, judged against the first.
-        folders: of the runs as seen from where the page lies, for links to their pages.
+        several: The runs, judged against the first.
+        folders: Relative URLs from the page to their folders, for links to their pages.
     """
     runs, gravest = several.runs, several.gravest
     word = several.decisions[gravest].word
@@ -84,7 +84,7 @@ def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _cases(several: Several) -> list[dict[str, Any]]:
-    """Return each case and edge that fails in any run, with where it starts in each."""
+    """Return each case and edge that fails in any run, and where it starts in each run."""
     starts = [{(m.case, m.edge): m for m in d.starts} for d in several.decisions]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}

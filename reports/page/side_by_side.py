@@ -1,7 +1,7 @@
-"""Two runs as one HTML file: what each was, where each starts to fail, and what changed between.
+"""Two runs as one HTML file: facts about both, where each starts to fail, and what changed.
 
-It is drawn by the templates, names and colours of a night's page. Source: docs/reports.md "Two runs
-side by side".
+It uses the templates, names and colours of a night's page. Source: docs/reports.md "Two runs side
+by side".
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stability.core.findings import Severity
 CASES = 60
 """Rows of cases that fail in one of the runs."""
 MAPS = 6
-"""Pairs of heat maps at most: of each edge one."""
+"""Maximal number of pairs of heat maps, one per edge."""
 
 
 def render(before: Run, then: Decision, after: Run, now: Decision, folders: tuple[str, str]) -> str:
     """Return the page of two runs as one HTML text; equal input gives equal bytes.
 
     Args:
-        before: the earlier run.
-        then: its verdict by itself: where it starts to fail.
-        after: the later run.
-        now: its verdict against the earlier one.
-        folders: of both as seen from where the page lies, for links to their pages.
+        before: The earlier run.
+        then: Its verdict without a baseline, for where it starts to fail.
+        after: The later run.
+        now: Its verdict against the earlier run.
+        folders: Relative URLs from the page to both folders, for links to their pages.
     """
     first, second = before.manifest, after.manifest
     log = since.log_command(first, second)
@@ -64,7 +64,7 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
 
 
 def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
-    """Return what each run was: name, both values, and whether they differ."""
+    """Return facts about both runs: name, both values, and whether they differ."""
     columns = [facts_of(run) for run in (before, after)]
     return [
         (name, then, columns[1][name], then != columns[1][name])
@@ -73,7 +73,7 @@ def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Return what a run was, by the name of the fact."""
+    """Return facts about a run, by name."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]
@@ -95,7 +95,7 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return one row per edge of either run: gates that hold, and the one to look at, in both."""
+    """Return one row per edge of either run, with the passing gates and the gate to look at."""
     sides = [
         {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}
         for run, decision in ((before, then), (after, now))
@@ -127,13 +127,13 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
 
 
 def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return every case and edge that fails in one of the runs, with where it starts in both."""
+    """Return every case and edge that fails in one of the runs, and where it starts in both."""
     sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}
         for run in (before, after)
     ]
-    # The order of the later run, whose failures are the question; what it repaired comes last.
+    # Failures of the later run come first; what it repaired comes last.
     keys = dict.fromkeys((*sides[1], *sides[0]))
     return [
         {
@@ -160,8 +160,8 @@ def _start(m: Measurement | None, judged: bool) -> dict[str, str]:
 
 
 def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return pairs of heat maps, each of one case on one edge: where the later run starts to fail,
-    else where the earlier one did.
+    """Return pairs of heat maps of one case on one edge, where the later run starts to fail, else
+    where the earlier run did.
     """
     starts_of = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     chosen: dict[str, str] = {}

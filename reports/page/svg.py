@@ -1,7 +1,7 @@
-"""Inline drawings: sparkline, curves, heat map. Colours come from the page's style sheet.
+"""Inline SVG drawings: sparklines, curves, heat maps. Colours come from the page's style sheet.
 
-Every drawing carries its content as text as well, and none tells anything by colour alone. Source:
-docs/reports.md "The page".
+Every drawing also has its content as text, and none uses colour alone. Source: docs/reports.md
+"The page".
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
 
 
 def _level(value: float) -> float:
-    """Return log10 of a share within what a sparkline can show; what is not finite is the top."""
+    """Return log10 of a share, clipped to the range of a sparkline; inf if it is not finite."""
     return math.log10(min(max(value, 1e-6), 1e12)) if math.isfinite(value) else math.inf
 
 
 def sparkline(series: Sequence[float | None]) -> Markup:
     """Draw shares of a tolerance over runs, oldest first, on a logarithmic scale.
 
-    None is a run without the measurement (a gap); a share above 1 or not finite is marked by a
-    cross, and the tolerance itself by a dashed line where it is within the scale.
+    None is a gap, for a run without the measurement. A share that is above 1 or not finite is
+    marked by a cross, and the tolerance by a dashed line if it is within the scale.
     """
     present = [v for v in series if v is not None]
     finite = [v for v in present if math.isfinite(v)]
@@ -50,9 +50,10 @@ def trend(
 ) -> Markup:
     """Draw ratios over benches, oldest first, on a logarithmic scale.
 
-    None is a bench without the ratio (a gap); one that misses the goal (which is the largest value
-    wanted where `at_most`) is marked by a cross, and the goal by a dashed line where it is within
-    the scale. Without a goal (NaN) that line is at 1. Levels between `changes` are drawn beneath.
+    None is a gap, for a bench without the ratio. A ratio that misses the goal (the smallest wanted
+    value, or with `at_most` the largest) is marked by a cross, and the goal by a dashed line if it
+    is within the scale. Without a goal (NaN) that line is at 1. Levels between `changes` are drawn
+    as horizontal lines.
     """
     present = [v for v in series if v is not None]
     if len(present) < 2:
@@ -82,7 +83,7 @@ def _spark(
 ) -> Markup:
     """Draw `series` with a dashed line at 1, over at least `decades` powers of ten.
 
-    Each of `levels` is a line from one place to another at a value.
+    `levels` are horizontal lines: first position, last position, value.
     """
     width, height, pad = 132.0, 26.0, 4.0
     logs = [_level(v) for v in series if v is not None and math.isfinite(v)]
@@ -154,11 +155,11 @@ def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) 
 
 
 SCALE = 1.2
-"""Pixels per unit of a heat map, where there is room: its letters are then those of a table."""
+"""Pixels per unit of a heat map at full width; its text then has the size of a table's."""
 
 
 def heat_map(heat: HeatMap) -> Markup:
-    """Draw layers down and modules across; each cell prints log10(error/tolerance)."""
+    """Draw a heat map, layers down and modules across; cells print log10(error/tolerance)."""
     left, top, wide, tall, gap = 64, 20, 66, 26, 2
     columns = len(heat.columns)
     span = columns * wide
@@ -170,7 +171,7 @@ def heat_map(heat: HeatMap) -> Markup:
         y = top + i * tall
         place = f'x="{left - 8}" y="{y + tall / 2 + 3:.0f}"'
         parts.append(f'<text class="axis row" {place}>{escape(name)}</text>')
-        # A quantity outside the layers, such as the embedding, belongs to every column.
+        # A quantity outside the layers, such as the embedding, spans all columns.
         width = span if len(cells) == 1 else wide
         parts += [
             _draw_cell(c, left + j * wide, y, width - gap, tall - gap)
@@ -197,12 +198,12 @@ def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 Points = Sequence[tuple[float, float]]
 
 _PLOT = (52.0, 12.0, 636.0, 222.0)
-"""Left, top, right and bottom of the plotting area of a chart, 260 high."""
+"""Left, top, right and bottom of the plotting area of a chart that is 260 high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of a chart: its name, the class its colour and dashes come from, its points."""
+    """One curve of a chart: name, CSS class for colour and dashes, and points."""
 
     name: str
     style: str
@@ -244,11 +245,11 @@ def _polyline(points: Points, x0: float, x1: float, y0: float, y1: float) -> tup
 
 
 def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
-    """Return heights of the labels: two at the same height would be unreadable."""
+    """Return the heights of labels, moved apart so that none overlap."""
     out: list[tuple[float, Line]] = []
     for y, line in sorted(ends, key=lambda end: end[0]):
         out.append((max(y, out[-1][0] + 14) if out else y, line))
-    # What was pushed below the plot goes back up, and only what is in its way goes with it.
+    # Labels pushed below the plot move up again, with those directly above them.
     floor = _PLOT[3]
     for i, (y, line) in reversed(list(enumerate(out))):
         out[i] = (min(y, floor), line)
@@ -265,10 +266,10 @@ def chart(
     """Draw curves with their names at their ends; points that are not finite leave gaps.
 
     Args:
-        lines: at most 15, which is how many names find room.
-        text: the drawing in words.
-        x_label: what the horizontal axis shows.
-        tick_label: how a height is written, for heights that are logarithms.
+        lines: At most 15, the number of names that fit.
+        text: Description of the drawing.
+        x_label: Label of the horizontal axis.
+        tick_label: Formats a tick of the vertical axis, for example to undo a logarithm.
     """
     good = [
         (x, y) for line in lines for x, y in line.points if math.isfinite(x) and math.isfinite(y)
@@ -286,13 +287,13 @@ def chart(
         if path:
             parts.append(f'<path class="curve {line.style}" d="{path}"/>')
             ends.append((end, line))
-    # The longest name decides how much room there is beside the plot.
+    # Reserve space beside the plot for the longest name.
     room = 8 + 7 * max(len(line.name) for line in lines)
     parts += [
         f'<text class="name {line.style}" x="644" y="{y + 4:.1f}">{escape(line.name)}</text>'
         for y, line in _apart(ends)
     ]
-    # On a telephone the drawing keeps a size that can be read, and scrolls.
+    # On a narrow screen the drawing keeps a readable size and scrolls.
     return Markup(
         f'<div class="scroll" role="group" tabindex="0" aria-label="{escape(text)}">'
         f'<svg class="chart" viewBox="0 0 {max(720, 644 + room)} 260" role="img" '
@@ -301,13 +302,13 @@ def chart(
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:
-    """Draw how many elements fall into each bin; every bar prints its count."""
+    """Draw a histogram; every bar prints its count."""
     wide, base, tall = 46, 118.0, 92.0
     most = max(b.count for b in bins)
     parts = []
     for i, b in enumerate(bins):
         x, height = 4 + wide * i, tall * b.count / most if most else 0.0
-        # A bin that is not empty is seen, however small its share.
+        # A bin that is not empty stays visible, however small its share.
         height = max(height, 1.5) if b.count else 0.0
         middle, top = f"{x + (wide - 6) / 2:.0f}", base - height
         kind = "bin odd" if b.odd else "bin"
@@ -328,7 +329,7 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
 
 
 def loss_curve(train: Points, validation: Points) -> Markup:
-    """Draw loss in nats per token over optimiser steps."""
+    """Draw training and validation loss in nats per token over optimiser steps."""
     steps = [x for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)] or [0.0]
     last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
     text = f"Training loss in nats per token over steps {min(steps):g} to {max(steps):g}: {last}"

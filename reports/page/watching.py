@@ -1,4 +1,4 @@
-"""The page of a watched training, one HTML file. Source: docs/training.md "Watch a run while it
+"""The page of a watched training as one HTML file. Source: docs/training.md "Watch a run while it
 trains".
 """
 
@@ -15,7 +15,7 @@ STEP = "optimiser step"
 
 
 def render(run: Run) -> str:
-    """Return the page of a watch as one HTML text; equal input gives equal bytes."""
+    """Return the page of a watched training as one HTML text; equal input gives equal bytes."""
     view = watching(run)
     charts = [
         ("Frozen share, % of elements", view["frozen"], "Frozen share in percent", "{:g}".format),

@@ -1,4 +1,4 @@
-"""Ports of anybody's: the file that names them, their comparison, and what a run keeps of it."""
+"""Users' ports: the file that defines them, their comparison, and the data that a run stores."""
 
 from reports.ports.document import document_of
 from reports.ports.files import as_ports, ports_of, side_of

@@ -1,4 +1,4 @@
-"""What a comparison of a port found, as plain data: what run.json keeps and the page draws."""
+"""Results of comparing a port as plain data, for run.json and the page."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from parity.sides import CapturedSide
 from reports.text import for_json
 
 LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
-"""What sides are written in: their versions decide numbers, where they were loaded."""
+"""Libraries whose versions affect the numbers of a side, if they were loaded."""
 STAGES = 2000
-"""Entries of a list that are kept: a run is read whole wherever runs are listed."""
+"""Maximal length of a stored list, since listing runs reads the whole document."""
 
 
 def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
-    """Return what a report says beside its measurements.
+    """Return the results of a comparison except its measurements.
 
     Args:
-        port: what was compared.
-        report: what was found.
-        file: the file that names the port, for the command that repeats it.
+        port: The compared port.
+        report: Result of the comparison.
+        file: File that defines the port, for the command that repeats it.
     """
     partners = {pair.port: pair.original for pair in report.alignment.pairs}
     return for_json(
@@ -62,7 +62,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 
 
 def versions(port: Port) -> dict[str, str]:
-    """Return the versions of `LIBRARIES` that were loaded, here or where a side was captured."""
+    """Return the versions of the loaded `LIBRARIES`, here or where a side was captured."""
     found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
     for side in (port.port, port.original):
         there = side.versions if isinstance(side, CapturedSide) else {}

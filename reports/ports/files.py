@@ -1,4 +1,4 @@
-"""The file that names a person's ports: a script with a function `port()`."""
+"""Loads a user's ports from a file: a script with a function `port()`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from parity.sides import Side
 from reports.user_module import UserFileError, functions_of, guarded, kind_of_answer
 
 FUNCTION = "port"
-"""What a file calls the function that returns its ports."""
+"""Name of the function that returns the ports."""
 SIDE = "side"
-"""What a file calls the function that returns one side alone, to be captured."""
+"""Name of the function that returns a single side, to be captured."""
 
 
 @contextmanager
 def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
-    """Context with the ports that `port()` in a file returns: one `Port`, or several.
+    """Context that provides the ports returned by `port()` of a file: one `Port`, or several.
 
-    While it lasts the file's folder is where modules are looked for first; behind it, neither the
-    folder nor what was imported from it is known any more.
+    Inside the context the file's folder comes first in the module search path. On exit, the folder
+    and the modules imported from it are forgotten.
 
     Raises:
-        UserFileError: the file is not there, fails, or has no `port` that returns ports.
+        UserFileError: the file does not exist, fails, or has no `port` that returns ports.
     """
     with functions_of(path, FUNCTION, SIDE) as functions:
         if FUNCTION not in functions:
@@ -37,15 +37,15 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
 
 @contextmanager
 def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port | None]]:
-    """Context with one side that a file names, and the port it is of, if it is of one.
+    """Context that provides one side that a file defines, and its port if it belongs to one.
 
     Args:
-        path: a file with a function `side()`, or with a function `port()`.
-        which: `original` or `port`: the side of the latter.
-        case: title or case of the port, where there are several.
+        path: A file with a function `side()` or `port()`.
+        which: `original` or `port`: the side of the port to take.
+        case: Title or case of the port, if there are several.
 
     Raises:
-        UserFileError: the file is not there, fails, or has neither.
+        UserFileError: the file does not exist, fails, or has neither function.
     """
     with functions_of(path, FUNCTION, SIDE) as functions:
         if SIDE in functions:
@@ -71,10 +71,10 @@ def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port
 
 
 def as_ports(answer: object, whose: str) -> tuple[Port, ...]:
-    """Return what a function returned as ports.
+    """Return the result of `port()` as a tuple of ports.
 
     Raises:
-        UserFileError: it is neither a `Port` nor several of different titles.
+        UserFileError: it is neither a `Port` nor a sequence of ports with different titles.
     """
     ports = (answer,) if isinstance(answer, Port) else answer
     if not isinstance(ports, Sequence) or not all(isinstance(port, Port) for port in ports):
@@ -82,11 +82,11 @@ def as_ports(answer: object, whose: str) -> tuple[Port, ...]:
             f"{whose} returned {kind_of_answer(answer)}: expected a parity.Port, or a list of them"
         )
     if not ports:
-        raise UserFileError(f"{whose} returned no port at all: expected one at least")
+        raise UserFileError(f"{whose} returned no port: expected at least one")
     titles = [port.title for port in ports]
     if twice := sorted({title for title in titles if titles.count(title) > 1}):
         raise UserFileError(
-            f"{whose} returned several ports called {', '.join(twice)}: give each a name or a "
-            "case of its own, such as Port(..., case='padding')"
+            f"{whose} returned several ports called {', '.join(twice)}: give each a different name "
+            "or case, such as Port(..., case='padding')"
         )
     return tuple(ports)

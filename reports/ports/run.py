@@ -1,4 +1,4 @@
-"""Ports compared and stored: a run like a night, of which a port's name is the suite."""
+"""Compares and stores ports; the run is like a night whose suites are the ports' names."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from reports.store.runs import Run
 from reports.store.schema import RunKind
 
 REFUSALS = (PortError, AlignmentError, SideError, ExitError)
-"""What a comparison raises where there is nothing to compare: the message is for its author."""
+"""Errors of a comparison that cannot be made; their messages are for the author of the port."""
 ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
-"""Libraries by what an original is written in."""
+"""Libraries by the framework of an original."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared; the defaults are all of it."""
+    """Options of a comparison; with the defaults it compares everything."""
 
     out: Path
     file: Path
     cases: tuple[str, ...] = ()
-    """Titles or cases of the ports to compare; none for all."""
+    """Titles or cases of the ports to compare; empty for all."""
     gradients: bool = True
     bfloat16: bool = True
     pins: Path | None = None
-    """A file of pins (`parity.pins`) that every one of them follows, in place of its own."""
+    """File of pins (`parity.pins`) that replaces the pins of every port."""
 
 
 @dataclass
 class Comparisons:
-    """What comparing several ports found: a report of each, or why there is none."""
+    """Results of comparing several ports: a report for each, or why there is none."""
 
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     found: list[tuple[Port, Report]] = field(default_factory=list)
     refused: list[tuple[Port, Exception]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    """By the port's name."""
+    """Seconds by the port's name."""
 
     @property
     def ports(self) -> list[Port]:
-        """Every port that was to be compared."""
+        """All ports, compared or not."""
         return [port for port, _ in (*self.found, *self.refused)]
 
 
 def select(ports: Sequence[Port], options: Options) -> list[Port]:
-    """Return the ports that are asked for, with what is left out of their comparison.
+    """Return the selected ports, with parts of their comparison switched off as requested.
 
     Raises:
-        ValueError: none has one of the names.
-        AlignmentError: the file of pins is none.
+        ValueError: no port has one of the names.
+        AlignmentError: the file of pins is invalid.
     """
     pins = read_pins(options.pins) if options.pins else ()
     for name in options.cases:
@@ -93,12 +93,12 @@ def compare_ports(
     report: Callable[[str], None],
     step: Callable[[int, int], None] = lambda done, planned: None,
 ) -> Comparisons:
-    """Compare every port; one that cannot be compared hides no other.
+    """Compare every port; an error in one does not stop the others.
 
     Args:
-        ports: What to compare.
-        report: Gets a line as each is compared.
-        step: Gets how many are, and of how many.
+        ports: Ports to compare.
+        report: Receives a line as each is compared.
+        step: Receives the number of compared ports, and the total.
     """
     done = Comparisons()
     for turn, port in enumerate(ports):
@@ -111,7 +111,7 @@ def compare_ports(
             done.refused.append((port, error))
             answer = f"{port.title}: not compared"
         except Exception as error:
-            # Code of the two sides runs in there, and may raise anything.
+            # The users' code of both sides runs in `compare` and may raise anything.
             named = PortError(f"{type(error).__name__}: {error}".rstrip(": "))
             named.__cause__ = error
             done.refused.append((port, named))
@@ -119,17 +119,17 @@ def compare_ports(
         seconds = time.perf_counter() - start
         done.seconds[port.name] = done.seconds.get(port.name, 0.0) + seconds
         report(f"{answer} ({seconds:.1f} s)")
-    # Where nothing was compared, the command ends with the reasons: they are said once.
+    # If nothing was compared, the command's error lists the reasons, so do not repeat them here.
     for port, error in done.refused if done.found else ():
         report(f"{port.title}: not compared: {str(error).splitlines()[0]}")
     return done
 
 
 def store_ports(options: Options, done: Comparisons, report: Callable[[str], None]) -> Outcome:
-    """Judge what was found by the ports' own history, store it as a run, and write its page.
+    """Store the results as a run, judge it by the ports' own history, and write its page.
 
     Raises:
-        ValueError: nothing could be compared at all.
+        ValueError: no port could be compared.
         StoreError: the folder cannot be written.
     """
     if not done.found:
@@ -139,7 +139,7 @@ def store_ports(options: Options, done: Comparisons, report: Callable[[str], Non
 
 
 def manifest_of(options: Options, done: Comparisons) -> Manifest:
-    """Return what the run says of itself: which ports, of which code, where."""
+    """Return the manifest of the run: its ports, their code, and the machine."""
     code = options.file.parent.resolve()
     documents = [document_of(*pair, str(options.file)) for pair in done.found]
     manifest = new_manifest(done.started, RunKind.PORT, code, options.out)
@@ -156,11 +156,11 @@ def manifest_of(options: Options, done: Comparisons) -> Manifest:
 
 
 def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return the manifest of a run that measured ports and nothing else.
+    """Return the manifest of a run that measured only ports.
 
     Args:
-        manifest: What is known of any run.
-        documents: What was found of each port (`document_of`).
+        manifest: Manifest with the fields of any run.
+        documents: Results of each port (`document_of`).
     """
     environment = manifest.environment
     loaded = {name: v for document in documents for name, v in document["versions"].items()}
@@ -186,7 +186,7 @@ def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -
 
 
 def slug(names: Iterable[str]) -> str:
-    """Return names as part of the name of a folder."""
+    """Return names in a form that fits into a folder name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(names)).strip("-.")[:60] or "port"
 
 

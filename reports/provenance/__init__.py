@@ -1,4 +1,4 @@
-"""Where a run was made and of what: machine, versions, code, reference, the run document.
+"""Provenance of a run: machine, versions, code, reference.
 
-Nothing is imported here: a bench measures peak memory in a process that needs `device` alone.
+This module imports nothing: a bench measures peak memory in a process that needs only `device`.
 """

@@ -1,4 +1,4 @@
-"""The state that a night starts from, code, inputs and commit: fixed once, checked at its end."""
+"""State at the start of a night: code, inputs and commit, which must not change until its end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Start:
-    """What was on disk when a night started."""
+    """Files on disk when a night started."""
 
     code: str
-    """Digest of the packages and of their data (`parity.executors.identity`)."""
+    """Digest of the packages and their data files (`parity.executors.identity`)."""
     inputs: Mapping[str, str]
     """Digests of the other files that are read, by name."""
     commit: str | None
@@ -30,13 +30,13 @@ class Start:
 
     @classmethod
     def now(cls, inputs: Iterable[str | Path | None] = ()) -> Start:
-        """Return the state of now.
+        """Return the current state.
 
         Args:
-            inputs: files and folders that are read; None is none.
+            inputs: Files and folders that will be read; None entries are ignored.
 
         Raises:
-            StoreError: the packages are not those that this process imported.
+            StoreError: the imported packages differ from the files on disk.
         """
         if stale := stale_bytecode():
             raise StoreError(
@@ -50,11 +50,11 @@ class Start:
         return start
 
     def content(self, place: Path | None) -> str:
-        """Return the digest of an input; empty for none."""
+        """Return the digest of an input; "" for None."""
         return "" if place is None else self.inputs[str(place)]
 
     def checked_before(self, step: Callable[P, None]) -> Callable[P, None]:
-        """Return a callback of progress that checks first, at most once a second."""
+        """Return a progress callback that first checks for changes, at most once a second."""
 
         def checked(*args: P.args, **keywords: P.kwargs) -> None:
             self.check(now=False)
@@ -63,10 +63,10 @@ class Start:
         return checked
 
     def check(self, now: bool = True) -> None:
-        """Refuse to go on where the code or an input is another one than at the start.
+        """Raise an error if the code or an input changed since the start.
 
         Args:
-            now: look at once; otherwise at most once a second.
+            now: Check immediately; otherwise at most once a second.
 
         Raises:
             StoreError: something changed; the message names it and says what to do.
@@ -75,9 +75,9 @@ class Start:
         if files:
             more = f" and {len(files) - 5} more" if len(files) > 5 else ""
             raise StoreError(
-                f"expected the code and the inputs to stay as they were when the night started "
-                f"(code {self.code}), and these changed: {', '.join(files[:5])}{more}. No run was "
-                "stored, for its parts would be of different programs. Run the same command again "
-                "to measure everything with the content of now (with --executor, --no-resume "
-                "deletes what was measured); or restore these files, and --executor goes on"
+                f"expected the code and the inputs not to change during the night (code "
+                f"{self.code}), but these changed: {', '.join(files[:5])}{more}. No run was "
+                "stored, because its parts would be of different programs. Run the same command "
+                "again to measure everything with the current files (with --executor, --no-resume "
+                "deletes what was measured); or restore these files, and --executor resumes"
             )

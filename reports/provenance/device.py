@@ -1,4 +1,4 @@
-"""What computations run on. Imports nothing that a measurement of memory would notice."""
+"""Class of the device that computes. Imports almost nothing, so memory can be measured with it."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import jax
 
 
 def device_kind() -> str:
-    """Return the class of device computations run on: "cpu" or "cuda"."""
+    """Return the class of JAX's device: "cpu" or "cuda"."""
     return "cpu" if jax.devices()[0].platform == "cpu" else "cuda"

@@ -1,4 +1,4 @@
-"""Where a run was made: time, code, versions, device, and the reference it compared with."""
+"""Environment of a run: time, code, versions, device, and the reference it compared with."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def new_manifest(
     aside: Path | None = None,
     start: Start | None = None,
 ) -> Manifest:
-    """Return what the run document says of the run's kind, of time, code and machine.
+    """Return a manifest with kind, time, code and machine of a run.
 
     Args:
-        started: When measuring began, UTC.
-        kind: What the run is.
-        code: A folder of the code that was measured, which is ours unless it is somebody's port.
-        aside: What is no code in it: where runs are stored.
-        start: State that measuring began with; None for that of now.
+        started: Start of the measurement, UTC.
+        kind: Kind of the run.
+        code: A folder of the measured code; by default this project's, for a port the user's.
+        aside: Folder of runs, whose files do not count as changes of the code.
+        start: State when the measurement began; None for the current state.
     """
     commit, dirty = (start.commit, start.dirty) if start else git_state(code, aside)
     kind_of_device, device = device_kind(), jax.devices()[0]
@@ -72,9 +72,9 @@ def new_manifest(
 
 
 def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
-    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one.
+    """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
 
-    What lies in `aside`, such as runs that nobody ignores, makes no checkout dirty.
+    Files in `aside`, such as runs that git does not ignore, do not make a checkout dirty.
     """
 
     def git(*arguments: str) -> str:
@@ -91,7 +91,7 @@ def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool
 
 
 def describe(reference: Reference) -> ReferenceInfo:
-    """Return what the run document says of the reference."""
+    """Return the fields of the manifest about the reference."""
     provenance = reference.provenance
     live = not isinstance(reference, RecordedReference)
     origin = "run in this job" if live else "recordings made with the live reference"
@@ -99,7 +99,7 @@ def describe(reference: Reference) -> ReferenceInfo:
         kind=reference.kind,
         commit=provenance["commit"],
         versions=provenance["versions"],
-        # Recorded numbers are what they are, whatever processor reads them.
+        # Recorded numbers do not depend on the processor that reads them.
         capability=provenance.get("capability") if live else None,
         detail=f"{origin}; not compared: {reference.omits}",
     )

@@ -1,4 +1,4 @@
-"""The GPU that computations run on: what identifies it, and the libraries of its kernels."""
+"""Identity of the GPU that computes, and the libraries of its kernels."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from reports.provenance.host import GPU_FIELDS, UNKNOWN
 
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total,driver_version", "--format=csv,noheader"]
 _LIBRARIES = ("jax-cuda", "nvidia-")
-"""How packages begin that hold kernels, or choose them."""
+"""Prefixes of packages that contain kernels or choose them."""
 
 
 def gpu(device: Any) -> dict[str, str]:
-    """Return `GPU_FIELDS` of a JAX device; `UNKNOWN` stands for what cannot be read.
+    """Return `GPU_FIELDS` of a JAX device; `UNKNOWN` for a field that cannot be read.
 
-    Memory and driver are those of the GPUs that `nvidia-smi` lists, if all are alike: JAX knows
-    only what it may allocate.
+    Memory and driver are those that `nvidia-smi` lists, if all GPUs are alike: JAX only knows how
+    much memory it may allocate.
     """
     memory, driver = _listed()
-    # "PJRT C API", a line end, "cuda 13000": the number is CUDA's own.
+    # platform_version is "PJRT C API", a line end, "cuda 13000"; the number is CUDA's own.
     version = str(getattr(getattr(device, "client", None), "platform_version", ""))
     cuda = version.rpartition("cuda")[2].strip()
     values = (getattr(device, "compute_capability", ""), memory, driver, cuda)
@@ -28,13 +28,13 @@ def gpu(device: Any) -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Return the versions of installed packages that bring CUDA's libraries, by name."""
+    """Return the versions of installed packages that contain CUDA libraries, by name."""
     named = {d.name.lower(): d.version for d in metadata.distributions()}
     return {name: named[name] for name in sorted(named) if name.startswith(_LIBRARIES)}
 
 
 def _listed() -> tuple[str, str]:
-    """Return memory and driver as `nvidia-smi` says, empty where it is not there or they differ."""
+    """Return memory and driver from `nvidia-smi`; "" if it is missing or the GPUs differ."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

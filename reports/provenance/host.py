@@ -1,9 +1,9 @@
-"""The machine a run was made on, as an identity: equal fingerprints round alike.
+"""Identity of the machine of a run: machines with equal fingerprints round alike.
 
-A host is vendor, family, model, stepping and instruction set (`parity.executors.machine`), and
-where computations run on a GPU what identifies that too; a fingerprint adds all else that chooses
-kernels: threads, flags, versions, and what the reference's library found on the processor. See
-docs/verdicts.md "Another machine".
+A host is identified by vendor, family, model, stepping and instruction set
+(`parity.executors.machine`), and on a GPU also by the GPU. A fingerprint adds everything else that
+chooses kernels: threads, flags, versions, and the processor capability found by the reference's
+library. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = [
     "settings", "threads",
 ]  # fmt: skip
 GPU_FIELDS = ("compute capability", "memory", "driver", "CUDA")
-"""What tells GPUs of one name apart, beside the host they are in."""
+"""Fields that distinguish GPUs of one name, besides their host."""
 
 
 def settings(environment: Environment) -> dict[str, str]:
-    """Return by name, as text, all that a fingerprint is made of; the reference included."""
+    """Return all parts of a fingerprint by name, as text, including the reference."""
     device, reference = environment.device, environment.reference
     parts: dict[str, object] = {"device": device.kind, "processor": device.name}
     parts |= {f"processor {n}": environment.host.get(n, UNKNOWN) for n in FIELDS}
     if device.kind == "cuda":
         parts |= {f"GPU {n}": environment.host.get(n, UNKNOWN) for n in GPU_FIELDS}
     parts |= {"threads": environment.threads}
-    # An empty variable is none: an older run does not know those that were added since.
+    # An empty flag counts as unset: older runs do not store flags that were added since.
     parts |= {n: v for n, v in environment.flags.items() if v}
     parts |= environment.versions
     parts |= {f"reference {n}": getattr(reference, n) for n in ("kind", "commit", "capability")}
@@ -38,10 +38,10 @@ def settings(environment: Environment) -> dict[str, str]:
 
 
 def fingerprint(environment: Environment, *, versions: bool = True) -> str | None:
-    """Return a hash of `settings`, None where a run does not know what it was made on.
+    """Return a hash of `settings`; None if a run does not know its processor or GPU.
 
-    Without `versions` it stays the same when a package or the reference is updated: it names a
-    machine and a kind of reference, and says nothing of how they round.
+    Without `versions` the hash does not change when a package or the reference is updated: it then
+    identifies a machine and a kind of reference, but not how they round.
     """
     parts = settings(environment)
     needed = {
@@ -57,7 +57,7 @@ def fingerprint(environment: Environment, *, versions: bool = True) -> str | Non
 
 
 def differences(now: Environment, then: Environment) -> tuple[str, ...]:
-    """Say how the settings of a run differ from those of another, such as "threads 2 → 1".
+    """Describe how the settings of a run differ from another's, such as "threads 2 → 1".
 
     The processor comes first, in one line; a setting that only one run has reads "none".
     """
@@ -71,9 +71,7 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
 
 
 def processor(environment: Environment) -> str:
-    """Name what a run computed on for a reader: a processor with family, model and stepping, or a
-    GPU with what identifies it.
-    """
+    """Name the processor of a run with family, model and stepping, or its GPU with its identity."""
     name, here = environment.device.name or UNKNOWN, environment.host
     fields = GPU_FIELDS if environment.device.kind == "cuda" else FIELDS[1:]
     parts = [f"{n} {here[n]}" for n in fields if here.get(n, UNKNOWN) != UNKNOWN]

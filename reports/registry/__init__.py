@@ -1,3 +1,1 @@
-"""Many stored runs: which there are, what became of a gate over them, which one is pinned and
-which may go.
-"""
+"""Many stored runs: finding them, the history of a gate, pinning, and pruning."""

@@ -1,10 +1,11 @@
-"""Which gates began and which ceased to fail, run by run, over many runs at once.
+"""Gates that began or ceased to fail in each of many runs.
 
-A gate is followed through the runs of one kind that did the same work. A run that did not measure
-it is passed over, and a run with a planted fault is compared and never compared with.
+A gate is followed through the runs of one kind that did the same work. Runs that did not measure it
+are skipped. A run with a planted fault is compared with earlier runs, but later runs are never
+compared with it.
 
-Only failing rows are read, and of each distinct work one run: a year of healthy nights costs
-nothing, however many gates it has. Source: docs/reports.md "All runs".
+Only failing rows are read, plus one run of each distinct work, so a year of healthy nights costs
+next to nothing, however many gates it has. Source: docs/reports.md "All runs".
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.schema import MEASUREMENTS
 
-# Names are long and many; 64 bits tell a billion gates apart but for one chance in forty.
+# Names are long and numerous, so gates are identified by 64-bit hashes: among a billion gates the
+# probability of a collision is about 1 in 40.
 _KEY = 'hash("case", edge, quantity, metric, identity)'
 _FAILING = f"SELECT run, {_KEY} AS key FROM measurements WHERE verdict NOT IN ('pass', 'info')"
 _MEASURED = f"""
@@ -38,12 +40,12 @@ GROUP BY ALL
 """
 _NEVER, _HELD, _FAILED = -1, 0, 1
 _Pair = tuple[np.ndarray, np.ndarray]
-"""Gates that began and gates that ceased to fail."""
+"""Gates that began to fail, and gates that ceased to fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateName:
-    """A gate as a reader knows it."""
+    """Name of a gate."""
 
     case: str
     edge: str
@@ -56,7 +58,7 @@ class Step:
     """Gates that changed between one earlier run and this one.
 
     Attributes:
-        before: name of the earlier run's folder.
+        before: folder name of the earlier run.
         began: gates that held there and fail or cannot be compared here.
         ceased: gates that failed there and hold here.
     """
@@ -68,13 +70,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class GateChanges:
-    """What became of the gates of one run.
+    """Changes of the gates of one run.
 
     Attributes:
-        steps: by the earlier run that measured the gate last, the newest first.
-        first: gates that fail and that no earlier run of these measured.
-        dropped: gates that failed in the run before it on such a device, and that this run did not
-            measure: neither mended nor failing.
+        steps: one per earlier run that measured a changed gate last, the newest first.
+        first: number of failing gates that no earlier run measured.
+        dropped: number of gates that failed in the previous run on such a device and that this run
+            did not measure, so they are neither fixed nor failing.
         known: whether its failing gates could be read.
     """
 
@@ -86,12 +88,12 @@ class GateChanges:
 
 @dataclass
 class _Followed:
-    """Gates that failed in any run of one kind, as they stand after the runs walked so far.
+    """State of the gates that fail in any run of one kind, after the runs walked so far.
 
     Attributes:
-        last: how each gate stood when it was last measured.
-        run: the run that measured it last.
-        failing: failing gates of the newest whole run, by subject and device.
+        last: state of each gate when it was last measured.
+        run: index of the run that measured it last.
+        failing: failing gates of the newest complete run, by subject and device.
     """
 
     last: np.ndarray
@@ -100,14 +102,14 @@ class _Followed:
 
 
 def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
-    """Return by the name of its folder what changed in each run in which anything did.
+    """Return the gate changes of each run in which a gate changed, by its folder name.
 
     Args:
         root: folder of the runs.
-        lines: of the index, oldest first, of readable runs alone.
+        lines: index lines of the readable runs, oldest first.
     """
     gated = [(line, line.manifest) for line in lines if line.manifest is not None and line.gates]
-    # Where no run of a kind has a failing gate, none began or ceased to fail.
+    # If no run of a kind has a failing gate, none began or ceased to fail.
     kinds = {manifest.kind for line, manifest in gated if line.broken}
     runs = [(line, manifest) for line, manifest in gated if manifest.kind in kinds]
     if not runs:
@@ -118,7 +120,7 @@ def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
         broken = [i for i, (line, _) in enumerate(runs) if line.broken]
         keys, ids = np.unique(answer["key"], return_inverse=True)
         failing = _by_run(answer["run"], ids, broken)
-        # The index counted them by their numbers: another count is no answer.
+        # The index counted failing gates by their numbers; a different count means a damaged file.
         lost = {run for run in broken if len(failing[run]) != runs[run][0].broken}
         lost |= {broken[n] for n in unread}
         measured = _measured(root, gathered, runs, keys)
@@ -161,7 +163,7 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return by work which of the gates that failed anywhere a run of that work measured."""
+    """Return, for each work, which of the failing gates a run of that work measured."""
     one_of = {_work(line): line for line, _ in runs}
     with _table(root, gathered, one_of.values()) as table:
         table.database.register("wanted", pa.table({"key": pa.array(keys, pa.uint64())}))
@@ -172,7 +174,8 @@ def _measured(
 
 
 def _work(line: Line) -> str:
-    # Runs of one work measured the same gates; of an unknown work each run is its own.
+    # Runs of one work measured the same gates. If the work is unknown, each run is a work of its
+    # own.
     return line.work or f"run {line.name}"
 
 
@@ -183,7 +186,7 @@ def _walk(
     measured: Mapping[str, np.ndarray],
     gates: int,
 ) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
-    """Return what changed in each run in which anything did, and the gates to name."""
+    """Return the changes of each run that has any, and the gates whose names are needed."""
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}
     named: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""A list of the stored runs. It imports nothing of verdicts and pages: a list is to come at once.
+"""A list of the stored runs. It does not import verdicts and pages, so that it starts quickly.
 
 Source: docs/reports.md "Store".
 """
@@ -21,10 +21,10 @@ class RunSummary:
 
     Attributes:
         id: name of the run's folder.
-        gates: measurements that have a tolerance, or could not be compared; 0 for a bench.
-        broken: gates that do not pass, by their numbers.
-        fault: name of the bug that was planted on purpose.
-        verdict: word of its first verdict; `gate` judges it again by later runs.
+        gates: measurements that have a tolerance or could not be compared; 0 for a bench.
+        broken: gates that do not pass, recomputed from their numbers.
+        fault: name of the planted fault.
+        verdict: verdict when the run was stored; `gate` judges it again.
     """
 
     id: str
@@ -39,10 +39,10 @@ class RunSummary:
 
 
 def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
-    """Return the runs under `root`, oldest first, and those that cannot be read with a reason.
+    """Return the runs under `root`, oldest first, and the unreadable folders with a reason.
 
-    Only what the index beside the runs does not know is read (`reports.store.index`), and of a copy
-    of shared storage what the index there does not know (`reports.registry.shared_index`).
+    Only runs that the index does not have are read (`reports.store.index`; for a copy of shared
+    storage `reports.registry.shared_index`).
     """
     if (storage := storage_of(root)) is not None:
         lines, unreadable = shared_lines(storage)

@@ -1,4 +1,4 @@
-"""What became of a gate over all stored runs, wherever DuckDB can read them.
+"""History of a gate over all stored runs, local or remote, read by DuckDB.
 
 Source: docs/reports.md "Store": history is a query over the folders.
 """
@@ -24,9 +24,9 @@ from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreEr
 from reports.text import closest, count
 
 LATEST = 14
-"""Newest runs that a gate must be in to be among those that are listed."""
-# Different work is never joined: of each gate only the newest identity is followed. The gates are
-# chosen in the newest runs first, because grouping a year of everything takes seconds.
+"""Number of newest runs: a gate is listed only if one of them measured it."""
+# Different work is never joined: each gate is followed by its newest identity only. The gates are
+# first selected in the newest runs, because grouping a year of all gates takes seconds.
 _GATES = """
 SELECT "case", edge, quantity, metric, count(*) AS runs, arg_min(value, created) AS first,
        median(value) AS median, arg_max(value, created) AS last,
@@ -57,12 +57,12 @@ _TICKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run that may be asked.
+    """A run that can be queried.
 
     Attributes:
-        manifest: of the run.
-        file: its measurements, by a path that DuckDB can read.
-        gathered: the file that has its gates together with those of other runs, or "".
+        manifest: manifest of the run.
+        file: its measurements, as a path that DuckDB can read.
+        gathered: combined file with its gates and those of other runs, or "".
     """
 
     manifest: Manifest
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lookback:
-    """Rows of an answer, as JSON values, and what could not be read."""
+    """Rows of a query as JSON values, and what could not be read."""
 
     rows: list[dict[str, Any]]
     runs: int
@@ -86,18 +86,18 @@ def look_back(
     most: int = EVERYTHING,
     kind: RunKind | None = None,
 ) -> Lookback:
-    """Return the gates of all runs, worst first; or of one quantity every value, oldest first.
+    """Return the gates of all runs, worst first; or every value of one quantity, oldest first.
 
     Args:
         place: A folder of runs, or a pattern of run folders such as `s3://bucket/runs/*`.
         case: Only gates of this case.
-        quantity: With a case: one row per run, edge and metric.
-        most: Rows at most.
-        kind: Which runs; None for nights, or, where there are none, what there is. Those with a
-            planted fault are left out.
+        quantity: Only this quantity of `case`: one row per run, edge and metric.
+        most: Maximal number of rows.
+        kind: Kind of the runs; None for nights, or if there are none, the newest other kind. Runs
+            with a planted fault are left out.
 
     Raises:
-        StoreError: nothing can be listed there, or the case or quantity was never measured.
+        StoreError: `place` cannot be listed, or the case or quantity was never measured.
     """
     entries, unreadable = _runs(place)
     kind = _kind_of(entries) if kind is None else kind
@@ -120,7 +120,7 @@ def look_back(
 
 
 def measured_names(place: str, case: str | None = None) -> list[str]:
-    """Return the cases that stored runs measured, or the quantities of one, in alphabetic order."""
+    """Return the cases that stored runs measured, or the quantities of one case, sorted by name."""
     column = "quantity" if case else '"case"'
     query = f"""SELECT DISTINCT {column} AS name FROM measurements
                 WHERE verdict <> 'info' AND ($case IS NULL OR "case" = $case) ORDER BY name"""
@@ -131,7 +131,7 @@ def measured_names(place: str, case: str | None = None) -> list[str]:
 
 
 def _not_measured(place: str, case: str, quantity: str | None, runs: int) -> str:
-    """Say why there is nothing to answer, and what may have been meant."""
+    """Explain why there are no rows, and suggest similar names."""
     what = f"{quantity} in case {case}" if quantity else f"case {case}"
     text = f"no gate of {what} in {count(runs, 'run')} of {place}"
     if not runs:
@@ -142,7 +142,7 @@ def _not_measured(place: str, case: str, quantity: str | None, runs: int) -> str
     ):
         if name and name not in names and (close := closest(name, names)):
             return f"{text}. Did you mean {' or '.join(map(repr, close))}?"
-    return f"{text}; `history` alone lists all gates, `history CASE` those of a case"
+    return f"{text}; `history` lists all gates, `history CASE` those of a case"
 
 
 def _table(runs: Sequence[Entry]) -> Table:
@@ -150,7 +150,7 @@ def _table(runs: Sequence[Entry]) -> Table:
 
 
 def _kind_of(entries: Sequence[Entry]) -> RunKind:
-    """Return the kind of run that a question which names none is about."""
+    """Return the default kind of run for a query."""
     every = [entry.manifest.kind for entry in entries]
     kinds = [kind for kind in every if kind in (RunKind.PORT, RunKind.PYTEST)]
     nights = RunKind.NIGHTLY in every
@@ -158,7 +158,7 @@ def _kind_of(entries: Sequence[Entry]) -> RunKind:
 
 
 def _latest(manifests: Sequence[Manifest]) -> list[str]:
-    """Return when the newest runs about each subject were made."""
+    """Return when the newest runs of each subject were made."""
     by_subject: dict[frozenset[str], list[str]] = {}
     for manifest in manifests:
         by_subject.setdefault(manifest.subject, []).append(manifest.created)
@@ -176,7 +176,7 @@ def _manifests(manifests: Sequence[Manifest]) -> pa.Table:
 
 
 def _runs(place: str) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Return the runs oldest first, and what is unreadable."""
+    """Return the runs, oldest first, and the unreadable folders with a reason."""
     if "://" in place or any(sign in place for sign in "*?"):
         return _matched(place)
     root = Path(place)
@@ -213,7 +213,7 @@ def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
     places: dict[Path, str] = {}
     unreadable: list[tuple[Path, str]] = []
     for name, content, _ in texts:
-        # A Path would fold the slashes of a scheme; here it only names the folder.
+        # A Path would merge the slashes of a URL scheme; here it only names the folder.
         folder = Path(name).parent
         if folder.name.startswith("."):
             continue
@@ -230,9 +230,9 @@ def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
 
 
 def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
-    """Return the runs whose measurements do not fit their checksum, with a reason.
+    """Return the runs whose measurements do not match their checksum, with a reason.
 
-    DuckDB hashes the files, wherever they lie; one that it cannot read is found by the query.
+    DuckDB hashes the files, local or remote. A file that it cannot read is reported by the query.
     """
     wrong: dict[Path, str] = {}
     with duckdb.connect() as database:
@@ -244,7 +244,7 @@ def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
                 found = database.execute(
                     "SELECT sha256(content) FROM read_blob($file)", {"file": glob.escape(file)}
                 ).fetchall()
-                # Of a file that is not there DuckDB has no row.
+                # For a missing file DuckDB returns no row.
                 if found and found != [(checksums.get(MEASUREMENTS),)]:
                     wrong[run.folder] = (
                         f"{file} is not the file that was stored: its SHA-256 differs from the one "
@@ -254,7 +254,7 @@ def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
 
 
 def sparkline(values: Sequence[float] | np.ndarray) -> str:
-    """Return values as a line of block characters from their least to their largest."""
+    """Return values as a line of block characters, scaled from their minimum to their maximum."""
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     if not finite:
         return "?" * len(values)

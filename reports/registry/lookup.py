@@ -1,4 +1,4 @@
-"""What stored runs say: two of them compared, one of them judged or drawn again.
+"""Finding stored runs by name, judging them, comparing two, and drawing their pages.
 
 Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.md "Command line".
 """
@@ -37,25 +37,25 @@ _NO_VERDICT = {
     RunKind.WATCH: "its page shows what was measured, and `open` shows the page",
 }
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
-"""How the ids begin that a run gets by itself: with the time at which it began."""
+"""Prefix of automatic run ids: the time at which the run began."""
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
-"""Changes that are listed in the terminal."""
+"""Changes listed in the terminal."""
 AHEAD = 1.0
-"""Hours that a run may be dated ahead of the clock: two machines' clocks differ by seconds."""
+"""Hours by which a run may be dated ahead of the clock; clocks of machines differ by seconds."""
 NAMED = 5
-"""Damaged runs that are named below a verdict."""
+"""Damaged runs listed below a verdict."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run that was asked for by a name.
+    """A run found by name.
 
     Attributes:
-        folder: of the run.
-        newer: with a reason, damaged folders that may hold a newer run than `latest` found: the
-            verdict of an older one is no answer then.
-        ahead: hours by which `latest` is dated ahead of the clock.
+        folder: folder of the run.
+        newer: damaged folders with a reason, if they may hold a newer run than the one found for
+            `latest`; the verdict of an older run is then no answer.
+        ahead: hours by which the run found for `latest` is dated ahead of the clock.
     """
 
     folder: Path
@@ -64,31 +64,32 @@ class Found:
 
 
 def find_run(root: Path, name: str) -> Path:
-    """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `pinned`.
+    """Return the folder of a run, given its path, its id, a prefix of its id, `latest` or `pinned`.
 
-    `latest` is the newest run that has a verdict: a bench or a shard has none.
+    `latest` is the newest run that has a verdict; a bench or a shard has none.
 
     Raises:
-        StoreError: there is none, several begin so, or a damaged run may be newer than `latest`.
+        StoreError: there is no such run, the prefix is ambiguous, or a damaged run may be newer
+            than `latest`.
     """
     found = look_up(root, name)
     if found.newer:
         folder, why = found.newer[0]
         raise StoreError(
             f"expected the newest run, but {folder.name} may be newer than {found.folder.name} and "
-            f"cannot be read: {why}. Restore or delete it, or name the run that is meant"
+            f"cannot be read: {why}. Restore or delete it, or name the run to use"
         )
     return found.folder
 
 
 def look_up(root: Path, name: str) -> Found:
-    """Return what `find_run` does, and for `latest` the damaged runs that may be newer."""
-    # A folder of that name in the current folder does not stand for the newest run.
+    """Find a run like `find_run`; for `latest` also return the damaged runs that may be newer."""
+    # A folder called `latest` or `pinned` in the current folder does not hide the keyword.
     if name not in ("latest", "pinned") and _is_run(Path(name)):
         return Found(Path(name))
     if name == "blessed":
         raise StoreError("a pinned run is now named 'pinned', not 'blessed'")
-    # A whole name needs no list, and may be that of a damaged run, which reading it then names.
+    # A complete id needs no listing. It may be that of a damaged run; reading it then reports that.
     if name not in ("latest", "pinned") and _is_run(root / name) and name == Path(name).name:
         return Found(root / name)
     stored, unreadable = list_runs(root)
@@ -115,20 +116,22 @@ def look_up(root: Path, name: str) -> Found:
 
 
 def _is_run(folder: Path) -> bool:
-    # One that is damaged is named by whoever reads it; a link to itself is no folder.
+    # Reading the run reports damage. A link to itself is not a folder.
     return os.path.lexists(folder / MANIFEST)
 
 
 def _newer(
     created: str, stored: Sequence[RunInfo], unreadable: Sequence[tuple[Path, str]]
 ) -> tuple[tuple[Path, str], ...]:
-    """Return the damaged folders that may hold a newer run, or whose age cannot be told."""
+    """Return the damaged folders that may hold a newer run, or whose age is unknown."""
     return tuple((f, why) for f, why in unreadable if _may_be_newer(f, created, stored))
 
 
 def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool:
-    """Whether a damaged folder may hold a run made at `created` or later: by what its run.json
-    says and the date in its name, or where neither tells, by when the folder was changed.
+    """Return whether a damaged folder may hold a run made at `created` or later.
+
+    That is decided by its run.json and the date in its name, or if neither tells, by its
+    modification time.
     """
     if folder.name.startswith("."):
         return False
@@ -137,14 +140,14 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
     except StoreError:
         pass
     else:
-        # A whole copy of a run that can be read is no run of its own. Another run of the same id
-        # is one: two machines may begin in one second.
+        # An intact copy of a readable run does not count. Another run with the same id does: two
+        # machines may begin in the same second.
         own = checksum(read_bytes(folder / MANIFEST))
         twins = (r.folder for r in stored if r.manifest.id == manifest.id and r.folder != folder)
         copied = any(checksum(read_bytes(twin / MANIFEST)) == own for twin in twins)
         return manifest.created >= created and not copied
     if dates := _dates_of(folder):
-        # A date as old as the run's is no proof of an older one: somebody may have moved files.
+        # The later date counts: an older one proves nothing, since files may have been moved.
         return max(dates) >= created[:19]
     try:
         changed = datetime.fromtimestamp(folder.lstat().st_mtime, UTC)
@@ -154,9 +157,9 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
 
 
 def _dates_of(folder: Path) -> list[str]:
-    """Return when a damaged run began: by its folder's name, and by what is left of its run.json.
+    """Return when a damaged run began, by its folder name and by the remains of its run.json.
 
-    The two differ where files were moved between folders.
+    The two differ if files were moved between folders.
     """
     dates = []
     if date := _DATED.match(folder.name):
@@ -169,8 +172,8 @@ def _dates_of(folder: Path) -> list[str]:
 
 
 def withheld(decision: Decision, found: Found) -> Decision:
-    """Return the verdict that `gate` gives: INCOMPLETE in place of a green one where a newer run is
-    damaged, because what is asked for is the newest.
+    """Return the verdict of `gate`: INCOMPLETE instead of PASS or CHANGED if a newer run is damaged
+    or the run is dated in the future, since `latest` is then not known to be the newest run.
     """
     if decision.exit_code is ExitCode.PASS and found.ahead > AHEAD:
         sentence = (
@@ -185,8 +188,8 @@ def withheld(decision: Decision, found: Found) -> Decision:
         return decision
     damaged = count(len(found.newer), "newer folder is damaged", "newer folders are damaged")
     sentence = (
-        f"{damaged}, so that run {found.folder.name}, which is {decision.word}, is not known to be "
-        "the newest. Restore or delete what is damaged, or name the run to judge."
+        f"{damaged}, so run {found.folder.name}, which is {decision.word}, may not be "
+        "the newest. Restore or delete the damaged folders, or name the run to judge."
     )
     return replace(decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence)
 
@@ -196,7 +199,7 @@ def _hours_since(created: str) -> float:
 
 
 def run_line(found: Found, run: Run) -> str:
-    """Say which run was judged, and how old it is."""
+    """Describe which run was judged and how old it is."""
     created = run.manifest.created
     try:
         hours = _hours_since(created)
@@ -211,24 +214,24 @@ def run_line(found: Found, run: Run) -> str:
 
 
 def is_pinned(root: Path, manifest: Manifest) -> bool:
-    """Return whether somebody pinned a run below `root`."""
+    """Return whether a run below `root` is pinned."""
     return manifest.id in pins.pinned_ids(pins.home(root, manifest))
 
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A stored run with its verdict and what it was judged by."""
+    """A stored run with its verdict and the history used for it."""
 
     run: Run
     decision: Decision
     history: History
     unusable_pins: tuple[str, ...] = ()
-    """A sentence for each pinned baseline that was not used."""
+    """One sentence for each pinned baseline that could not be used."""
 
 
 def judge(root: Path, run: Run) -> JudgedRun:
-    """Return a run's verdict by its history under `root`, by pinned runs of its class of device,
-    and by the oldest healthy run of its own machine where nobody pinned one there.
+    """Judge a run by its history under `root`, by pinned runs of its class of device, and by the
+    anchor of its machine if no run of that machine is pinned.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -251,7 +254,7 @@ def _judge(root: Path, run: Run) -> JudgedRun:
 
 
 def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
-    """Return the anchor of a run's machine; none where a pinned run of that machine is."""
+    """Return the anchor of a run's machine as a pin; empty if a run of that machine is pinned."""
     machine = fingerprint(run.manifest.environment)
     if any(pin.fingerprint == machine for pin in pinned.pins):
         return ()
@@ -259,10 +262,10 @@ def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
-    """Return the oldest healthy runs of a run's machine: those that pass without an anchor."""
+    """Return the anchors of a run's machine: its oldest runs that pass without an anchor."""
 
     def healthy(old: Run) -> bool:
-        # Levels of nights that were stored before runs had a contract stay anchors.
+        # Nights stored before runs had a contract may still be anchors.
         decision = decide(old, None, {}, pinned.pins, old_schema_may_pass=True)
         return decision.exit_code is ExitCode.PASS
 
@@ -270,31 +273,31 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
 
 
 def check_age(folder: Path, hours: float) -> None:
-    """Insist that a run began at most `hours` ago.
+    """Check that a run began at most `hours` ago.
 
     Raises:
-        StoreError: it is older, cannot be read, or does not say when it began.
+        StoreError: it is older, cannot be read, or has no valid time.
     """
     created = read_run(folder).manifest.created
     try:
         age = _hours_since(created)
     except (TypeError, ValueError) as error:
         raise StoreError(
-            f"{folder.name} began at {created!r}, which is no time: {error}"
+            f"{folder.name} began at {created!r}, which is not a valid time: {error}"
         ) from error
-    # Written so that an age or a limit that is no number is refused.
+    # Written so that a NaN fails.
     if not -AHEAD <= age <= hours:
         raise StoreError(
             f"expected a run that began at most {hours:g} hours ago, but {folder.name} is "
-            f"{age:.1f} hours old: nothing was stored since. See what was to measure."
+            f"{age:.1f} hours old: no newer run was stored. Check the job that measures."
         )
 
 
 def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
-    """Return a stored run's verdict, against one other run or against all that `judge` asks.
+    """Judge a stored run against one other run, or against all that `judge` uses.
 
     Raises:
-        StoreError: one of them cannot be read, or holds no measurements.
+        StoreError: a run cannot be read, or is of a kind without a verdict.
     """
     run = read_judgeable(folder)
     if against is None:
@@ -303,25 +306,25 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
 
 
 def comparison_lines(judged_run: JudgedRun) -> list[str]:
-    """Return what is said below a verdict: since when it fails and what explains it, each run whose
-    levels it was held against, and why others were not.
+    """Return the lines below a verdict: since when it fails and why, the runs that its levels were
+    compared with, and the pins and runs that could not be used.
     """
-    lines = [f"held against {text}" for text in judged_run.decision.against]
+    lines = [f"levels compared with {text}" for text in judged_run.decision.against]
     return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins, *_damaged(judged_run)]
 
 
 def _damaged(judged_run: JudgedRun) -> list[str]:
-    """Name the damaged neighbours that the verdict did without, the first few with the reason."""
+    """Name the damaged runs that the verdict had to ignore, the first few with the reason."""
     pins_too = set(judged_run.unusable_pins)
     bad = [(f, why) for f, why in judged_run.history.unreadable if why not in pins_too]
-    lines = [f"not used: {folder.name}: {why}" for folder, why in bad[:NAMED]]
+    lines = [f"not readable: {folder.name}: {why}" for folder, why in bad[:NAMED]]
     if len(bad) > NAMED:
-        lines.append(f"not used: {count(len(bad) - NAMED, 'more folder')}; `list` names them")
+        lines.append(f"not readable: {count(len(bad) - NAMED, 'more folder')}; `list` names them")
     return lines
 
 
 def _failure_lines(judged_run: JudgedRun) -> list[str]:
-    """Return since when the first failure is there, and the command that explains its case."""
+    """Return since when the first failure exists, its account, and the command that explains it."""
     run, starts = judged_run.run, judged_run.decision.starts
     if not starts or starts[0].verdict is not Verdict.FAIL:
         return []
@@ -344,11 +347,11 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
 
 
 def page_of(folder: Path, page: Path | None = None) -> str:
-    """Return the page of a stored run, drawn again by this version from what is stored.
+    """Draw the page of a stored run with this version, from its stored data.
 
     Args:
-        folder: of the run.
-        page: where it will lie, for its links to other runs; None for the run's folder.
+        folder: folder of the run.
+        page: path of the page, for its links to other runs; None for the run's folder.
     """
     from reports.page.render import render
 
@@ -362,16 +365,16 @@ def page_of(folder: Path, page: Path | None = None) -> str:
 
 
 def runs_from(page: Path, folder: Path) -> str:
-    """Return the address of the folder that holds the run `folder`, from where `page` lies."""
+    """Return the relative URL from `page` to the folder that contains the run `folder`."""
     address = os.path.relpath(folder.resolve().parent, page.resolve().parent)
     return quote(Path(address).as_posix())
 
 
 def read_judgeable(folder: Path) -> Run:
-    """Read a run that is to be judged.
+    """Read a run of a kind that has a verdict.
 
     Raises:
-        StoreError: it cannot be read, is a bench, or only a part of a nightly.
+        StoreError: it cannot be read, or is a bench, a shard or a watched training.
     """
     run = read_run(folder)
     if advice := _NO_VERDICT.get(run.manifest.kind):
@@ -383,7 +386,7 @@ def read_judgeable(folder: Path) -> Run:
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
-    """Return one line per change, gravest first, and one that says how many are left out."""
+    """Return one line per change, most severe first, and a line that counts the omitted ones."""
     lines = []
     for change in changes[:SHOWN]:
         before, now = contrast(change.before, change.now)

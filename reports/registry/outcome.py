@@ -1,7 +1,7 @@
-"""What becomes of a run that was just made: it is stored, and then judged and drawn.
+"""Stores a new run, then judges it and draws its page.
 
-Numbers first: whatever is wrong with earlier runs, pins or the page, the measurements are on disk
-before anything looks at them. Source: docs/reports.md "Store".
+The numbers are stored first: errors in earlier runs, pins or the page cannot lose the measurements.
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ from reports.verdict.decide import Decision
 
 
 class UnjudgedError(RuntimeError):
-    """A run is stored, but could not be judged; the message says what to do."""
+    """A run was stored but could not be judged; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A stored run: its verdict, and where it is."""
+    """A stored run, its verdict and its folder."""
 
     run: Run
     decision: Decision | None
-    """None for a shard, which is judged when all of them are merged."""
+    """None for a shard, which is judged after merging."""
     folder: Path
     against: tuple[str, ...] = ()
-    """A line for each run that levels were compared with, for each pin that cannot be read, and for
-    each damaged run."""
+    """One line for each run that levels were compared with, each unusable pin, each damaged run."""
 
     @property
     def page(self) -> Path:
-        """The page to open."""
+        """Path of the run's page."""
         return self.folder / PAGE
 
 
 def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
-    """Write a run, judge it, and add verdict and page to it; a shard is written alone.
+    """Store a run, judge it, and add verdict and page; a shard is only stored.
 
     Raises:
-        StoreError: the folder cannot be written; `report` got the verdict, if there is one.
-        UnjudgedError: the run is stored, and judging it failed.
-        RuntimeError: the run is stored with its verdict, and drawing its page failed.
+        StoreError: the folder cannot be written; the verdict, if any, was passed to `report`.
+        UnjudgedError: the run is stored, but judging it failed.
+        RuntimeError: the run is stored with its verdict, but drawing its page failed.
     """
     try:
         folder = write_run(root, run)
@@ -66,8 +65,7 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
 
 
 def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
-    """Judge a run that is stored in `folder`, add verdict and page to it, and write the page of all
-    runs again.
+    """Judge a run stored in `folder`, add verdict and page, and update the page of all runs.
 
     Raises:
         UnjudgedError: judging failed; the run stays stored.
@@ -76,7 +74,7 @@ def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
     try:
         outcome = _judged_and_drawn(folder, run, report)
     except Exception:
-        # A run that was not judged is shown as such.
+        # Show it on the page of all runs as a run without a verdict.
         renew_runs_page(folder.parent, report)
         raise
     renew_runs_page(folder.parent, report)
@@ -85,14 +83,14 @@ def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
 
 def _judged_and_drawn(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
     try:
-        # An hour after the night began, others may have stored theirs.
+        # Other machines may have stored runs since this one began.
         refresh(folder.parent)
         judged = judge(folder.parent, run)
         against = comparison_lines(judged)
     except Exception as error:
         raise UnjudgedError(
             f"the run is stored in {folder}, but judging it failed with {type(error).__name__}: "
-            f"{error}. Nothing that was measured is lost. Correct what the message names; then "
+            f"{error}. No measurement is lost. Correct what the message names; then "
             f"`megalodon-numerics gate {folder}` judges the run, and `megalodon-numerics report "
             f"{folder}` draws its page"
         ) from error
@@ -104,7 +102,7 @@ def _judged_and_drawn(folder: Path, run: Run, report: Callable[[str], None]) -> 
 
 
 def _report_verdict(root: Path, run: Run, report: Callable[[str], None]) -> None:
-    """Report the verdict of a run that could not be written: its numbers are lost, this is not."""
+    """Report the verdict of a run that could not be stored; its numbers are lost."""
     try:
         report(f"verdict: {judge(root, run).decision.word}")
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Pinning: a person says that a run is good, and the diff of a text file says what that means.
+"""Pinning: a person declares a run good, as a reviewed diff of a text file.
 
 Source: docs/reports.md "Command line".
 """
@@ -21,25 +21,25 @@ from reports.verdict.levels import Group, Level
 from reports.verdict.pins import Pin
 
 PINNABLE = (RunKind.NIGHTLY, RunKind.PORT)
-"""What is made to be held against: a test session measures whatever its tests were."""
+"""Kinds of run that can be pinned; a session of tests has no fixed set of measurements."""
 
 
 @dataclass(frozen=True)
 class PinDiff:
-    """A pinned baseline that was written, and how it differs from the one before."""
+    """A written pinned baseline and the one that it replaced."""
 
     pin: Pin
     path: Path
     before: Pin | None
 
     def lines(self) -> list[str]:
-        """Say what the diff shows: levels that moved, came and went, the largest move first."""
+        """Describe the diff: the number of moved, new and removed levels, and the largest moves."""
         old: Mapping[Group, Level] = self.before.groups if self.before else {}
         new = self.pin.groups
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
         moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
         came, went = new.keys() - old.keys(), old.keys() - new.keys()
-        report = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} are gone"]
+        report = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} were removed"]
         for group in sorted(moved, key=lambda g: (-max(moved[g], 1 / moved[g]), g))[:10]:
             was, now = number(old[group].typical), number(new[group].typical)
             report.append(f"  {' | '.join(group)}: {was} → {now}, {moved[group]:.2f} times")
@@ -47,24 +47,26 @@ class PinDiff:
 
 
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
-    """Pin a stored night, or a run of ports, as the one that later ones may not drift from.
+    """Pin a stored night or run of ports: later runs may not drift from its levels.
 
     Raises:
-        StoreError: no reason; a tree with uncommitted changes, here or when the run was made; a run
-            that is not whole, holds a planted fault or breaks a tolerance; an unwritable folder.
+        StoreError: there is no reason, the tree has uncommitted changes or had them when the run
+        was
+            made, the run is incomplete, has a planted fault or breaks a tolerance, or the folder
+            cannot be written.
     """
     if not reason.strip():
-        raise StoreError("expected a reason that a reviewer can judge, received none; say --reason")
+        raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")
     run = read_judgeable(folder)
     root = folder.parent
     home = pins_folder or pins.home(root, run.manifest)
-    # A port's levels are reviewed with its code, not with ours.
+    # The levels of a port are committed with the port's code.
     code = pins.beside(root) if run.manifest.subject else Path(__file__).parent
     commit, dirty = git_state(code, root)
     if commit is None or dirty:
         state = "has uncommitted changes" if dirty else "is not a git checkout"
         raise StoreError(
-            f"expected a clean checkout, so that the diff is the pinning alone, but the tree "
+            f"expected a clean checkout, so that the diff shows only the pinning, but the tree "
             f"{state}; commit or stash first"
         )
     manifest = run.manifest
@@ -78,7 +80,7 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     }
     why = [what for what, holds in refusals.items() if holds]
     if why:
-        raise StoreError(f"expected a whole, healthy run, but {run.id} {'; '.join(why)}")
+        raise StoreError(f"expected a complete, healthy run, but {run.id} {'; '.join(why)}")
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     past = load_history(root, run).past
     pin = pins.pin_of(run, past, reason.strip(), today)

@@ -1,4 +1,4 @@
-"""Which stored runs may go: old ones that nothing is held against.
+"""Deletion of old runs that nothing is compared with.
 
 Source: docs/reports.md "Store".
 """
@@ -22,21 +22,23 @@ from reports.verdict.history import load_history
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be deleted, and what is kept although it is old, with a reason."""
+    """Runs to delete, and old runs that are kept, with a reason."""
 
     newest: int
-    """Runs kept because they are among the newest."""
+    """Number of runs kept because they are among the newest."""
     goes: tuple[Path, ...]
     spared: tuple[tuple[Path, str], ...]
     unreadable: tuple[tuple[Path, str], ...]
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Keep the newest `keep` runs of each kind, subject and device, pinned runs, baselines of
-    these, and the anchor of every machine.
+    """Plan a deletion that keeps the newest `keep` runs of each kind, subject and device, the
+    pinned runs, the baselines of the newest runs, and the anchor of every machine.
 
-    What cannot be read is never deleted: somebody may still want to restore it.
-    Raises StoreError where the root cannot be listed.
+    Unreadable folders are never deleted: they might be restored.
+
+    Raises:
+        StoreError: the root cannot be listed.
     """
     stored, unreadable = list_runs(root)
     groups: dict[object, list[RunInfo]] = {}
@@ -64,7 +66,7 @@ def plan(root: Path, keep: int) -> Plan:
 
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
-    """Return by its id what the newest run of each group is compared with."""
+    """Return the ids of the baselines of each group's newest run, with the id of that run."""
     baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
@@ -75,7 +77,7 @@ def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
 
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
-    """Return by its id what the newest run of each machine and kind of reference is anchored at."""
+    """Return the ids of the anchors of every machine's newest run, with the id of that run."""
     newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)
@@ -88,14 +90,14 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
         read = read_run(run.folder)
         if any(pin.fingerprint == machine for pin in pinned.pins):
             continue
-        # The first run of a machine is the anchor of its next one.
+        # The only run of a machine will be the anchor of its next one.
         for old in anchors_of(root, read, pinned) or (read,):
             anchors.setdefault(old.id, read.id)
     return anchors
 
 
 def delete(folder: Path) -> None:
-    """Delete a run: renamed first, so that an interrupted deletion leaves no half run.
+    """Delete a run. It is renamed first, so an interrupted deletion leaves no partial run.
 
     Raises:
         StoreError: the folder cannot be changed.
@@ -108,16 +110,16 @@ def delete(folder: Path) -> None:
         shutil.rmtree(aside)
     except OSError as error:
         raise StoreError(
-            f"expected to delete {folder}, but {error.strerror or error}; what is left of it is no "
-            "longer a run. Make the folder writable and prune again"
+            f"expected to delete {folder}, but {error.strerror or error}; the remaining files are "
+            "no longer a run. Make the folder writable and prune again"
         ) from error
 
 
 def clean(root: Path) -> None:
-    """Delete what killed deletions left here, and from shared storage what is no run.
+    """Delete the remains of interrupted deletions, here and on shared storage.
 
     Raises:
-        StoreError: the storage refuses.
+        StoreError: the shared storage raises an error.
     """
     for aside in root.glob(".pruned-*"):
         shutil.rmtree(aside, ignore_errors=True)

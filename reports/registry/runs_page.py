@@ -1,4 +1,4 @@
-"""The page of all runs, kept beside them: read from the index, written aside and then renamed.
+"""The page of all runs, beside them: built from the index and written atomically.
 
 Source: docs/reports.md "All runs".
 """
@@ -23,20 +23,20 @@ from reports.verdict import since
 
 RUNS_PAGE = "index.html"
 SHOWN = 2000
-"""Runs that the page has one by one: six years of nights in 1.5 MB. Older ones are counted."""
+"""Runs listed individually: six years of nights in 1.5 MB. Older ones are only counted."""
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 
 
 def write_runs_page(root: Path) -> Path:
-    """Write the page of the runs under `root` beside them and return its path.
+    """Write the page of the runs under `root` into that folder, and return its path.
 
     Raises:
-        StoreError: the folder is not there, or cannot be listed.
-        OSError: the page cannot be written; what was there still is.
+        StoreError: the folder does not exist or cannot be listed.
+        OSError: the page cannot be written; the old page is kept.
     """
     if not root.is_dir():
         raise StoreError(
-            f"expected a folder of runs at {root}, and none is there; `nightly` makes one"
+            f"expected a folder of runs at {root}, but it does not exist; `nightly` makes one"
         )
     page, text = root / RUNS_PAGE, draw_runs_page(root)
     with written_aside(page) as aside:
@@ -45,9 +45,9 @@ def write_runs_page(root: Path) -> Path:
 
 
 def renew_runs_page(root: Path, report: Callable[[str], None]) -> None:
-    """Write the page beside the runs again; what goes wrong is reported and ends nothing.
+    """Update the page beside the runs; an error is reported and not raised.
 
-    The page is derived from the runs: a night is stored, judged and drawn whatever becomes of it.
+    The page is derived data, so an error must not affect storing, judging or drawing a run.
     """
     try:
         write_runs_page(root)
@@ -71,7 +71,7 @@ def draw_runs_page(root: Path) -> str:
         _entry(root, line, manifest, changes.get(line.name, GateChanges()), manifests)
         for line, manifest in newest
     ]
-    # A damaged folder that does not say when it was made may be the newest.
+    # A damaged folder without a known date may be the newest, so it is listed as such.
     damaged = [Entry(f.name, _dated(f.name), why=why) for f, why in unreadable]
     entries = sorted([*entries, *damaged], key=lambda e: (e.created or "\uffff", e.name))
     omitted = [_entry(root, line, manifest, GateChanges(), {}) for line, manifest in older]
@@ -128,7 +128,7 @@ def _entry(
 
 
 def _groups(gates: Sequence[GateName]) -> tuple[GateGroup, ...]:
-    """Return gates by case and comparison, mathematics first."""
+    """Return gates grouped by case and comparison, mathematics first."""
     groups: dict[tuple[str, str], list[GateName]] = {}
     for gate in gates:
         groups.setdefault((gate.case, gate.edge), []).append(gate)

@@ -1,4 +1,4 @@
-"""More than two stored runs side by side: as lines, as JSON values, as a page.
+"""More than two stored runs side by side: as lines, JSON values or a page.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -23,7 +23,7 @@ def read_several(folders: Sequence[Path]) -> Several:
     """Read runs and judge each against the first.
 
     Raises:
-        StoreError: one cannot be read, or has no verdict.
+        StoreError: a run cannot be read, or is of a kind without a verdict.
     """
     return compare_runs([read_judgeable(folder) for folder in folders])
 
@@ -32,7 +32,7 @@ def write_several_page(page: Path, folders: Sequence[Path], several: Several) ->
     """Write the page of several runs.
 
     Raises:
-        OSError: the page cannot be written; what was there still is.
+        OSError: the page cannot be written; the old page is kept.
     """
     text = render(several, [f"{runs_from(page, folder)}/{folder.name}" for folder in folders])
     with written_aside(page) as aside:
@@ -40,7 +40,7 @@ def write_several_page(page: Path, folders: Sequence[Path], several: Several) ->
 
 
 def run_lines(several: Several) -> list[str]:
-    """Return a line per run: its number in the table, its name, its verdict and its sentence."""
+    """Return one line per run: its number in the table, name, verdict and sentence."""
     return [
         f"{i}: run {run.id}: {decision.word}: {decision.sentence}"
         for i, (run, decision) in enumerate(
@@ -50,7 +50,7 @@ def run_lines(several: Several) -> list[str]:
 
 
 def table(several: Several) -> tuple[list[str], list[list[str]], int]:
-    """Return the heads and rows of the table in the terminal, and how many rows are left out."""
+    """Return the header and rows of the terminal's table, and the number of omitted rows."""
     heads = ["", *(str(i) for i in range(1, len(several.runs) + 1))]
     rows = [["verdict", *(decision.word.value for decision in several.decisions)]]
     rows += [[f"gates held, {edge_name(edge)}", *cells] for edge, cells in _edges(several)]
@@ -88,12 +88,12 @@ def _work(cell: Cell) -> str:
 
 
 def more_line(omitted: int) -> list[str]:
-    """Return the line that says how many rows the terminal leaves out."""
+    """Return the line that counts the rows omitted from the terminal."""
     return [f"and {count(omitted, 'more row')}; --html and --json have them"] if omitted else []
 
 
 def as_values(several: Several) -> dict[str, Any]:
-    """Return what a comparison of several runs adds to the JSON of a verdict."""
+    """Return the fields that a comparison of several runs adds to the JSON of a verdict."""
     runs = [
         {
             "run": run.id,

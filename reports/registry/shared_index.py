@@ -1,9 +1,8 @@
-"""What a list of runs on shared storage says, without a copy of the runs.
+"""A list of the runs on shared storage that does not copy the runs.
 
-A run is never changed, so a line about one is true for as long as its name is there. Lines are kept
-on this machine, and on the storage for machines that have none yet; whoever deletes either loses
-the time that it takes to read what every run holds of a list. Source: docs/many-machines.md
-"Shared storage".
+A run never changes, so its index line stays valid as long as the run exists. Lines are cached on
+this machine, and on the storage for other machines. Deleting either cache only costs the time to
+read the runs again. Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from reports.store.schema import FILES, MANIFEST, VERDICT, StoreError
 from reports.store.shared import Storage
 
 HERE, THERE = ".listed.json", ".index.json"
-"""Names of the lines in the copy on this machine, and on the storage."""
+"""File names of the cached lines: in the local copy, and on the storage."""
 TOGETHER = 256
-"""Runs that are read at a time: so many are on this machine, and what was read is kept."""
+"""Runs per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
-"""Time after which a run without a verdict will get none: it is stored before it is judged."""
+"""Age after which a run without a verdict is assumed to get none, as it is stored before it is
+judged."""
 Unreadable = list[tuple[Path, str]]
 
 
 def shared_lines(storage: Storage) -> tuple[list[Line], Unreadable]:
-    """Return a line for every run on a storage, and what cannot be read with a reason.
+    """Return a line for every run on a storage, and the unreadable runs with a reason.
 
-    The storage is asked for the names of its runs, and for those that no line is about.
+    Requests the names of the runs, and reads the runs without a cached line.
 
     Raises:
-        StoreError: the storage refuses.
+        StoreError: the storage raises an error.
     """
     storage.send_unsent()
     names = set(storage.listed())
@@ -53,7 +53,7 @@ def shared_lines(storage: Storage) -> tuple[list[Line], Unreadable]:
         unreadable += bad
         write_lines(here, list(lines.values()))
     if new and lines.keys() & set(new):
-        # Whoever may only read has the list all the same.
+        # Without write permission the list still works.
         with suppress(StoreError, OSError):
             storage.put(here, THERE)
     elif lines.keys() != known.keys():
@@ -62,7 +62,7 @@ def shared_lines(storage: Storage) -> tuple[list[Line], Unreadable]:
 
 
 def _to_be_judged(line: Line) -> bool:
-    """Whether a run may still get its verdict, so that its line is not kept."""
+    """Return whether a run may still get its verdict, so that its line must not be cached."""
     assert line.manifest is not None
     if not line.gates or line.manifest.verdict:
         return False
@@ -80,12 +80,12 @@ def _lines_there(storage: Storage) -> dict[str, Line]:
 
 
 def _read(storage: Storage, names: Sequence[str]) -> tuple[dict[str, Line], Unreadable]:
-    """Return lines about runs, of which only what a list needs comes to this machine."""
+    """Read index lines of runs, fetching only the files that a list needs."""
     with tempfile.TemporaryDirectory() as aside:
         folders = {name: Path(aside) / name for name in names}
         heads = [f"{name}/{file}" for name in names for file in (MANIFEST, VERDICT)]
         storage.get(heads, Path(aside))
-        # What has no manifest is being written, or was left behind.
+        # Without a manifest the run is unfinished or abandoned.
         folders = {name: f for name, f in folders.items() if (f / MANIFEST).is_file()}
         rows = [f"{name}/{file}" for name, folder in folders.items() for file in _files(folder)]
         storage.get(rows, Path(aside))
@@ -100,7 +100,7 @@ def _line(found: Examined, manifest: Manifest) -> Line:
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    """Return the names of a run's files beside its manifest; none where that does not say."""
+    """Return the names of a run's files beside its manifest; empty if the manifest is invalid."""
     try:
         return FILES[read_manifest(folder).kind]
     except StoreError:

@@ -1,4 +1,4 @@
-"""Two stored runs side by side: the commits between them, and a page of both.
+"""Two stored runs side by side: the commits between them, and a page that shows both.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -16,8 +16,8 @@ from reports.verdict.decide import decide
 
 
 def range_lines(before: Path, after: JudgedRun) -> list[str]:
-    """Return lines that say how many gates two runs share, unless the verdict's sentence does, and
-    between which commits they lie.
+    """Return lines with the number of gates that two runs share, unless the verdict's sentence has
+    it, and the commits between them.
 
     Raises:
         StoreError: the earlier run cannot be read.
@@ -33,14 +33,14 @@ def write_page(page: Path, before: Path, after: Path, judged: JudgedRun) -> None
     """Write the page of two runs.
 
     Args:
-        page: where to.
+        page: path of the page.
         before: folder of the earlier run.
-        after: folder of the later one.
-        judged: the later one, judged against the earlier.
+        after: folder of the later run.
+        judged: the later run, judged against the earlier.
 
     Raises:
         StoreError: the earlier run cannot be read.
-        OSError: the page cannot be written; what was there still is.
+        OSError: the page cannot be written; the old page is kept.
     """
     then = read_judgeable(before)
     text = render(

@@ -1,6 +1,4 @@
-"""The run folder: its schema and migrations, how it is written aside and renamed, and how the
-measurements of many runs are queried as one table.
-"""
+"""The run folder: schema and migrations, atomic writing, and queries over many runs."""
 
 from reports.store.manifest import Environment, Manifest, SuiteResult, read_manifest
 from reports.store.query import Table

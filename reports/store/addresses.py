@@ -1,4 +1,4 @@
-"""Addresses of shared storage, and the folders of this machine that are copies of one."""
+"""Addresses of shared storage, and the local folders that are copies of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from reports.store.schema import StoreError
 
 ADDRESS = ".shared"
-"""File of a copy that holds the address of its storage."""
+"""File in a copy that holds the address of its storage."""
 _LONGEST = 4096
 _PROTOCOLS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "file", "local", "memory")
 _LOCAL = ("file", "local")
@@ -23,10 +23,10 @@ def is_address(text: str) -> bool:
 
 
 def check_address(text: str) -> None:
-    """Check that a text is a path of this machine or a complete address of shared storage.
+    """Check that a text is a local path or a complete address of shared storage.
 
     Raises:
-        StoreError: it is an address with a typing error.
+        StoreError: the text is a malformed address.
     """
     wrong = _typing_error(text)
     if wrong:
@@ -48,9 +48,9 @@ def _typing_error(text: str) -> str:
     if not rest.startswith("//"):
         return "'://' does not come first"
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", protocol):
-        return f"{protocol!r} is not the name of a protocol in small letters"
+        return f"{protocol!r} is not the name of a protocol in lower case"
     if not text.isprintable() or text != text.strip():
-        return "it has spaces at an end, or characters that cannot be printed"
+        return "it starts or ends with a space, or has characters that cannot be printed"
     path = rest[2:].rstrip("/")
     if not path:
         return f"nothing comes after '{protocol}://'"
@@ -64,7 +64,7 @@ def _typing_error(text: str) -> str:
 
 
 def copy_of(address: str) -> Path:
-    """Return where the copy of a folder on shared storage lies on this machine, there or not."""
+    """Return the path for the local copy of a folder on shared storage, existing or not."""
     address = address.rstrip("/")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
@@ -73,12 +73,13 @@ def copy_of(address: str) -> Path:
 
 
 def address_of(root: Path) -> str:
-    """Return the address of the storage that `root` is a copy of, or `root` if it is no copy.
+    """Return the address of the storage that `root` is a copy of, or `root` itself.
 
-    A damaged address file makes no copy: `open_copy` writes the file of a copy again.
+    A folder with a damaged address file does not count as a copy; `open_copy` writes the file
+    again.
     """
     file = root / ADDRESS
-    # A pipe of that name would wait for a writer for ever.
+    # Opening a named pipe would block until a writer comes.
     with suppress(OSError, UnicodeDecodeError):
         if file.is_file() and file.stat().st_size <= _LONGEST:
             address = file.read_text(encoding="utf-8")

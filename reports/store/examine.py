@@ -1,4 +1,4 @@
-"""One run as listings see it: whether its files are those that were stored, and what they say."""
+"""Checks one run folder for listings: whether its files are unchanged, and its gates."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from reports.store.run import rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
-"""What names a gate and the work it is about."""
+"""Columns that identify a gate and its work."""
 _COLUMNS = (*KEY, "value", "tolerance", "verdict", "deterministic")
-"""Columns of `measurements.parquet` that decide whether a gate passes, and name it."""
+"""Columns of `measurements.parquet` that name a gate and decide whether it passes."""
 _WORDS = tuple(verdict.value for verdict in Verdict)
 _PASS, _FAIL, _INFO, _NOT_COMPARABLE = (
     _WORDS.index(verdict)
     for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.INFO, Verdict.NOT_COMPARABLE)
 )
-"""Places in `_WORDS`: numbers are compared in a fraction of the time of texts."""
+"""Positions in `_WORDS`: comparing integers is much faster than comparing strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a folder turned out to be; the fields are those of `reports.store.index.Line`."""
+    """Result of checking a folder; the fields match those of `reports.store.index.Line`."""
 
     name: str
     why: str = ""
@@ -38,15 +38,15 @@ class Examined:
     broken: int = 0
     work: str = ""
     rows: pa.Table | None = None
-    """Its gates, with verdicts and shares by their numbers; None for a run without measurements."""
+    """Gates with recomputed verdicts and shares of tolerance; None without measurements."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
     """Read a folder and check every file of the run against its checksum.
 
     Args:
-        folder: maybe a run.
-        only: read no other files than those that a run of its kind must have.
+        folder: A folder that may be a run.
+        only: Check only the files that a run of its kind must have.
     """
     try:
         manifest = read_manifest(folder)
@@ -56,7 +56,7 @@ def examine(folder: Path, only: bool = False) -> Examined:
             read_checked(folder / name, checksums)
         tables = {}
         for name, content in contents.items():
-            # A file that fits its checksum is whole; only the gates are counted.
+            # A matching checksum proves a file intact, so only the measurements are parsed.
             if checksums is None or name == MEASUREMENTS:
                 absent = added_columns(name, manifest.migrated_from)
                 # A checksum covers every column; without one each column has to be read.
@@ -72,8 +72,8 @@ def examine(folder: Path, only: bool = False) -> Examined:
 
 
 def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, int]:
-    """Return the rows that are gates, judged by their numbers as `Measurement.settled` does, which
-    of all rows they are, and how many do not pass.
+    """Return the gates, with verdicts recomputed from the numbers as in `Measurement.settled`; a
+    mask over all rows that selects them; and the number of gates that do not pass.
     """
     words, codes = _codes(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
@@ -101,7 +101,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, int]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the words of a column, those of `Verdict` in front, and the place of each row's."""
+    """Return the words of a column, those of `Verdict` first, and each row's index into them."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()
@@ -111,9 +111,9 @@ def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
 
 
 def _work(table: pa.Table, gated: np.ndarray) -> str:
-    """Return a hash of what each row is about and whether it is a gate, in the order of the rows.
+    """Return a hash of the identity of each row and whether it is a gate, in the order of the rows.
 
-    Of runs of one work one is asked which gates it measured, for all of them.
+    Runs with equal hashes measured the same gates, so a query needs to read only one of them.
     """
     digest = hashlib.sha256(np.packbits(gated).tobytes())
     for name in KEY:

@@ -1,7 +1,7 @@
-"""Accounts of a run's failing cases, `explanations.parquet`: written only where a case failed.
+"""Accounts of the failing cases of a run, `explanations.parquet`; only written if a case failed.
 
-They are made while the night runs, with whatever was planted in it: nothing can make them again
-from what is stored. Source: docs/reports.md "Store".
+They are measured during the night, with any planted fault in place, and cannot be reconstructed
+from stored values. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 
 
 def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> None:
-    """Write the accounts of a run into its folder; none leaves no file."""
+    """Write the accounts of a run into its folder; without accounts write no file."""
     write_rows(folder / EXPLANATIONS, explanations, _SCHEMA)
 
 
@@ -41,7 +41,7 @@ def read_explanations(folder: Path, checksums: Mapping[str, str] | None) -> tupl
     """Read the accounts of a run; a run without the file has none.
 
     Raises:
-        StoreError: the file is damaged, or does not fit its checksum.
+        StoreError: the file is damaged or does not match its checksum.
     """
     added = {"where": "", "lines": []}
     return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, checksums, added)

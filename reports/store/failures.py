@@ -1,4 +1,4 @@
-"""Files of a run that are written only where something failed, one row for each thing that did.
+"""Files of a run that are only written if something failed, with one row per failure.
 
 Source: docs/reports.md "Store".
 """
@@ -20,21 +20,21 @@ from reports.store.schema import StoreError
 T = TypeVar("T")
 INDICES = pa.list_(pa.int64())
 WORST = pa.struct([("index", INDICES), ("actual", pa.float64()), ("expected", pa.float64())])
-"""An element that differs (`parity.engine.deviation.Worst`)."""
+"""One differing element (`parity.engine.deviation.Worst`)."""
 
 
 def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:
-    """Write dataclasses as the rows of a file; none leaves no file."""
+    """Write dataclasses as the rows of a file; without rows write no file."""
     if rows:
         pq.write_table(pa.Table.from_pylist(list(map(asdict, rows)), schema=schema), path)
 
 
 def read_names(content: bytes) -> tuple[str, ...]:
-    """Return the names of the columns of a Parquet file; none of what is no such file."""
+    """Return the column names of a Parquet file; empty if it is not a Parquet file."""
     try:
         return tuple(pq.read_schema(pa.BufferReader(content)).names)
     except (OSError, pa.ArrowException):
-        # Whoever reads the rows says what is wrong with it.
+        # Reading the rows reports the error.
         return ()
 
 
@@ -45,19 +45,19 @@ def read_rows(
     checksums: Mapping[str, str] | None,
     added: Mapping[str, Any] | None = None,
 ) -> tuple[T, ...]:
-    """Read what `write_rows` wrote; a run without the file had none.
+    """Read the rows that `write_rows` wrote; empty if the run has no such file.
 
     Args:
-        path: of the file.
-        schema: of its rows.
-        row: makes a dataclass of a row.
-        checksums: of the run's files by name; None for a run that has none.
-        added: columns that files of earlier versions lack, and what they hold then.
+        path: Path of the file.
+        schema: Schema of its rows.
+        row: Converts a row to its dataclass.
+        checksums: Checksums of the run's files by name; None for a run without checksums.
+        added: Default values of the columns that files of earlier versions lack.
 
     Raises:
         StoreError: the file is damaged or missing, or was not written by this tool.
     """
-    # A link that leads nowhere is there, and is damage.
+    # A dangling link is damage, not a missing file; `exists` would not see it.
     if not os.path.lexists(path) and path.name not in (checksums or {}):
         return ()
     content = read_checked(path, checksums)

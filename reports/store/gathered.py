@@ -1,6 +1,6 @@
-"""The values of the gates of many runs in few files, so that a history opens few.
+"""Combined files with the gates of many runs, so that a history opens few files.
 
-A file is named after its own checksum and never changed; the index says which has the values of
+A file is named after its checksum and never changed; the index says which file has the gates of
 which run. All of it is derived from the run folders. Source: docs/reports.md "Store".
 """
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 FOLDER = ".values"
 """Hidden folder beside the runs."""
 RUNS, FEW = 64, 16
-"""A file of fewer runs is small, and more than so many small files become one."""
+"""A file of fewer than RUNS runs is small; more than FEW small files are merged."""
 BYTES = 2**30
 LEFT_OVER = 3600
-"""Seconds after which a file that the index does not name is deleted: another process may have
-written it, whose index is about to be."""
+"""Age in seconds from which a file that the index does not name is deleted; a newer one may belong
+to another process that is about to write its index."""
 
 
 @dataclass
 class Gathered:
-    """The files of one folder of runs."""
+    """The combined files of one folder of runs."""
 
     root: Path
     verified: dict[str, str]
-    """By file, the status it had when it was last compared with its checksum."""
+    """Status of each file when its checksum was last verified, by name."""
     checked: dict[str, bool] = field(default_factory=dict)
 
     def holds(self, name: str) -> bool:
-        """Whether a file is there and is what was written; "" names none, which is whole."""
+        """Return whether a file exists and matches its checksum; True for ""."""
         if not name:
             return True
         if name not in self.checked:
@@ -65,11 +65,11 @@ class Gathered:
         return True
 
     def path(self, name: str) -> Path:
-        """Return where a file lies."""
+        """Return the path of a file."""
         return self.root / FOLDER / f"{name}.parquet"
 
     def write(self, table: pa.Table) -> str:
-        """Write values and return the name of their file; "" where one may not write there."""
+        """Write a table and return the name of its file; "" if the folder is not writable."""
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd")
         content = buffer.getvalue().to_pybytes()
@@ -84,7 +84,7 @@ class Gathered:
         return name if self.holds(name) else ""
 
     def compact(self, lines: dict[str, Line]) -> dict[str, Line]:
-        """Make one file of many small ones."""
+        """Merge small files into one, if there are too many."""
         members: dict[str, list[str]] = {}
         for line in lines.values():
             if line.gathered:
@@ -112,7 +112,7 @@ def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
     found = [one for one in found if one.rows is not None]
     if not found:
         return ""
-    # Together: a call for each column of each run would be most of the time.
+    # One conversion for all runs: separate calls per column and run would take most of the time.
     rows = [one.rows for one in found if one.rows is not None]
     alike = all(table.schema.equals(rows[0].schema) for table in rows)
     together = _plain(pa.concat_tables(rows)) if alike else pa.concat_tables(map(_plain, rows))
@@ -122,7 +122,7 @@ def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Return a table whose texts are texts, and no entries of a dictionary."""
+    """Return a table whose string columns are plain instead of dictionary-encoded."""
     types = (pa.string() if pa.types.is_dictionary(f.type) else f.type for f in table.schema)
     names = table.schema.names
     return table.cast(pa.schema(list(map(pa.field, names, types))))

@@ -1,8 +1,8 @@
-"""What listings say of the runs in a folder, kept beside them so that ten thousand come at once.
+"""The index of a folder of runs: the data that lists need, so that ten thousand runs list at once.
 
-The run folders are the truth. A line of the index counts only while every file of its run is the
-one it was made from, by size, times and inode; a run that changed is read and checked again.
-Whoever deletes the index loses a minute. Source: docs/reports.md "Store".
+The run folders are the truth. A line of the index is valid only while every file of its run has the
+size, times and inode that it was made from; otherwise the run is read and checked again. Deleting
+the index costs about a minute. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reports.store.schema import StoreError
 
 INDEX = ".index.json"
 INDEX_BYTES = 512 * 2**20
-"""Largest index that is read; that of 10,000 runs has some 10 MB."""
+"""Largest index, in bytes, that is read; 10,000 runs need some 10 MB."""
 AT_ONCE = 512
-"""Runs that are examined before what was learnt is gathered, so that memory stays small."""
-# Parts of a manifest that no list asks for, which are nearly all of its bytes.
+"""Runs per batch: their gates are written before the next batch, to limit memory."""
+# Fields of a manifest that no list needs, which are nearly all of its bytes.
 _BULKY: dict[str, Any] = {
     **dict.fromkeys(
         ("tolerances", "seams", "times", "cases", "ports", "parts", "plan", "contract"), ()
@@ -38,9 +38,9 @@ _BULKY: dict[str, Any] = {
     **dict.fromkeys(("workload", "checkpoint", "files")),
 }
 _SHARED = ("environment", "suites")
-"""Parts that most runs have in common; the index has each text once."""
+"""Fields that most runs have in common; the index stores each distinct text once."""
 _PLAIN = tuple(f.name for f in fields(Manifest) if f.name not in (*_BULKY, *_SHARED))
-"""The other parts of a manifest that lists ask for."""
+"""The remaining fields of a manifest that lists need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Line:
     """One folder in the index.
 
     Attributes:
-        name: of the folder.
-        signature: of its files, as `signature_of` has it; "" for a run that is not on this machine.
-        why: the reason why it is not a readable run; "" where it is one.
-        manifest: without what no list asks for; None where it is not readable.
-        gates: measurements that have a tolerance, or could not be compared; 0 for a bench.
-        broken: gates that do not pass, by their numbers.
-        work: hash of what was measured, values aside.
-        gathered: name of the file that has the values of its gates; "" where none has.
+        name: name of the folder.
+        signature: `signature_of` the folder; "" for a run that is not on this machine.
+        why: why it is not a readable run; "" if it is one.
+        manifest: manifest without fields that no list needs; None if it is not readable.
+        gates: measurements that have a tolerance or could not be compared; 0 for a bench.
+        broken: gates that do not pass, recomputed from their numbers.
+        work: hash of the gates and their identities, without values.
+        gathered: name of the combined file that has its gates; "" if there is none.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Line:
 
 
 _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
-"""Indices that this process has read, each with the status of its file."""
+"""Indices that this process has read, with the status of the file."""
 
 
 def read_index(
@@ -144,18 +144,18 @@ def _line(found: Examined, signature: str, place: str) -> Line:
 
 
 def slim(manifest: Manifest) -> Manifest:
-    """Return a manifest without what no list asks for."""
+    """Return a manifest without the fields that no list needs."""
     return replace(manifest, **_BULKY)
 
 
 def signature_of(folder: Path) -> str:
-    """Return what changes whenever a file of a folder does: names, sizes, times and inodes."""
+    """Return a hash of names, sizes, times and inodes, which changes with any file of a folder."""
     parts = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 status = entry.stat()
-                # A time of modification can be set back; that of the last change of status cannot.
+                # The time of modification can be set back, that of the last status change cannot.
                 times = f"{status.st_mtime_ns}.{status.st_ctime_ns}"
                 kind = stat.S_IFMT(status.st_mode)
                 parts.append(f"{entry.name}:{kind}:{status.st_size}:{times}:{status.st_ino}")
@@ -166,14 +166,14 @@ def signature_of(folder: Path) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Return the lines of an index; none where it is not there, damaged, or of another version."""
+    """Return the lines of an index; empty if it is missing, damaged or of another version."""
     return list(_read(path)[0].values())
 
 
 def write_lines(
     path: Path, lines: Sequence[Line], verified: Mapping[str, str] | None = None
 ) -> None:
-    """Write an index, if one may write there."""
+    """Write an index; do nothing if the folder is not writable."""
     texts: dict[str, int] = {}
 
     def place(value: object) -> int:
@@ -183,7 +183,7 @@ def write_lines(
     for line in lines:
         rest = None
         if (manifest := line.manifest) is not None:
-            # Not `to_json`, which copies every part: of ten thousand runs that takes seconds.
+            # Not `to_json`, which copies every field: for ten thousand runs that takes seconds.
             rest = {name: value for name in _PLAIN if (value := getattr(manifest, name))}
             environment = place(_environment(manifest.environment))
             suites = place([asdict(suite) for suite in manifest.suites])
@@ -194,10 +194,10 @@ def write_lines(
     content = json.dumps(document).encode()
     try:
         with written_aside(path) as aside:
-            # A line that was damaged would be believed for ever.
+            # A checksum, because a damaged line would otherwise be trusted forever.
             aside.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
     except OSError:
-        # Whoever may only read has the list all the same, and waits for it.
+        # Without write permission the list still works, only slower.
         return
 
 
@@ -212,7 +212,7 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
         digest, _, content = read_bytes(path, INDEX_BYTES).partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() != digest:
             return {}, {}
-        # Its depth needs no check: it is what this program wrote.
+        # Its nesting depth needs no check: the checksum shows that this program wrote it.
         document = json.loads(content)
         shared = [json.loads(text) for text in document["texts"]]
         environments: dict[int, Environment] = {}
@@ -232,12 +232,12 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
             lines[name] = Line(name, signature, why, manifest, *numbers)
         return lines, document["verified"]
     except (StoreError, ValueError, KeyError, TypeError):
-        # The runs say the same.
+        # An invalid index counts as missing: it is derived from the runs.
         return {}, {}
 
 
 def _load(root: Path) -> tuple[dict[str, Line], dict[str, str]]:
-    """Return what the index has, which this process may have read before."""
+    """Return the content of the index, cached in this process."""
     path = root / INDEX
     try:
         status = path.stat()
@@ -247,7 +247,7 @@ def _load(root: Path) -> tuple[dict[str, Line], dict[str, str]]:
     if (seen := _seen.get(root)) is not None and seen[0] == key:
         return seen[1], seen[2]
     lines, verified = _read(path)
-    # One is enough: a process that asks about two folders in turn reads each again.
+    # Cache one index only: alternating between folders reads them again.
     _seen.clear()
     _seen[root] = (key, lines, verified)
     return lines, verified

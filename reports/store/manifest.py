@@ -1,4 +1,4 @@
-"""What run.json says of a run: who made it, where, of what, and what each suite executed.
+"""The content of run.json: identity, environment, selection and suites of a run.
 
 Source: docs/reports.md "Store".
 """
@@ -31,7 +31,7 @@ CHECKED = 5
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What JAX computed on."""
+    """Device on which JAX computed."""
 
     kind: str | None = None
     """Class of device: cpu, gpu or tpu."""
@@ -40,29 +40,29 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInfo:
-    """What answered for the reference, and what was installed where it ran."""
+    """The reference: its kind and commit, and the versions it ran with."""
 
     kind: str | None = None
     """live, recorded or absent."""
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     capability: str | None = None
-    """Vector instructions that its library chose; None for recordings."""
+    """Vector instructions that its library selected; None for recordings."""
     detail: str = ""
-    """A sentence for the reader of the page."""
+    """One sentence for the page."""
     threads: int | None = None
-    """Of the reference's library, where a bench timed it."""
+    """Threads of the reference's library; only set by a bench."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """All that decides how a run rounds: machine, flags, versions, reference."""
+    """Everything that decides how a run rounds: machine, flags, versions, reference."""
 
     device: Device = Device()
     host: Mapping[str, str] = field(default_factory=dict)
-    """What tells processors apart (`reports.provenance.host.FIELDS`), and GPUs (`GPU_FIELDS`)."""
+    """Identity of the processor (`reports.provenance.host.FIELDS`) and GPU (`GPU_FIELDS`)."""
     threads: int | str | None = None
-    """How many; of shards from several machines, the number of each in a text."""
+    """Number of threads; for shards of several machines, a text with each number."""
     flags: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     reference: ReferenceInfo = ReferenceInfo()
@@ -74,7 +74,7 @@ class Environment:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Read it from a document that holds its fields; what is missing is unknown."""
+        """Read an environment from a document with its fields; missing ones are unknown."""
         parts = _fields_of(cls, document)
         parts["device"] = Device(**_fields_of(Device, parts.get("device")))
         parts["reference"] = ReferenceInfo(**_fields_of(ReferenceInfo, parts.get("reference")))
@@ -83,25 +83,25 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """How much of what a suite planned it executed."""
+    """Planned and executed work of one suite."""
 
     name: str
     planned: int = 0
     executed: int = 0
     reason: str = ""
-    """Why it is not whole."""
+    """Why it is incomplete."""
     status: str = "failed"
     """ran, failed or skipped."""
 
     @property
     def whole(self) -> bool:
-        """Whether it did all it planned."""
+        """Whether it executed everything it planned, and planned something."""
         return self.status == "ran" and 0 < self.planned == self.executed
 
 
 @dataclass(frozen=True, slots=True)
 class CaseInfo:
-    """A case that was compared."""
+    """A compared case."""
 
     name: str
     title: str = ""
@@ -114,52 +114,52 @@ class CaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """The checkpoint that was probed, and how it was trained."""
+    """The probed checkpoint, and how it was trained."""
 
     name: str = ""
     parameters: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] | None = None
-    """Its recipe and losses; None where nothing beside the weights says."""
+    """Training recipe and losses; None if the checkpoint does not include them."""
     folder: str = field(default="", compare=False)
-    """Where it was, as it was given to the night, for the command that repeats it; empty for the
-    committed one. Shards of one night may have it in different places."""
+    """Path as given to the night, for the command that repeats it; "" for the committed checkpoint.
+    Shards of one night may have different paths."""
     content: str = ""
-    """Digest of its files (`parity.executors.inputs`): the same in all shards of one night."""
+    """Digest of its files (`parity.executors.inputs`), equal in all shards of one night."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A part of a night that an executor ran: where it was measured, and what that took."""
+    """One part of a night that an executor ran: the machine, and the effort."""
 
     name: str
     node: str = ""
     """Name of the machine."""
     fingerprint: str = ""
-    """Of that machine with its settings; empty where it is not known."""
+    """Fingerprint of the machine and its settings; "" if unknown."""
     processor: str = ""
     threads: int | str | None = None
     seconds: float = 0.0
     attempts: int = 1
-    """How many workers took it: all but the last died of it, or of something else."""
+    """Number of workers that tried it; all but the last died."""
     cases: tuple[str, ...] = ()
-    """What measurements of it are named after."""
+    """Cases of its measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Seconds that one comparison of a case took, or one probe."""
+    """Seconds that one comparison of a case or one probe took."""
 
     suite: str
     case: str
-    """Of a probe: its name."""
+    """Name of the case or of the probe."""
     edge: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One run: identity, environment, what was asked for and what was executed."""
+    """One run: identity, environment, selection, and what was executed."""
 
     id: str
     """Name of the run's folder."""
@@ -170,53 +170,53 @@ class Manifest:
     dirty: bool = False
     """Whether the tree had uncommitted changes."""
     code: str | None = None
-    """Digest of the packages that measured it, with their data (`parity.executors.identity`)."""
+    """Digest of the packages that measured it and their data (`parity.executors.identity`)."""
     environment: Environment = Environment()
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds by suite."""
     times: tuple[Time, ...] = ()
-    """Of comparisons and probes that were timed one by one; others share work, and have none."""
+    """Comparisons and probes that were timed individually; others share work and have no entry."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
     selected: tuple[str, ...] = ()
-    """Cases that were asked for; empty for all of them."""
+    """Selected cases; empty for all."""
     fault: str | None = None
-    """Name of the bug that was planted on purpose."""
+    """Name of the planted fault."""
     tolerances: tuple[Mapping[str, str], ...] = ()
-    """The table in force that night: edge, kind, bound, reason."""
+    """Tolerance table of that night: edge, kind, bound, reason."""
     seams: tuple[Mapping[str, Any], ...] = ()
-    """Every known difference, and its value where it was measured."""
+    """Every known difference, with its value if it was measured."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """How far rounding scatters each level (`reports.verdict.levels`)."""
+    """Spread over rounding of each level (`reports.verdict.levels`)."""
     stability: Mapping[str, Any] = field(default_factory=dict)
-    """What probes show beside their findings, by section of the page."""
+    """Results of probes other than findings, by section of the page."""
     workload: Mapping[str, Any] | None = None
-    """Of a bench: what was timed."""
+    """Bench only: the timed work."""
     shard: Mapping[str, int] | None = None
-    """Of a shard: its index and how many there are."""
+    """Shard only: its index and the number of shards."""
     plan: tuple[str, ...] = ()
-    """Parts of a night, in order; of a shard, those of the whole night."""
+    """Parts of a night in order; for a shard, those of the whole night."""
     contract: tuple[ContractLine, ...] = ()
-    """Gates that had to be measured, stated before they were (`parity.engine.contract`)."""
+    """Gates that must be measured, determined before the measurement (`parity.engine.contract`)."""
     shards: tuple[str, ...] = ()
-    """Ids of the shards that a night was merged from."""
+    """Ids of the shards that were merged into this night."""
     parts: tuple[PartInfo, ...] = ()
-    """Of a night that an executor ran: its parts in the order of the plan."""
+    """Parts of a night that an executor ran, in the order of the plan."""
     ports: tuple[Mapping[str, Any], ...] = ()
-    """Of ports: what each comparison found, for the page (`reports.ports.document`)."""
+    """Result of each compared port, for the page (`reports.ports.document`)."""
     verdict: str = ""
-    """Word of its first verdict, for lists; `gate` judges it again by later runs. Runs of schema 5
-    have it in verdict.json, because they are stored before they are judged."""
+    """Verdict when the run was stored, for lists; `gate` judges it again. From schema 5 on it is
+    read from verdict.json, because a run is stored before it is judged."""
     files: Mapping[str, str] | None = field(default=None, compare=False)
-    """SHA-256 by name of every other file that was stored with it; None for a run that is not
-    stored yet, or was stored by a schema without checksums."""
+    """SHA-256 by name of all other files stored with it; None before the run is stored, and for
+    schemas without checksums."""
     migrated_from: int | None = None
-    """Schema on disk, where it is an older one."""
+    """Schema on disk, if it is an older one."""
 
     @property
     def whole(self) -> bool:
-        """Whether it did all that a night does, with nothing planted in it."""
+        """Whether it is a complete night: no planted fault, no selection, all suites complete."""
         return (
             not (self.fault or self.selected)
             and bool(self.suites)
@@ -225,27 +225,27 @@ class Manifest:
 
     @property
     def checksums(self) -> Mapping[str, str] | None:
-        """SHA-256 of the files of a stored run by name; None where its schema had none."""
+        """SHA-256 by name of the files of a stored run; None if its schema had none."""
         return None if (self.migrated_from or SCHEMA) < CHECKED else self.files or {}
 
     @property
     def subject(self) -> frozenset[str]:
-        """What it is about, where that is not Megalodon: names of ports. Runs about other subjects
-        are no history of one another.
+        """Names of the ports that a run of kind PORT is about; empty for Megalodon. Runs about
+        different subjects are not history of one another.
         """
         return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
 
     @property
     def of_ports_alone(self) -> bool:
-        """Whether a session of tests compared ports and nothing of Megalodon.
+        """Whether a session of tests compared only ports and nothing of Megalodon.
 
-        One that measured anything of Megalodon names the reference it chose, whatever it found.
+        A session that measured anything of Megalodon stores the kind of its reference.
         """
         alone = self.environment.reference.kind is None
         return self.kind is RunKind.PYTEST and bool(self.ports) and alone
 
     def shares_subject(self, other: Manifest) -> bool:
-        """Whether both are of one kind and about one subject, or about one of several."""
+        """Return whether both runs have one kind, and a common subject or none."""
         alike = self.subject == other.subject or bool(self.subject & other.subject)
         return self.kind is other.kind and alike
 
@@ -256,15 +256,15 @@ class Manifest:
         environment: Environment | None = None,
         suites: tuple[SuiteResult, ...] = (),
     ) -> Manifest:
-        """Read a document of today's schema.
+        """Read a document of the current schema.
 
         Args:
-            document: of run.json.
-            environment: in place of the fields in the document, where it was read before.
-            suites: the same; used only together with an environment.
+            document: Content of run.json.
+            environment: Environment to use instead of the document's, if it was parsed before.
+            suites: Suites to use likewise; only together with `environment`.
 
         Raises:
-            StoreError: a part is of another kind than it should be, or the run's kind is unknown.
+            StoreError: a field has a wrong type, or the run's kind is unknown.
         """
         parts: dict[str, Any] = {**_fields_of(cls, document), "kind": kind_of(document)}
         for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
@@ -287,10 +287,10 @@ class Manifest:
         return cls(**parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of today's schema; the environment's fields stand beside its own."""
+        """Return the document in the current schema, with the environment's fields at top level."""
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
         document |= document.pop("environment")
-        # A fact about the file that was read, not about what is written.
+        # It describes the file that was read, not the one to write.
         del document["migrated_from"]
         optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
         optional = (*optional, "code", "times")
@@ -301,10 +301,10 @@ _TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
 
 
 def _fields_of(row: type, document: object) -> dict[str, Any]:
-    """Return the fields of `row` that a document holds; null is what is not there.
+    """Return the fields of `row` that a document holds; null counts as missing.
 
     Raises:
-        StoreError: the document, or one of these, is of another type.
+        StoreError: the document or a field has a wrong type.
     """
     if document is None:
         return {}
@@ -312,7 +312,7 @@ def _fields_of(row: type, document: object) -> dict[str, Any]:
         raise _mistyped(row.__name__, document)
     values = {}
     for name, types, annotation in _types_of(row):
-        # A list of ten thousand runs asks a million times.
+        # Speed matters: listing ten thousand runs gets here a million times.
         if (value := document.get(name)) is None:
             continue
         if types and not isinstance(value, types):
@@ -347,10 +347,10 @@ def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read run.json alone, in today's schema.
+    """Read run.json of a run, migrated to the current schema, and the verdict of verdict.json.
 
     Raises:
-        StoreError: it is missing or damaged, or of an unknown schema or kind.
+        StoreError: run.json is missing or damaged, or of an unknown schema or kind.
     """
     path = folder / MANIFEST
     content = read_bytes(path)
@@ -359,9 +359,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _verdict(folder: Path, content: bytes) -> str:
-    """Return the word in verdict.json; "" where it is missing, unreadable or about other numbers.
+    """Return the word in verdict.json; "" if it is missing, unreadable or belongs to other numbers.
 
-    It is about this run only if it has the checksum of this run.json, which has those of the rest.
+    It belongs to this run only if it holds the checksum of this run.json, which in turn holds those
+    of all other files.
     """
     if not (folder / VERDICT).is_file():
         return ""
@@ -375,7 +376,7 @@ def _verdict(folder: Path, content: bytes) -> str:
 
 
 def _check_time(created: str, path: Path) -> None:
-    # Runs are sorted by this text, so all of them have one form, in UTC.
+    # Runs are sorted by this text, so all must have the same form, in UTC.
     try:
         offset = datetime.fromisoformat(created).utcoffset()
     except ValueError:
@@ -388,7 +389,7 @@ def _check_time(created: str, path: Path) -> None:
 
 
 def parse_manifest(content: bytes, path: Path) -> Manifest:
-    """Return what the bytes of a run.json say, in today's schema; raises like `read_manifest`."""
+    """Parse the bytes of a run.json and migrate it; raises like `read_manifest`."""
     document = parse_json(content, path)
     check_seal(document, path)
     document = migrate(document, path)

@@ -1,7 +1,7 @@
-"""Objects of shared storage, where every request and every reply may be lost.
+"""Objects on shared storage, where every request and every reply may be lost.
 
-An operation that fails is tried again. Writing an object again is safe only if the object is read
-back first: a lost reply looks like a lost request. Source: docs/many-machines.md "Shared storage".
+A failed operation is retried. Retrying a write is safe only after reading the object back, because
+a lost reply looks like a lost request. Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 TRIES = 6
-"""Attempts per operation. Clients of storage retry on their own too."""
+"""Attempts per operation. Storage clients also retry on their own."""
 PAUSE = 0.1
-"""Seconds before the second attempt. Every further pause is twice as long."""
+"""Seconds before the first retry; the pause doubles with each further retry."""
 GONE = ".gone-"
-"""Prefix of an object beside the folders that hides the folder of that name from every list."""
+"""Prefix of a marker object that hides the folder of the same name from every listing."""
 _FINAL = (FileNotFoundError, PermissionError)
-"""Errors that are the storage's answer: asking again changes nothing."""
+"""Errors that are definite answers of the storage; a retry cannot help."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Objects:
     """Objects below one folder of shared storage; paths are relative to that folder."""
 
     files: Any
-    """The file system, of fsspec."""
+    """File system of fsspec."""
     root: str
-    """The folder, as the file system names it."""
+    """Path of the folder within the file system."""
 
     def names(self) -> list[str]:
-        """Return the folders that are not hidden, runs or not; none if the root does not exist.
+        """Return the visible folders, runs or not; empty if the root does not exist.
 
         Raises:
             FileNotFoundError: the parent of the root, such as a bucket, does not exist.
@@ -47,7 +47,7 @@ class Objects:
         return sorted(n for n in listed if n[0] != "." and f"{GONE}{n}" not in listed)
 
     def going(self) -> list[str]:
-        """Return the folders whose deletion has begun and not ended."""
+        """Return the folders whose deletion has started but not finished."""
         return sorted(n.removeprefix(GONE) for n in self._top() if n.startswith(GONE))
 
     def _top(self) -> set[str]:
@@ -75,12 +75,12 @@ class Objects:
         return folders
 
     def newest(self, folder: str) -> datetime | None:
-        """Return when the storage last received an object of a folder; None if it has none."""
+        """Return the newest modification time of a folder's objects; None if it has none."""
         paths = [f"{self.root}/{folder}/{name}" for name in self.inside(folder)]
         return max((again(lambda p=path: self.files.modified(p)) for path in paths), default=None)
 
     def now(self) -> datetime:
-        """Return the time by the clock of the storage, after writing to it and deleting again."""
+        """Return the storage's time, by writing and deleting a probe object."""
         probe = f".partial-{uuid.uuid4().hex[:8]}"
         self.create(probe, b"")
         try:
@@ -97,16 +97,16 @@ class Objects:
     def fetch(self, path: str, file: Path) -> bool:
         """Copy an object to a file; return False if the object does not exist."""
         with suppress(FileNotFoundError):
-            # Not `cat_file`, which asks for the size first.
+            # Not `cat_file`, which first requests the size.
             again(lambda: self.files.get_file(f"{self.root}/{path}", str(file)))
             return True
         return False
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write an object unless one exists, and return whether the object has this content.
+        """Write an object unless it exists; return whether the object now has this content.
 
         After an error the object is read back, so a write whose reply was lost counts as done and
-        is not repeated. Storage without conditional writes replaces what exists.
+        is not repeated. Storage without conditional writes overwrites an existing object.
         """
         place, condition, pause = f"{self.root}/{path}", {"mode": "create"}, PAUSE
         for turn in range(TRIES):
@@ -119,7 +119,7 @@ class Objects:
             except _FINAL:
                 raise
             except Exception as error:
-                # The error of a condition that does not hold differs between file systems.
+                # File systems report an unmet condition with different errors.
                 if (there := self.read(path)) is not None:
                     return there == content
                 if _unconditional(error):
@@ -131,7 +131,7 @@ class Objects:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def replace(self, path: str, file: Path) -> None:
-        """Write a file as an object, in the place of what exists."""
+        """Upload a file as an object, overwriting an existing one."""
         again(lambda: self.files.put_file(str(file), f"{self.root}/{path}"))
 
     def remove(self, path: str) -> None:
@@ -140,16 +140,16 @@ class Objects:
             again(lambda: self.files.rm_file(f"{self.root}/{path}"))
 
     def remove_folder(self, folder: str) -> None:
-        """Delete every object of a folder, and the folder where the storage has folders."""
+        """Delete every object of a folder, and the folder itself on storage that has folders."""
         for name in self.inside(folder):
             self.remove(f"{folder}/{name}")
-        # Object stores have none, and their clients refuse.
+        # Object stores have no folders, and their clients raise an error.
         with suppress(Exception):
             self.files.rmdir(f"{self.root}/{folder}")
 
 
 def again(work: Callable[[], T]) -> T:
-    """Return the result of an operation that may be repeated, after at most `TRIES` attempts."""
+    """Return the result of an operation that is safe to repeat; try at most `TRIES` times."""
     pause = PAUSE
     for _ in range(TRIES - 1):
         try:
@@ -163,7 +163,7 @@ def again(work: Callable[[], T]) -> T:
 
 
 def _unconditional(error: Exception) -> bool:
-    """Return whether an error says that the storage has no conditional writes."""
+    """Return whether an error means that the storage does not support conditional writes."""
     if isinstance(error, TypeError | NotImplementedError):
         return True
     return isinstance(error, OSError) and error.errno == errno.ENOSYS
@@ -174,10 +174,10 @@ def _is_local(files: Any) -> bool:
 
 
 def _create_local(place: str, content: bytes, aside: str) -> None:
-    """Create a file whole or not at all, unless one exists.
+    """Create a file atomically, unless it exists.
 
-    fsspec's local file system tests and then writes, so two writers may both succeed, and a reader
-    may see half a file. A hard link is made only if its name is free.
+    fsspec's local file system checks and then writes, so two writers may both succeed and a reader
+    may see half a file. A hard link can only be made if its name is free.
 
     Raises:
         FileExistsError: the file exists.

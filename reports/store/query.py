@@ -1,4 +1,4 @@
-"""The measurements of many runs as one table: DuckDB over the Parquet files, wherever they are.
+"""Measurements of many runs as one table: DuckDB over their Parquet files, local or remote.
 
 Source: docs/reports.md "Store".
 """
@@ -16,19 +16,20 @@ import pyarrow as pa
 from reports.store.schema import MEASUREMENTS, arrow_schema
 
 Answer = dict[str, np.ndarray]
-"""The columns of an answer by name."""
+"""Columns of a query result, by name."""
 
 
 class Table:
-    """Measurements of many runs as one DuckDB table; a damaged file costs only itself."""
+    """Measurements of many runs as one DuckDB table; a damaged file is skipped and reported."""
 
     def __init__(self, files: Sequence[str], gathered: Sequence[str] = ()) -> None:
         """Open the measurements of runs.
 
         Args:
-            files: Parquet files of the runs, by paths that DuckDB can read, local or remote.
-            gathered: for each of them, the file that has its gates together with those of other
-                runs (`reports.store.gathered`), or "". Only gates are asked for then.
+            files: Parquet files of the runs, as paths that DuckDB can read, local or remote.
+            gathered: For each file, the combined file that holds its gates together with those of
+                other runs (`reports.store.gathered`), or "". A combined file has no rows other than
+                gates.
         """
         self.files = list(files)
         self.gathered = list(gathered) or [""] * len(self.files)
@@ -43,9 +44,9 @@ class Table:
         self.database.register("places", pa.table(places))
 
     def ask(self, query: str, **values: object) -> tuple[Answer, dict[int, str]]:
-        """Return the columns of the answer, and by position the files that could not be read.
+        """Run a query; return its columns, and the errors of unreadable files by their position.
 
-        In `query`, `measurements` is the table, with the position of each row's file as `run`.
+        `query` reads the table `measurements`, whose column `run` is the position of a row's file.
         """
         try:
             return self._ask(query, range(len(self.files)), values), {}
@@ -62,9 +63,9 @@ class Table:
             return self._ask(query, whole, values), broken
 
     def _ask(self, query: str, which: Sequence[int], values: Mapping[str, object]) -> Answer:
-        # Files of older schemas lack columns; beside an empty table of today's they read NULL.
+        # Columns that an older schema lacks are read as NULL, by the union with an empty table.
         tables = ["SELECT *, -1 AS run FROM no_rows"]
-        # A path is a glob pattern to DuckDB, and a folder name may hold brackets.
+        # DuckDB treats a path as a glob pattern, and a folder name may contain brackets.
         alone = [glob.escape(self.files[i]) for i in which if not self.gathered[i]]
         together = sorted({self.gathered[i] for i in which if self.gathered[i]})
         if alone:
@@ -83,7 +84,7 @@ class Table:
             )
         table = " UNION ALL BY NAME ".join(tables)
         asked = f"WITH measurements AS ({table}) {query}"
-        # Not `fetchnumpy`, which imports pandas and has some number where null is.
+        # Not `fetchnumpy`, which imports pandas and replaces null by an arbitrary number.
         found = self.database.sql(asked, params=values).to_arrow_table()
         return {
             name: column.to_numpy()
@@ -91,7 +92,7 @@ class Table:
         }
 
     def __enter__(self) -> Table:
-        """Return itself."""
+        """Return the table itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

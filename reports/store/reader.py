@@ -1,8 +1,8 @@
-"""The one reader of everything that lies in a folder of runs or beside it, and of pins.
+"""Reads all files in or beside a folder of runs, and the pinned baselines.
 
-Whatever lies there may be damaged, huge, a pipe or a loop of links. A reader that hangs, fills the
-memory or raises an error of another class would cost every command, so all of it goes through here:
-regular files only, limits of size, nesting and rows, and `StoreError` for anything else.
+Such a file may be damaged, huge, a named pipe or a loop of links. A reader that hangs, fills the
+memory or raises an unexpected error would break every command. Therefore everything is read here:
+regular files only, with limits on size, nesting and rows, and `StoreError` for any problem.
 Source: docs/reports.md "Store".
 """
 
@@ -21,13 +21,13 @@ from megalodon_jax.files import JSON_BYTES, parse_json_object, read_limited
 from reports.store.schema import StoreError
 
 PARQUET_BYTES = 256 * 2**20
-"""Largest Parquet file that is read; a whole night has 2 MB."""
+"""Largest Parquet file, in bytes, that is read; a whole night has 2 MB."""
 ROWS = 2_000_000
-"""Most rows of a file; a whole night has 60,000."""
+"""Most rows per file; a whole night has 60,000."""
 VALUES = 8 * ROWS
-"""Most values of a column, of which a list has many in a row."""
+"""Most values per column; a list column has many values per row."""
 UNPACKED_BYTES = 2**30
-"""Most bytes that the values of a file may have in memory; those of a whole night have 30 MB."""
+"""Most bytes that the values of a file may occupy in memory; a whole night occupies 30 MB."""
 _REMEDY = "restore the folder or delete it"
 
 
@@ -51,7 +51,7 @@ def read_json(path: Path, limit: int = JSON_BYTES) -> dict[str, Any]:
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
-    """Return the object in the bytes of a JSON file; raises StoreError where it holds none."""
+    """Parse a JSON file that must hold an object; raises StoreError otherwise."""
     try:
         return parse_json_object(content, path)
     except ValueError as error:
@@ -59,14 +59,15 @@ def parse_json(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def read_checked(path: Path, checksums: Mapping[str, str] | None) -> bytes:
-    """Read a file of a run, and insist that it is the one that was stored.
+    """Read a file of a run and verify its checksum.
 
     Args:
-        path: of the file.
-        checksums: of the run's files by name; None for a run that has none, which is not checked.
+        path: Path of the file.
+        checksums: Checksums of the run's files by name; None for a run without checksums, whose
+            files are not verified.
 
     Raises:
-        StoreError: the file is missing, or differs from what was stored.
+        StoreError: the file is missing or its checksum does not match.
     """
     content = read_bytes(path, PARQUET_BYTES)
     if checksums is None:
@@ -74,7 +75,7 @@ def read_checked(path: Path, checksums: Mapping[str, str] | None) -> bytes:
     if (expected := checksums.get(path.name)) is None:
         raise StoreError(
             f"expected a checksum of {path} in run.json, and there is none: the file was not "
-            f"stored with the run, or run.json was edited: {_REMEDY}"
+            f"stored with the run or run.json was edited: {_REMEDY}"
         )
     if checksum(content) != expected:
         raise StoreError(
@@ -90,28 +91,28 @@ def checksum(content: bytes) -> str:
 
 
 def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[str]) -> pa.Table:
-    """Return the columns of a Parquet file, within limits, of the types that a schema has.
+    """Return the columns of a Parquet file, within limits and with the types of a schema.
 
     Args:
-        content: bytes of the file.
-        path: where they are from, for messages.
-        schema: names and types that are wanted, in this order.
-        absent: columns that the file need not have, because it is older than they are.
+        content: Bytes of the file.
+        path: Path of the file, for messages.
+        schema: Names and types of the columns to read, in this order.
+        absent: Columns that the file may lack, because they were added after it was written.
 
     Raises:
-        StoreError: it is no Parquet file, lacks a column, has one of another type, or unpacks to
-            more than the limits.
+        StoreError: the content is not a Parquet file, lacks a column, has a column of another type,
+            or would exceed the limits in memory.
     """
     try:
         source = pa.BufferReader(content)
         names = [name for name in schema.names if name not in absent]
-        # A text that repeats is one entry of a dictionary here, however many rows have it.
+        # As dictionaries, repeated strings take memory only once.
         texts = [name for name in names if schema.field(name).type == pa.string()]
         with _opened(source, texts) as file:
             _check_size(file.metadata, path)
             _check_columns(file.schema_arrow, schema, names, path)
             table = file.read(columns=names, use_threads=False).select(names)
-        # That texts are UTF-8, which reading does not ask.
+        # Reading does not check that strings are valid UTF-8.
         table.validate(full=True)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise StoreError(
@@ -123,16 +124,16 @@ def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[
 
 
 def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
-    """Open a Parquet file whose texts come as dictionaries, where it has all of them."""
+    """Open a Parquet file and read the string columns as dictionaries, if it has all of them."""
     try:
         return pq.ParquetFile(source, read_dictionary=texts)
     except KeyError:
-        # One is not there, which is said by name.
+        # A column is missing; `_check_columns` reports it by name.
         return pq.ParquetFile(source)
 
 
 def _check_size(metadata: Any, path: Path) -> None:
-    """Raise StoreError where a file says that it unpacks to more than is read."""
+    """Raise StoreError if a file's metadata exceeds the limits."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
     values = max((g.column(i).num_values for g in groups for i in range(g.num_columns)), default=0)
@@ -147,13 +148,13 @@ def _check_columns(found: pa.Schema, schema: pa.Schema, names: list[str], path: 
     missing = sorted(set(names) - set(found.names))
     if missing:
         raise StoreError(
-            f"expected the columns {', '.join(missing)} in {path}, and they are not there; "
+            f"expected the columns {', '.join(missing)} in {path}, which has no such columns; "
             f"the file was not written by this tool: {_REMEDY}"
         )
     for name in names:
         kind = found.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        # Only the outermost kind of a list counts: its elements are converted one by one.
+        # Only the outer type of a nested column is checked: its elements are converted one by one.
         nested = pa.types.is_nested(schema.field(name).type) and pa.types.is_nested(kind)
         if kind != schema.field(name).type and not nested:
             raise StoreError(
@@ -163,11 +164,11 @@ def _check_columns(found: pa.Schema, schema: pa.Schema, names: list[str], path: 
 
 
 def _check_texts(table: pa.Table, path: Path) -> None:
-    """Raise StoreError where texts that repeat would fill the memory once each row has its own."""
+    """Raise StoreError if strings would exceed the memory limit once dictionaries are expanded."""
     total = 0
     for column in table.columns:
         for chunk in column.chunks if pa.types.is_dictionary(column.type) else ():
-            # A bound that costs nothing: as if every row had all texts of the dictionary.
+            # Cheap upper bound: every row counts with all strings of the dictionary.
             if (most := chunk.dictionary.nbytes * len(chunk)) <= UNPACKED_BYTES // 64:
                 total += most
                 continue

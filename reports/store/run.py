@@ -40,7 +40,7 @@ from stability.core.findings import Finding, Severity
 class Run:
     """One run as stored: the manifest of run.json and the rows of its kind's files.
 
-    Measurements have the verdict that their numbers support, whatever a file says
+    The verdicts of measurements are recomputed from their numbers, whatever the file says
     (docs/parity.md "Fail closed").
     """
 
@@ -49,12 +49,12 @@ class Run:
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
     tensors: tuple[Deviation, ...] = ()
-    """Of measurements that failed: where they differ and by how much."""
+    """Deviations of the failed measurements: where they differ and by how much."""
     explanations: tuple[Explanation, ...] = ()
-    """Of cases that failed: where each leaves the oracle first, and whether it starts there."""
+    """Accounts of failed cases: where each first leaves the oracle, and whether it starts there."""
 
     def __post_init__(self) -> None:
-        """Judge every measurement by its numbers."""
+        """Recompute the verdict of every measurement from its numbers."""
         rows = tuple(m.settled() for m in self.measurements)
         object.__setattr__(self, "measurements", rows)
 
@@ -64,7 +64,7 @@ class Run:
         return self.manifest.id
 
 
-# Columns that are more than a text or a number, by file.
+# Columns that need a conversion, by file.
 _WORDS: dict[str, dict[str, Callable[[Any], Any]]] = {
     MEASUREMENTS: {"kind": Kind, "verdict": Verdict},
     FINDINGS: {"severity": Severity},
@@ -73,7 +73,11 @@ _WORDS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 def read_run(folder: Path) -> Run:
-    """Read a stored run. Raises StoreError naming the file that is missing, damaged or newer."""
+    """Read a stored run.
+
+    Raises:
+        StoreError: a file is missing, damaged or of a newer version; the message names it.
+    """
     manifest = read_manifest(folder)
     parts: dict[str, Any] = {}
     for name in FILES[manifest.kind]:
@@ -95,13 +99,14 @@ def rows_table(
     """Return the rows of one of `FILES` as an Arrow table.
 
     Args:
-        content: bytes of the file.
-        path: where they are from, for messages.
-        absent: columns that its schema did not have.
-        only: columns to read, those of a measurement's key among them; all of them by default.
+        content: Bytes of the file.
+        path: Path of the file, for messages.
+        absent: Columns that the schema of the run did not have.
+        only: Columns to read, those of a measurement's key among them; all of them by default.
 
     Raises:
-        StoreError: it is damaged, or holds null where a number or a text must be.
+        StoreError: the file is damaged, has nulls in a column that must not have any, or has two
+            measurements with one key.
     """
     name = path.name
     schema = arrow_schema(name)
@@ -120,7 +125,7 @@ def rows_table(
 
 
 def _check_keys(table: pa.Table, path: Path) -> None:
-    """Raise StoreError where a file has two rows of one key: they would be counted twice."""
+    """Raise StoreError if two rows have the same key, since both would be counted."""
     places = np.zeros(table.num_rows, np.int64)
     for column in ("case", "edge", "quantity", "metric"):
         codes = table[column].combine_chunks()
@@ -131,7 +136,7 @@ def _check_keys(table: pa.Table, path: Path) -> None:
         key = " | ".join(str(table[c][row]) for c in ("case", "edge", "quantity", "metric"))
         raise StoreError(
             f"expected each measurement once in {path}, but {key} is there twice, in row {row} "
-            "again: nobody knows which is right. Restore the folder, or measure again"
+            "again: it is unknown which is right. Restore the folder, or measure again"
         )
 
 
@@ -146,5 +151,5 @@ def _rows(table: pa.Table, path: Path, absent: Mapping[str, Any]) -> tuple[Any, 
         )
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{path} holds a word this version does not know: {error}; update megalodon-numerics"
+            f"{path} holds a value unknown to this version: {error}; update megalodon-numerics"
         ) from error

@@ -1,4 +1,4 @@
-"""The runs in a folder: which there are, and which folders are damaged.
+"""Lists the runs in a folder and reports the damaged ones.
 
 Source: docs/reports.md "Store".
 """
@@ -31,13 +31,13 @@ Unreadable = list[tuple[Path, str]]
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A readable run folder with its manifest, of which lists keep a part; its rows are not read.
+    """A readable run folder and its manifest; the rows are not read.
 
     Attributes:
-        folder: of the run.
-        manifest: without tables, cases, parts and what else no list asks for.
-        work: hash of what was measured, values aside; "" where it is not known. Runs with the same
-            one measured the same gates of the same work.
+        folder: Folder of the run.
+        manifest: Manifest reduced to the fields that lists need: no tables, cases or parts.
+        work: Hash of the gates and their identities, without values; "" if unknown. Runs with equal
+            hashes measured the same gates of the same work.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class RunInfo:
 
     @property
     def kind(self) -> RunKind:
-        """What the run is."""
+        """Kind of the run."""
         return self.manifest.kind
 
 
@@ -54,10 +54,12 @@ def list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
     """Return the readable runs of every kind under `root`, oldest first, and the unreadable folders
     with a reason.
 
-    A run is readable if each of its files is the one that was stored, by its checksum. A root that
-    does not exist yet holds no runs. Hidden folders, which is what an interrupted write may leave,
-    are never runs. Of copies of one run, the one in the folder of its name counts, and the others
-    are named. Raises StoreError where `root` cannot be listed.
+    A run is readable if all its files match their checksums. A root that does not exist yet holds
+    no runs. Hidden folders are never runs: an interrupted write may leave them. If a run has
+    copies, the one in the folder of its name counts and the others are reported as unreadable.
+
+    Raises:
+        StoreError: `root` cannot be listed.
     """
     seen = _look.get()
     if seen is None:
@@ -75,8 +77,8 @@ _look: ContextVar[dict[Path, tuple[list[RunInfo], Unreadable]] | None] = Context
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Within this context `list_runs` looks at a folder once, so that all parts of one answer are
-    about the same runs, and ten thousand folders are not looked at again for each.
+    """Context in which `list_runs` reads each folder once: all parts of one answer are about the
+    same runs, and ten thousand folders are not checked again for each part.
     """
     if _look.get() is not None:
         yield
@@ -95,9 +97,9 @@ def _list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
 
 
 def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
-    """Return the lines of the index about readable runs, and the other folders with a reason.
+    """Return the index lines of the readable runs, and the other folders with a reason.
 
-    Nothing is written unless `keep`.
+    The index file is only written if `keep` is true.
     """
     folders, unreadable = _folders(root)
     lines = read_index(root, folders, keep, learn_together(root, folders, keep))
@@ -106,7 +108,7 @@ def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Return the folders under `root` that may be runs, by name; raises like `list_runs`."""
+    """Return the folders under `root` that may be runs, sorted by name; raises like `list_runs`."""
     return _folders(root)[0]
 
 
@@ -127,7 +129,7 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
                         why = "expected a folder, but the link leads nowhere; mount it or delete it"
                         unreadable.append((root / entry.name, why))
                 except OSError as error:
-                    # A link to itself, among others.
+                    # For example a link to itself.
                     why = f"expected a folder, but: {error.strerror or error}; delete it"
                     unreadable.append((root / entry.name, why))
     except OSError as error:
@@ -136,15 +138,13 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
             "give the folder that `nightly` wrote to"
         ) from error
     if os.path.lexists(root / ADDRESS) and address_of(root) == str(root):
-        why = (
-            "expected the address of shared storage; the folder counts as one of this machine alone"
-        )
+        why = "expected the address of shared storage; the folder is treated as a local one"
         unreadable.append((root / ADDRESS, f"{why}: delete the file, or name the address"))
     return [root / name for name in sorted(names)], unreadable
 
 
 def without_copies(runs: list[RunInfo], unreadable: Unreadable) -> list[RunInfo]:
-    """Return `runs` oldest first, each id once; the copies go to `unreadable` with a reason."""
+    """Return `runs` oldest first, each id once; copies are added to `unreadable` with a reason."""
     by_id: dict[str, RunInfo] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.manifest.id):
         first = by_id.setdefault(run.manifest.id, run)

@@ -1,4 +1,4 @@
-"""What a run folder is made of: its files, their columns, and how older ones are read.
+"""Schema of a run folder: its files, their columns, and migrations from older schemas.
 
 Source: docs/reports.md "Store".
 """
@@ -18,15 +18,15 @@ from reports.store.timings import Timing
 from stability.core.findings import Finding
 
 SCHEMA = 5
-"""Raised with every change that an older version could not read, together with a `Migration`."""
+"""Increased with every change that older versions cannot read, together with a new `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
 TIMINGS = "timings.parquet"
 MANIFEST = "run.json"
 PAGE = "report.html"
 VERDICT = "verdict.json"
-"""Verdict and checksum of the page. A run is stored before it is judged, so both come later and are
-no part of the run: `gate` and `report` make them again."""
+"""Verdict and checksum of the page. A run is stored before it is judged, so verdict and page are
+written later and are not part of the run: `gate` and `report` write them again."""
 
 
 class StoreError(ValueError):
@@ -34,7 +34,7 @@ class StoreError(ValueError):
 
 
 class RunKind(StrEnum):
-    """What a run is. Runs of one kind are never history of another."""
+    """Kind of a run. Runs of one kind are never history of another."""
 
     NIGHTLY = "nightly"
     PYTEST = "pytest"
@@ -43,9 +43,9 @@ class RunKind(StrEnum):
     """Part of a nightly, to be merged (`reports.nightly.shards`)."""
     BENCH = "bench"
     PORT = "port"
-    """Ports of anybody's, each compared with its original (`reports.ports`)."""
+    """User-defined ports, each compared with its original (`reports.ports`)."""
     WATCH = "watch"
-    """A training that was looked at while it ran (`reports.watching`)."""
+    """A training that was observed while it ran (`reports.watching`)."""
 
 
 _GATED = (MEASUREMENTS, FINDINGS)
@@ -53,10 +53,10 @@ FILES = dict.fromkeys(RunKind, _GATED) | {RunKind.BENCH: (TIMINGS,), RunKind.WAT
 """The Parquet files of a run of each kind."""
 ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
 COLUMNS = {name: [f.name for f in fields(row)] for name, row in ROWS.items()}
-# Properties of a row, written for whoever queries the files and never read back.
+# Properties of a row, written for external queries and never read back.
 _DERIVED = {MEASUREMENTS: ["fraction"], FINDINGS: [], TIMINGS: ["repeats"]}
 NULLABLE = frozenset(("deterministic",))
-"""Columns that may hold null. In any other, null is damage: it would be read as some number."""
+"""Columns that may hold null. In others null is damage, since it would be read as a number."""
 _TYPES = {
     **dict.fromkeys(("value", "tolerance", "threshold", "goal", "fraction"), pa.float64()),
     **dict.fromkeys(("stage", "repeats"), pa.int32()),
@@ -75,7 +75,7 @@ def kind_of(manifest: Mapping[str, Any]) -> RunKind:
     """Return the kind of a run.
 
     Raises:
-        StoreError: the kind is not one this version knows.
+        StoreError: this version does not know the kind.
     """
     kind = manifest.get("kind")
     try:
@@ -89,37 +89,37 @@ def kind_of(manifest: Mapping[str, Any]) -> RunKind:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """How a run of one schema is read as one of the next; the files on disk stay as they are."""
+    """Conversion of a run from one schema to the next; the files on disk are not changed."""
 
     manifest: Callable[[dict[str, Any]], dict[str, Any]]
     columns: Mapping[str, Mapping[str, Any]]
-    """By file, the columns that the next schema adds, with what they hold for an older run."""
+    """Columns that the next schema adds, by file, with their values for an older run."""
 
 
 MIGRATIONS = {
-    # Schema 1 became one of several kinds, and a replay was not part of a run.
+    # Schema 1 had one kind of run and did not store replays.
     1: Migration(
         lambda manifest: {"kind": RunKind.NIGHTLY.value, **manifest},
         {MEASUREMENTS: {"deterministic": None}},
     ),
-    # Schema 2 knew its processor by name only, and not how far rounding scatters a level.
+    # Schema 2 knew the processor by name only and had no spreads of levels.
     2: Migration(lambda manifest: {"host": {}, "spreads": {}, **manifest}, {}),
-    # Schema 3 had one port, so that the edge of a measurement said its suite.
+    # Schema 3 had one port, so the edge of a measurement implied its suite.
     3: Migration(lambda manifest: manifest, {MEASUREMENTS: {"suite": ""}}),
-    # Schema 4 had no checksums: its files are read unchecked.
+    # Schema 4 had no checksums, so its files are read unverified.
     4: Migration(lambda manifest: {**manifest, "files": None}, {}),
 }
-"""By the schema they start from; together they lead from every older schema to `SCHEMA`."""
+"""Migrations by the schema they start from; chained they lead from any older one to `SCHEMA`."""
 
 
 def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest in today's schema; `migrated_from` names the one it was stored in.
+    """Return the manifest in the current schema; `migrated_from` holds the schema it was stored in.
 
     Raises:
-        StoreError: the schema is newer than this version's, or no schema at all.
+        StoreError: the schema is newer than this version's, or is not a positive integer.
     """
     schema = manifest.get("schema")
-    # True is an int to Python.
+    # In Python True is an int.
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise StoreError(
             f"expected a schema from 1 to {SCHEMA} in {path}, received {schema!r}; "
@@ -138,7 +138,7 @@ def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def added_columns(name: str, first: int | None) -> dict[str, Any]:
-    """Return the columns that file `name` of a run of schema `first` lacks, with their values."""
+    """Return the columns that file `name` of a run of schema `first` lacks, with default values."""
     added: dict[str, Any] = {}
     for step in range(first or SCHEMA, SCHEMA):
         added |= MIGRATIONS[step].columns.get(name, {})

@@ -1,7 +1,7 @@
-"""The seal of run.json: a checksum of what the document says, which the document itself holds.
+"""The seal of run.json: a checksum of the document's content, stored in the document itself.
 
-run.json has the checksum of every other file of a run. Its own is over its content as canonical
-JSON without the seal, so a copy with other white space stays valid and an edited value does not.
+run.json holds the checksums of all other files of a run. Its seal is computed over its content as
+canonical JSON without the seal, so changed white space stays valid and an edited value does not.
 Source: docs/reports.md "Store".
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 from reports.store.schema import MANIFEST, SCHEMA, StoreError
 
 SEAL = "seal"
-"""Key of run.json."""
+"""Key of the seal in run.json."""
 FIRST_SEALED = 5
-"""The first schema whose run.json has a seal."""
+"""First schema whose run.json has a seal."""
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document of run.json with the seal of its content."""
+    """Return the content of run.json with its seal."""
     content = {name: value for name, value in document.items() if name != SEAL}
     return {**content, SEAL: _digest(content)}
 
@@ -33,15 +33,15 @@ def text_of(document: Mapping[str, Any]) -> str:
 
 
 def is_sealed(document: Mapping[str, Any]) -> bool:
-    """Return whether a document has the seal of its content."""
+    """Return whether the seal of a document matches its content."""
     return document.get(SEAL) == _digest(document)
 
 
 def check_seal(document: Mapping[str, Any], path: Path) -> None:
-    """Check that a document of run.json is what was stored; older schemas have no seal.
+    """Check that run.json was not changed since it was stored; older schemas have no seal.
 
     Raises:
-        StoreError: it has no seal, or its content has another one.
+        StoreError: the seal is missing or does not match the content.
     """
     schema = document.get("schema")
     newer = [name for name in ("seal", "files", "contract") if name in document]
@@ -51,7 +51,7 @@ def check_seal(document: Mapping[str, Any], path: Path) -> None:
             f"{', '.join(newer)}, which schema {FIRST_SEALED} brought: it was edited. Restore the "
             "folder or delete it"
         )
-    # What is no schema of this version is refused by `migrate`, which says why.
+    # `migrate` rejects an invalid or newer schema and says why.
     if not isinstance(schema, int) or not FIRST_SEALED <= schema <= SCHEMA:
         return
     if not is_sealed(document):
@@ -64,6 +64,6 @@ def check_seal(document: Mapping[str, Any], path: Path) -> None:
 
 def _digest(document: Mapping[str, Any]) -> str:
     content = {name: value for name, value in document.items() if name != SEAL}
-    # Names sorted and no white space: equal content gives equal bytes.
+    # Canonical JSON: sorted names, no white space.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""Sending a run to shared storage and removing one, so that an interruption at any request leaves a
-whole run or none. Source: docs/many-machines.md "Shared storage".
+"""Sends a run to shared storage, or removes one. An interruption at any request leaves a complete
+run or none. Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reports.store.unsent import Note, read_note, set_name
 
 
 def deliver(objects: Objects, folder: Path) -> tuple[str, str]:
-    """Send an unsent run until the storage has it.
+    """Send an unsent run, under another name if its own is taken.
 
     Returns:
         The name that the run had, and the name that it is stored under.
@@ -26,10 +26,10 @@ def deliver(objects: Objects, folder: Path) -> tuple[str, str]:
     note = read_note(folder)
     if note is None:
         note = Note(folder.name, None)
-        # An earlier version may have sent the run and lost the reply.
+        # An earlier version may have sent the run but lost the reply.
         if _is_there(objects, folder, note.name):
             return note.name, note.name
-    # A damaged run is refused before it claims a name.
+    # Reject a damaged run before it claims a name.
     set_name(folder, note)
     if note.token is not None and _send(objects, folder, note.name, note.token):
         return note.name, note.name
@@ -42,9 +42,9 @@ def deliver(objects: Objects, folder: Path) -> tuple[str, str]:
 
 
 def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
-    """Send a run under a claimed name, run.json last, and return whether the storage has it.
+    """Send a run under a claimed name, run.json last; return whether it is stored.
 
-    False means that the name was taken from this writer. No run.json of it stays there then.
+    False means that another process took the name from this writer; then no run.json of it remains.
     """
     set_name(folder, Note(name, token))
     there = objects.inside(name)
@@ -53,7 +53,7 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
     if held(objects, name, token):
         if not _put(objects, folder / MANIFEST, name, there):
             return False
-        # The claim is read after run.json is written, see `reports.store.claims`.
+        # The claim is checked after run.json is written, see `reports.store.claims`.
         if _is_there(objects, folder, name) and held(objects, name, token):
             return True
     elif not _has_manifest(objects, folder, name):
@@ -63,7 +63,7 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
 
 
 def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> bool:
-    """Send a file unless an earlier attempt has sent it: nothing is sent twice."""
+    """Send a file unless an earlier attempt already did."""
     place, content = f"{name}/{path.name}", path.read_bytes()
     if path.name in there and objects.read(place) == content:
         return True
@@ -71,7 +71,7 @@ def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> b
 
 
 def _is_there(objects: Objects, folder: Path, name: str) -> bool:
-    """Read back whether the storage has exactly this run."""
+    """Read back whether the storage holds exactly this run."""
     sizes = {path.name: path.stat().st_size for path in (*_files(folder), folder / MANIFEST)}
     there = objects.inside(name)
     return sizes.items() <= there.items() and _has_manifest(objects, folder, name)
@@ -87,9 +87,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def remove(objects: Objects, name: str) -> None:
-    """Delete a run, or what was sent of one: hidden first, then run.json, then the rest."""
+    """Delete a run or a partly sent one: hide it first, then delete run.json, then the rest."""
     retire(objects, name)
-    # Copies keep every run whose folder is listed, and a part of the folder may be left for long.
+    # Copies keep every listed run, and an interrupted deletion may leave a part of the folder.
     objects.create(f"{GONE}{name}", b"")
     objects.remove(f"{name}/{MANIFEST}")
     objects.remove_folder(name)

@@ -1,8 +1,8 @@
-"""Runs on shared storage, `s3://bucket/runs` or whatever fsspec reads, by way of a copy here.
+"""Runs on shared storage, `s3://bucket/runs` or any other that fsspec reads, through a local copy.
 
-The numbers of a run are never changed, so a run that was copied stays current, and refreshing a
-copy only asks which runs exist: those with a run.json. It is sent last, and an object appears whole
-or not at all, so the objects of a killed writer are not a run. A page or a verdict may follow.
+The numbers of a run never change, so a copied run stays valid, and refreshing a copy only lists
+which runs exist: the folders with a run.json. run.json is sent last, and an object appears whole or
+not at all, so what a killed writer leaves is not a run. Page and verdict may be added later.
 Source: docs/many-machines.md "Shared storage".
 """
 
@@ -26,11 +26,11 @@ from reports.store.sending import deliver, remove
 from reports.store.unsent import Note, locked, put_in, take_out, waiting
 
 REQUESTS = 64
-"""Objects that are read at a time: requests that wait for a network wait together."""
+"""Parallel requests; most of their time is network latency."""
 ABANDONED = 3600
-"""Seconds without a new object after which an unfinished run is deleted. Sending takes a few."""
+"""Seconds without a new object after which an unfinished run is deleted; sending takes seconds."""
 LATE = (PAGE, VERDICT)
-"""Files that are added to a run after it is stored."""
+"""Files that may be added to a run after it is stored."""
 Report = Callable[[str], None]
 
 
@@ -40,25 +40,25 @@ def _on_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder of runs on shared storage, and its copy on this machine."""
+    """A folder of runs on shared storage and its copy on this machine."""
 
     address: str
     copy: Path
     objects: Objects
     tokens: dict[str, str] = field(default_factory=dict)
-    """Tokens of the names that were claimed and are not published yet."""
+    """Tokens of the names that are claimed but not yet published."""
 
     def refresh(self, report: Report = _on_stderr) -> None:
         """Bring the copy up to date: fetch new runs, delete deleted ones, send unsent ones."""
         with _refusals_named(self.address):
-            # The copy first: a run that another process publishes meanwhile is then not taken for
-            # a deleted one.
+            # List the copy first: otherwise a run that another process publishes in between would
+            # look like a deleted one.
             here = {p.name for p in self.copy.iterdir() if p.is_dir() and p.name[0] != "."}
             there = set(self.objects.names())
             for name in here - there:
                 shutil.rmtree(self.copy / name, ignore_errors=True)
             new, late = sorted(there - here), sorted(filter(self._may_grow, here & there))
-            # A listing has a thousand objects, which are a hundred runs and more.
+            # One listing request returns a thousand objects, which is more than a hundred runs.
             every = 100 * (len(new) + len(late)) > len(there)
             listed = self.objects.inside_all() if every else {}
             with ThreadPoolExecutor(REQUESTS) as pool:
@@ -67,12 +67,12 @@ class Storage:
         self.send_unsent(report)
 
     def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
-        """Copy a run; an unfinished one, or one that is deleted meanwhile, is left out."""
+        """Copy a run; skip it if it is unfinished or deleted meanwhile."""
         inside = self.objects.inside(name) if inside is None else inside
         if MANIFEST not in inside:
             return
         try:
-            # What is written aside becomes a run when it is whole, here too.
+            # The local folder is renamed into place when it is complete, too.
             with folder_written_aside(self.copy / name) as aside:
                 for file, size in inside.items():
                     self.objects.fetch(f"{name}/{file}", aside / file)
@@ -82,7 +82,7 @@ class Storage:
             return
 
     def _may_grow(self, name: str) -> bool:
-        """Return whether a run of the copy may get a page or a verdict yet, which come last."""
+        """Return whether a run of the copy may still get its page or verdict, which come last."""
         folder = self.copy / name
         with suppress(FileNotFoundError):
             young = time.time() - folder.stat().st_mtime < ABANDONED
@@ -98,18 +98,18 @@ class Storage:
                     self.objects.fetch(f"{name}/{file}", aside)
 
     def listed(self) -> list[str]:
-        """Return the names of the runs on the storage, unfinished ones too.
+        """Return the names of the runs on the storage, including unfinished ones.
 
         Raises:
-            StoreError: the storage refuses.
+            StoreError: the storage raises an error.
         """
         with _refusals_named(self.address):
             return self.objects.names()
 
     def get(self, paths: Sequence[str], folder: Path) -> None:
-        """Copy objects below this folder to those places below another, many at a time.
+        """Copy objects to the same relative paths below `folder`, in parallel.
 
-        One that is not there is left out; raises like `listed`.
+        Missing objects are skipped. Raises like `listed`.
         """
 
         def one(path: str) -> None:
@@ -120,12 +120,12 @@ class Storage:
             list(pool.map(one, paths))
 
     def put(self, file: Path, path: str) -> None:
-        """Write an object below the folder, in the place of what is there; raises like `listed`."""
+        """Upload a file below the storage folder, with overwriting; raises like `listed`."""
         with _refusals_named(self.address):
             self.objects.replace(path, file)
 
     def claim(self, name: str) -> bool:
-        """Return whether this writer now owns a name: nobody has or had it. Raises like `listed`.
+        """Claim a name; return False if anybody has or had it. Raises like `listed`.
 
         `publish` sends a run under the name; if nothing is published the name stays taken.
         """
@@ -136,14 +136,14 @@ class Storage:
         return token is not None
 
     def publish(self, folder: Path, name: str, report: Report = _on_stderr) -> Path:
-        """Send a run, and return its folder in the copy, which has the name that it got.
+        """Send a run, and return its folder in the copy, which has its final name.
 
-        The folder is moved among the unsent runs first, and leaves them when the storage has been
-        read back. It gets another name where somebody took the name meanwhile.
+        The folder is first moved to the unsent runs, and leaves them after the storage was read
+        back. It gets another name if another writer took the name meanwhile.
 
         Raises:
-            StoreError: the storage refuses; the run is kept, and the next command sends it.
-            OSError: the folder cannot be moved; it is where it was.
+            StoreError: the storage raises an error; the run is kept, and the next command sends it.
+            OSError: the folder cannot be moved; it stays where it was.
         """
         with locked(folder):
             kept = put_in(self.copy, folder, Note(name, self.tokens.pop(name, None)))
@@ -152,12 +152,12 @@ class Storage:
                     return self._deliver(kept, report)
             except StoreError as error:
                 raise StoreError(
-                    f"{error}. The run is whole in {kept}, and the next command with "
+                    f"{error}. The run is complete in {kept}, and the next command with "
                     f"--out {self.address} sends it"
                 ) from error
 
     def send_unsent(self, report: Report = _on_stderr) -> None:
-        """Send the runs that the storage did not take when they were made, and report each."""
+        """Send the runs that could not be sent when they were made, and report each."""
         for folder in waiting(self.copy):
             with locked(folder) as ours:
                 if not ours:
@@ -166,8 +166,8 @@ class Storage:
                     with _refusals_named(self.address):
                         place = self._deliver(folder, report)
                 except StoreError as error:
-                    # It costs only itself: other runs can be read, and perhaps sent.
-                    report(f"not sent: {error}. The run is whole in {folder}")
+                    # A failure affects this run only: others can be read, and perhaps sent.
+                    report(f"not sent: {error}. The run is complete in {folder}")
                 else:
                     report(f"sent now: {self.address}/{place.name}, which was not sent when made")
 
@@ -184,16 +184,16 @@ class Storage:
         return place
 
     def release(self, name: str) -> None:
-        """Give up a claimed name. Nothing was sent, and the name stays taken."""
+        """Give up a claimed name without sending anything; the name stays taken."""
         self.tokens.pop(name, None)
 
     def delete(self, name: str) -> None:
-        """Delete a run; an interrupted deletion leaves no run, and `clean` completes it."""
+        """Delete a run; if interrupted it is unreadable, and `clean` completes the deletion."""
         with _refusals_named(self.address):
             remove(self.objects, name)
 
     def clean(self) -> None:
-        """Complete interrupted deletions, and delete what killed writers left."""
+        """Complete interrupted deletions, and delete the remains of killed writers."""
         with _refusals_named(self.address):
             for name in self.objects.going():
                 remove(self.objects, name)
@@ -205,26 +205,26 @@ class Storage:
                 newest = max((time for time in times if time is not None), default=now)
                 if (now - newest).total_seconds() > ABANDONED:
                     retire(self.objects, name)
-                    # A slow writer that published meanwhile keeps its run or withdraws it.
+                    # A slow writer that publishes meanwhile keeps its run or withdraws it.
                     if MANIFEST not in self.objects.inside(name):
                         self.objects.remove_folder(name)
 
     def check_writable(self) -> None:
-        """Raise StoreError where nothing can be written to the storage, and `clean` it."""
+        """Raise StoreError if the storage cannot be written to, and `clean` it."""
         self.clean()
 
 
 def open_copy(address: str, runs: bool = True, report: Report = _on_stderr) -> Path:
-    """Return the copy of a folder of runs on shared storage, up to date.
+    """Return the local copy of a folder of runs on shared storage.
 
     Args:
-        address: of the folder.
-        runs: whether to bring the runs here; otherwise it has those that it had.
-        report: receives a line for each unsent run.
+        address: Address of the folder.
+        runs: Whether to bring the runs up to date; otherwise the copy is left as it was.
+        report: Receives one line per unsent run.
 
     Raises:
-        StoreError: the address has a typing error, the package that reads such storage is not
-            installed, or the storage refuses.
+        StoreError: the address is malformed, the package that reads such storage is not installed,
+            or the storage raises an error.
     """
     check_address(address)
     address = address.rstrip("/")
@@ -246,7 +246,7 @@ def open_copy(address: str, runs: bool = True, report: Report = _on_stderr) -> P
 
 
 def refresh(root: Path) -> None:
-    """Bring `root` up to date where it is the copy of shared storage; raises like `open_copy`."""
+    """Bring `root` up to date if it is a copy of shared storage; raises like `open_copy`."""
     if (storage := storage_of(root)) is not None:
         storage.refresh()
 
@@ -261,36 +261,36 @@ def _connect(address: str, copy: Path) -> Storage:
     try:
         import fsspec
 
-        # Listings are asked anew: other machines write there. Only folders must be made.
+        # No cached listings: other machines write there. Only local folders have to be created.
         folders = {"auto_mkdir": True} if address.startswith(("file:", "local:")) else {}
         files, path = fsspec.url_to_fs(address, use_listings_cache=False, **folders)
     except (ImportError, ValueError) as error:
         raise StoreError(
-            f"expected something installed that reads {address}, but: {error}. "
-            "pip install 'megalodon-numerics[s3]' for s3://; any other needs its package of fsspec"
+            f"expected an installed package that reads {address}, but: {error}. "
+            "pip install 'megalodon-numerics[s3]' for s3://; others need their fsspec package"
         ) from error
     return Storage(address, copy, Objects(files, path.rstrip("/")))
 
 
 @contextmanager
 def _refusals_named(address: str) -> Iterator[None]:
-    """Say of what the storage refuses which it was, and what to do."""
+    """Turn errors of the storage into a StoreError that names the address and what to do."""
     try:
         yield
     except StoreError:
         raise
     except FileNotFoundError as error:
         raise StoreError(
-            f"expected {address} to be there, but {error}; make the bucket, or mend the address"
+            f"expected {address} to exist, but {error}; create the bucket, or correct the address"
         ) from error
     except PermissionError as error:
         raise StoreError(
-            f"expected to be let in at {address}, but {error}; give credentials that may list, "
-            "read and write there, as the storage's own tools want them"
+            f"expected access to {address}, but {error}; provide credentials that may list, "
+            "read and write there, in the form that the storage's own tools use"
         ) from error
     except Exception as error:
-        # Clients of storage raise errors of their own, which have nothing in common.
+        # Storage clients raise errors of different classes without a common base.
         raise StoreError(
-            f"expected an answer from {address}, but {type(error).__name__}: {error}; see that it "
-            "can be reached from this machine, and with which credentials"
+            f"expected an answer from {address}, but {type(error).__name__}: {error}; check that "
+            "this machine can reach it, and the credentials"
         ) from error

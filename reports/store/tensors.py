@@ -1,6 +1,6 @@
-"""Failing tensors of a run, `tensors.parquet`: written only where something failed.
+"""Failing tensors of a run, `tensors.parquet`; only written if something failed.
 
-Source: docs/reports.md "Store": tensors only for failures.
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SCHEMA = pa.schema(
 
 
 def write_tensors(folder: Path, tensors: Sequence[Deviation]) -> None:
-    """Write the failing tensors of a run into its folder; none leaves no file."""
+    """Write the failing tensors of a run into its folder; without any write no file."""
     write_rows(folder / TENSORS, tensors, _SCHEMA)
 
 
 def read_tensors(folder: Path, checksums: Mapping[str, str] | None) -> tuple[Deviation, ...]:
-    """Read the failing tensors of a run; a run without the file had none.
+    """Read the failing tensors of a run; empty if the run has no such file.
 
     Raises:
-        StoreError: the file is damaged, or does not fit its checksum.
+        StoreError: the file is damaged or does not match its checksum.
     """
     added = {"breaking": 0, "where": ""}
     return read_rows(folder / TENSORS, _SCHEMA, _row, checksums, added)

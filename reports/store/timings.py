@@ -1,4 +1,4 @@
-"""What a bench says: one `Timing` per piece of work and metric."""
+"""Results of a bench: one `Timing` per piece of work and metric."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import math
 from dataclasses import dataclass
 
 AT_MOST = frozenset(("token_ratio", "token_bytes_ratio"))
-"""Metrics whose goal is the largest value wanted."""
+"""Metrics whose goal is an upper limit."""
 LESS_IS_BETTER = AT_MOST | {"floor_ratio"}
-"""Metrics of which less is better, with a goal or without."""
+"""Metrics of which a smaller value is better, with or without a goal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One number about one piece of work.
 
-    Metrics: `jax_seconds`, `reference_seconds` and `floor_seconds` are medians of their `rounds`;
-    `ratio` is the reference's median over that of JAX, its `rounds` the ratio round by round;
-    `floor_ratio` is JAX over its floor; `compile_seconds` is what the first call took beyond the
-    median. `other_seconds` and `other_ratio`, over JAX, are of the package index's megalodon-jax.
-    `tokens_per_second` counts all rows. `default_ratio` is the seconds on the default GEMM backend
-    over those on another; `float32_ratio` those in float32 over those in bfloat16, and
-    `reference_float32_ratio` the same of the reference.
+    Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds`, and
+    `other_seconds` for the package index's megalodon-jax. `compile_seconds` is the time of the
+    first call minus the median. `tokens_per_second` counts all rows.
 
-    Of a length: `token_ratio` is its seconds per token over those of the shortest length;
-    `program_bytes` what the compiled program asks for, `token_bytes` that of each token beyond the
-    shortest length, and `token_bytes_ratio` the same over that of the next shortest. Of memory:
-    `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, the reference over JAX.
+    Ratios: `ratio` is reference / JAX, with the ratio of each round in `rounds`; `floor_ratio` is
+    JAX / floor; `other_ratio` is other / JAX; `default_ratio` is default / other GEMM backend;
+    `float32_ratio` is float32 / bfloat16, and `reference_float32_ratio` the same of the reference.
+
+    Per length: `token_ratio` is seconds per token relative to the shortest length; `program_bytes`
+    the memory of the compiled program; `token_bytes` its growth per token beyond the shortest
+    length; `token_bytes_ratio` that growth relative to that of the next shortest length. Memory:
+    `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, reference / JAX.
     """
 
     work: str
     metric: str
     value: float
-    """NaN where it was not measured; `note` says why."""
+    """NaN if it was not measured; `note` says why."""
     goal: float
-    """The smallest `value` wanted, of `AT_MOST` the largest; NaN where there is none."""
+    """Smallest wanted `value`, or the largest for `AT_MOST`; NaN without a goal."""
     rounds: tuple[float, ...]
-    """As measured, in order; empty where one number is all there is."""
+    """Single measurements, in order; empty if there is only one number."""
     dtype: str
     device: str
     identity: str
-    """Hash of configuration, lengths, dtype, machine, threads and reference; trends need it equal.
-    """
+    """Hash of configuration, lengths, dtype, machine, threads and reference; a trend compares equal
+    ones only."""
     note: str = ""
 
     @property

@@ -1,5 +1,5 @@
 """Runs of a copy that its storage does not have yet. Every run waits here while it is sent, so a
-writer that is killed or refused loses nothing: the next command sends the run.
+killed or rejected writer loses nothing: the next command sends the run.
 
 Source: docs/many-machines.md "Shared storage".
 """
@@ -21,18 +21,18 @@ from reports.store.schema import MANIFEST, StoreError
 from reports.store.seal import check_seal, text_of
 
 UNSENT = ".unsent"
-"""Folder of a copy that holds the runs to send."""
+"""Folder of a copy that holds the unsent runs."""
 NOTE = ".claim"
-"""File of an unsent run with the name it was claimed under; it is never sent."""
+"""File of an unsent run with its claimed name; it is never sent."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """The name of an unsent run on the storage.
+    """Claimed name of an unsent run.
 
     Attributes:
-        name: the name.
-        token: of the claim of that name; None if the name is not claimed yet.
+        name: The name on the storage.
+        token: Token of the claim; None if the name is not claimed yet.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Note:
 
 
 def put_in(copy: Path, folder: Path, note: Note) -> Path:
-    """Move a whole run among the unsent runs of a copy, and return where it lies."""
+    """Move a complete run to the unsent runs of a copy, and return its new folder."""
     _write(folder, note)
     (copy / UNSENT).mkdir(exist_ok=True)
     for turn in itertools.count(1):
@@ -52,14 +52,14 @@ def put_in(copy: Path, folder: Path, note: Note) -> Path:
 
 
 def waiting(copy: Path) -> list[Path]:
-    """Return the unsent runs of a copy, by name."""
+    """Return the unsent runs of a copy, sorted by name."""
     folders = (copy / UNSENT).glob("*")
     return sorted(f for f in folders if f.name[0] != "." and f.is_dir())
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Context in which no other process sends a run; False if one does, or has sent it."""
+    """Context in which no other process sends the run; yields False if one does or has sent it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
@@ -77,7 +77,8 @@ def _lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems lock no folders. To send a run twice at once is wasteful only.
+        # Some network file systems cannot lock folders. Sending a run twice at once is only
+        # wasteful.
         return True
     return True
 
@@ -89,7 +90,7 @@ def _is(handle: int, folder: Path) -> bool:
 
 
 def read_note(folder: Path) -> Note | None:
-    """Return the note of an unsent run; None for a run that an earlier version left."""
+    """Return the note of an unsent run; None for a run left by an earlier version."""
     if not (folder / NOTE).exists():
         return None
     try:
@@ -97,18 +98,18 @@ def read_note(folder: Path) -> Note | None:
         name, token = note["name"], note["token"]
         if isinstance(name, str) and (token is None or isinstance(token, str)):
             return Note(name, token)
-        raise ValueError(f"the name or the token is no text: {note}")
+        raise ValueError(f"the name or the token is not a text: {note}")
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder / NOTE, error) from error
 
 
 def set_name(folder: Path, note: Note) -> None:
-    """Write the note of an unsent run, and give run.json that id."""
+    """Write the note of an unsent run and set the id in its run.json."""
     _write(folder, note)
     file = folder / MANIFEST
     try:
         document = read_json_object(file)
-        # A document that was edited is not sealed anew.
+        # An edited document must not be sealed again.
         check_seal(document, file)
         if document.get("id") != note.name:
             document["id"] = note.name
@@ -119,19 +120,19 @@ def set_name(folder: Path, note: Note) -> None:
 
 
 def take_out(folder: Path, place: Path) -> None:
-    """Move a run that the storage has to its place in the copy."""
+    """Move a sent run to its place in the copy."""
     manifest = (folder / MANIFEST).read_bytes()
     try:
         folder.rename(place)
     except OSError:
         with suppress(OSError):
             if (place / MANIFEST).read_bytes() == manifest:
-                # Another process has fetched the run meanwhile.
+                # Another process has fetched the run in the meantime.
                 shutil.rmtree(folder)
                 return
         shutil.rmtree(place)
         folder.rename(place)
-    # Not before: without its note the run would be sent again under another name.
+    # Last: without its note an interrupted run would be sent again under another name.
     (place / NOTE).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Writing runs: numbers first, aside and renamed; verdict and page when there are some.
+"""Writes runs: the numbers first, atomically; verdict and page later.
 
 Source: docs/reports.md "Store".
 """
@@ -47,7 +47,7 @@ Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
 
 def _table(name: str, rows: Rows) -> pa.Table:
     schema = arrow_schema(name)
-    # str() of a StrEnum is its value; everything else goes in as it is.
+    # str() of a StrEnum is its value; other values are stored unchanged.
     columns = {
         field.name: [
             str(getattr(row, field.name)) if field.type == pa.string() else getattr(row, field.name)
@@ -72,7 +72,7 @@ def _check_rows(run: Run) -> dict[str, Rows]:
 
 @contextmanager
 def _refusals_named(root: Path) -> Iterator[None]:
-    """Say of what the system refuses which folder it was about, and what to do."""
+    """Turn errors of the file system into a StoreError that names the folder and what to do."""
     try:
         yield
     except OSError as error:
@@ -84,7 +84,7 @@ def _refusals_named(root: Path) -> Iterator[None]:
 
 
 def check_writable(root: Path) -> None:
-    """Raise StoreError where `root` could not hold a run, before anything expensive starts."""
+    """Raise StoreError if `root` cannot hold a run; called before anything expensive starts."""
     probe = root / f".partial-{uuid.uuid4().hex[:8]}"
     with _refusals_named(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -95,24 +95,24 @@ def check_writable(root: Path) -> None:
 
 
 def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
-    """Store a run as `root/<id>` and return that folder, with the page that `draw` makes of it.
+    """Store a run as `root/<id>`, add the page that `draw` returns, and return the folder.
 
-    Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
-    no run behind; run.json is written last and has the checksum of every other file. A run is never
-    overwritten: where the id is taken, as when two writers started in the same second, the folder
-    and the run become `<id>-2`. Where `root` is a copy of shared storage, the run is sent there
-    before it is in the copy (`reports.store.shared`). The page is drawn after the numbers are
+    All files are written to a hidden sibling folder, which is then renamed, so an interrupted or
+    failed write leaves no run. run.json is written last and has the checksum of every other file. A
+    run is never overwritten: if the id is taken, as when two writers start in the same second, the
+    folder and the run become `<id>-2`. If `root` is a copy of shared storage, the run is sent there
+    before it appears in the copy (`reports.store.shared`). The page is drawn after the numbers are
     stored.
 
     Raises:
-        StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
-            root or the disk refuses.
+        StoreError: the id is not a valid folder name, the rows do not match the run's kind, or the
+            root cannot be written.
         RuntimeError: `draw` failed; the run is stored without its page.
     """
     if not _ID.fullmatch(run.id):
         raise StoreError(
             "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
-            f"digit, received {run.id!r}; give the manifest an id fit for a folder"
+            f"digit, received {run.id!r}; give the manifest an id that is a valid folder name"
         )
     parts, storage = _check_rows(run), storage_of(root)
     with _refusals_named(root):
@@ -126,11 +126,11 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
                 folder, partial = partial.rename(root / name), None
             else:
                 whole, partial = partial, None
-                # It keeps the run, whatever happens, and may have to take another name.
+                # `publish` keeps the run in any case, and may have to give it another name.
                 folder = storage.publish(whole, name)
                 run = replace(run, manifest=replace(run.manifest, id=folder.name))
     finally:
-        # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
+        # Also after Ctrl-C. After a rename, another writer may already own the hidden name.
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
             if storage is not None:
@@ -141,13 +141,13 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
 
 
 def rewrite_run(folder: Path, run: Run, page: str) -> None:
-    """Put a later state of a run that is still being measured in the place of the earlier one.
+    """Replace the stored state of a run that is still being measured.
 
-    Folder and page are exchanged as one, so whoever reads sees the earlier or the later state. For
-    the runs of a training (`reports.watching`) alone: any other run is never changed.
+    Folder and page are exchanged together, so a reader sees the earlier or the later state. Only
+    for the runs of a training (`reports.watching`): any other run is never changed.
 
     Raises:
-        StoreError: the rows are not those of the run's kind, or the disk refuses.
+        StoreError: the rows do not match the run's kind, or the folder cannot be written.
     """
     parts = _check_rows(run)
     with _refusals_named(folder), folder_written_aside(folder) as aside:
@@ -168,11 +168,11 @@ def _write_files(partial: Path, run: Run, parts: dict[str, Rows]) -> None:
 
 
 def add_page(folder: Path, run: Run, draw: Callable[[Run], str]) -> None:
-    """Add the page that `draw` makes of a stored run, with the verdict that its manifest has.
+    """Add the page that `draw` returns for a stored run, and the verdict of its manifest.
 
     Raises:
         RuntimeError: `draw` failed; the verdict is stored without a page.
-        StoreError: the folder cannot be written, or the shared storage refuses.
+        StoreError: the folder or the shared storage cannot be written.
     """
     try:
         page = draw(run)
@@ -186,12 +186,12 @@ def add_page(folder: Path, run: Run, draw: Callable[[Run], str]) -> None:
 
 
 def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
-    """Add to a stored run the word of its verdict and its page, each whole or not at all.
+    """Add the verdict and the page to a stored run, each atomically.
 
-    Neither is part of the run, whose files stay as they are.
+    Neither is part of the run, whose files are not changed.
 
     Raises:
-        StoreError: the folder cannot be written, or the shared storage refuses.
+        StoreError: the folder or the shared storage cannot be written.
     """
     document: dict[str, object] = {"verdict": word}
     with _refusals_named(folder):
@@ -200,7 +200,7 @@ def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
             document["files"] = {PAGE: checksum(content)}
             with written_aside(folder / PAGE) as aside:
                 aside.write_bytes(content)
-        # Whoever edits run.json afterwards has another run, which nobody judged.
+        # Ties the verdict to this run.json: an edited one has no verdict.
         document["run"] = checksum(read_bytes(folder / MANIFEST))
         with written_aside(folder / VERDICT) as aside:
             aside.write_text(text_of(document), encoding="utf-8")
@@ -211,17 +211,17 @@ def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
 
 
 def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]:
-    """Return the first name that no run has and no other writer claims, and the hidden folder that
-    claims it: making a folder succeeds once.
+    """Claim the first free name; return it and the hidden folder that claims it.
 
-    A folder to which nothing was written for `ABANDONED` seconds is of a writer that was killed.
-    Anything else of that name, such as a file, is not ours to delete: the next name is taken.
+    Only one writer can create the hidden folder. One without writes for `ABANDONED` seconds belongs
+    to a killed writer and is deleted. Anything else of that name, such as a file, is kept, and the
+    next name is tried.
     """
     for turn in itertools.count(1):
         name = run_id if turn == 1 else f"{run_id}-{turn}"
         partial = root / f".partial-{name}"
         with suppress(OSError):
-            # Every file that a writer begins changes the time of its folder.
+            # Every new file updates the modification time of the folder.
             if partial.is_dir() and time.time() - partial.lstat().st_mtime > ABANDONED:
                 shutil.rmtree(partial)
         with suppress(FileExistsError):
@@ -230,7 +230,7 @@ def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]
                 if not os.path.lexists(root / name) and (storage is None or storage.claim(name)):
                     return name, partial
             except StoreError:
-                # The storage does not answer. The run is kept, and claims its name when it is sent.
+                # The storage does not answer. The run is kept and claims a name when it is sent.
                 return name, partial
             partial.rmdir()
     raise AssertionError("unreachable: every name is taken")

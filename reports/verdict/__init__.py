@@ -1,6 +1,6 @@
-"""What a run means: changes, histories, levels and drift from pinned runs, in one word.
+"""Verdict of a run: changes, histories, levels, drift from pinned runs, and the word for them.
 
-`document`, which names the cases of every suite, is imported by itself: it loads all architectures.
+`document` names the cases of every suite and therefore loads all architectures; import it directly.
 """
 
 from reports.verdict.changes import Change, Counts, What

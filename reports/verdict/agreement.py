@@ -1,4 +1,4 @@
-"""Whether two runs are equal: how many gates both measured, and how many of them have one value.
+"""Agreement of two runs: the gates that both measured, and how many of them are equal.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -16,16 +16,16 @@ from stability.core.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Gates and findings of two runs, counted.
+    """Counts of equal and different gates and findings of two runs.
 
     Attributes:
-        compared: gates of the same work in both.
-        same: those of them with the same value, tolerance and verdict.
-        other_work: gates that both measured, of other work: their values are not compared.
-        only_before: gates of the earlier run alone.
-        only_now: gates of the later run alone.
+        compared: gates that both runs measured, with equal identity.
+        same: compared gates with equal value, tolerance and verdict.
+        other_work: gates that both runs measured with different identities; not compared.
+        only_before: gates that only the earlier run measured.
+        only_now: gates that only the later run measured.
         findings: findings of the later run.
-        findings_differ: findings that are not the same in both.
+        findings_differ: findings that differ, or that only one run has.
     """
 
     compared: int
@@ -38,13 +38,13 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether both measured the same gates, and everything that was measured is the same."""
+        """Whether both runs measured the same gates, at least one, with equal results."""
         alone = self.other_work + self.only_before + self.only_now
         differ = self.compared - self.same + alone + self.findings_differ
         return bool(self.compared) and not differ
 
     def sentence(self) -> str:
-        """Say how many gates were compared, and what of it is equal."""
+        """Say how many gates were compared and how many of them are equal."""
         found = f" and {count(self.findings, 'finding')}" if self.findings else ""
         if self.equal:
             return f"Equal: all {count(self.compared, 'gate')}{found} are the same in both runs."
@@ -59,7 +59,7 @@ class Agreement:
 
 
 def agreement(before: Run, now: Run) -> Agreement:
-    """Count what two runs have in common, gate by gate and by exact value."""
+    """Compare two runs gate by gate and finding by finding, by exact value."""
     then, after = _gates(before), _gates(now)
     both = then.keys() & after.keys()
     alike = [key for key in both if then[key].identity == after[key].identity]

@@ -1,7 +1,8 @@
-"""The anchor of a machine: the oldest healthy night there, which later ones are held against.
+"""The anchor of a machine: its oldest healthy night, with which later nights are compared.
 
-A machine that nobody pinned a run on still repeats itself. Comparing with the newest run would
-follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md "Another machine".
+A machine without a pinned run can still be compared with itself. Comparing with the newest run
+would follow a slow drift; the oldest healthy run does not move. See docs/verdicts.md
+"Another machine".
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
-    """Return the levels of anchors as one pin, named after the oldest; nothing without anchors."""
+    """Return one pin with the levels of all anchors, named after the oldest; empty without any."""
     levels: dict[Group, Any] = {}
     for old in chosen:
         levels = {**pin_of(old, {}).groups, **levels}
@@ -41,15 +42,15 @@ def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
 
 
 def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
-    """Return the runs whose levels `run` is held against on its own machine, oldest first.
+    """Return the anchors that `run` is compared with on its own machine, oldest first.
 
-    For each level that is the oldest healthy run, made before this one on an equal machine with the
-    same kind of reference, that measured all of its gates in the same way.
+    The anchor of a level is the oldest healthy run that was made before `run` on an equal machine
+    with the same kind of reference, and that measured all gates of the level with equal identities.
 
     Args:
         root: Folder of runs.
-        run: The run to be judged.
-        healthy: Whether a stored run deserves to be an anchor: a verdict without an anchor.
+        run: The run to judge.
+        healthy: Returns whether a stored run may be an anchor, judged without anchors.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -72,16 +73,16 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 
 def _work(info: RunInfo) -> str:
-    """Return what runs that measured the same gates of the same work have in common."""
+    """Return a key that is equal for runs with the same gates of the same work."""
     return info.work or str(info.folder)
 
 
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return, by the work of a run, the levels of which it measured all gates.
+    """Return, for each key of `_work`, the levels of which such a run measured all gates.
 
-    Of runs of the same work one is asked: most of ten thousand nights measured the same.
+    Only one run per key is queried: most of ten thousand nights measured the same gates.
     """
     asked = list({_work(info): info for info in reversed(earlier)}.values())
     with Table([str(old.folder / MEASUREMENTS) for old in asked]) as table:
@@ -96,7 +97,7 @@ def _holders(
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
-    """Return whole runs of the same subject, machine and reference before `run`, oldest first."""
+    """Return complete runs of the same subject and machine before `run`, oldest first."""
     machine = fingerprint(run.manifest.environment)
     if machine is None:
         return []
@@ -114,7 +115,7 @@ def _read(stored: RunInfo) -> Run | None:
     try:
         return read_run(stored.folder)
     except StoreError:
-        # Whoever lists the runs is told of it (`reports.verdict.history.History.unreadable`).
+        # Listing the runs reports it (`reports.verdict.history.History.unreadable`).
         return None
 
 

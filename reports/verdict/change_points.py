@@ -1,6 +1,6 @@
-"""Where a series of runs changed its level: pieces of constant level, and a test by permutations.
+"""Change points of a series of runs: pieces of constant level, tested by permutations.
 
-Unlike `reports.verdict.noise`, which judges one new value, this reads a whole history. Source:
+`reports.verdict.noise` judges one new value; this module analyses a whole history. Source:
 docs/speed.md "Changes of level".
 """
 
@@ -13,40 +13,40 @@ from dataclasses import dataclass
 import numpy as np
 
 FALSE_ALARM = 0.01
-"""Probability of a change in a series that has none."""
+"""Probability of reporting a change in a series that has none."""
 SHORTEST = 3
-"""Runs of a level: the median of three is deaf to one outlier, that of two is not."""
+"""Fewest runs of a level: the median of three ignores one outlier, the median of two does not."""
 LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
-"""Runs below which no change is ever found: among fewer, chance puts the higher half of them at one
-end too often."""
+"""Fewest runs in which a change can be found: with fewer, chance alone sorts the higher half of
+the values to one end too often."""
 _BATCH, _BATCHES = 111, 9
-"""Permutations at a time, and how often: 999 give p-values in thousandths."""
+"""Permutations per batch, and batches: 999 in total, so p-values are multiples of 0.001."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of level: `index` is that of the first run of the new one."""
+    """A change of level. `index` is the position of the first run at the new level."""
 
     index: int
     before: float
-    """Median from the change before this one, or from the beginning, in the unit of the series."""
+    """Median since the previous change, or since the beginning, in the unit of the series."""
     after: float
-    """Median from here to the next change, or to the end."""
+    """Median up to the next change, or to the end."""
 
     @property
     def ratio(self) -> float:
-        """`after` over `before`."""
+        """`after` divided by `before`."""
         return self.after / self.before
 
 
 def change_points(series: Sequence[float | None]) -> tuple[Change, ...]:
-    """Return the changes of a series of positive numbers, oldest first.
+    """Return the change points of a series of positive numbers, oldest first.
 
-    The logarithms are fitted by two levels where the sum of absolute deviations becomes least. The
-    fit is a change where fewer than `FALSE_ALARM` of the permutations of the same numbers can be
-    fitted that well: noise alone has no order. Both sides are then searched in the same way. What
-    the noise is like does not matter, but values of neighbouring runs must not depend on each
-    other. Gaps (None) and what has no logarithm are left out.
+    Two constant levels are fitted to the logarithms, with the cut that minimises the sum of
+    absolute deviations. The cut is a change point if a fraction of at most `FALSE_ALARM` of random
+    permutations of the same values fits as well. Both sides are then searched in the same way. The
+    distribution of the noise does not matter, but values of neighbouring runs must be independent.
+    Gaps (None) and values without a logarithm are skipped.
     """
     places = [i for i, v in enumerate(series) if v is not None and v > 0 and math.isfinite(v)]
     values = np.array([series[i] for i in places], np.float64)
@@ -57,7 +57,7 @@ def change_points(series: Sequence[float | None]) -> tuple[Change, ...]:
 
 
 def _split(logs: np.ndarray, offset: int) -> list[int]:
-    """Return where levels begin, the first left out, in order."""
+    """Return the start index of every level except the first, in order."""
     if len(logs) < 2 * SHORTEST:
         return []
     gains = _gains(logs[None])[0]
@@ -70,27 +70,32 @@ def _split(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _is_rare(logs: np.ndarray, gain: float) -> bool:
-    """Say whether permutations reach a gain with a probability of at most `FALSE_ALARM`."""
-    # The same permutations each time: the same runs have the same changes on every page.
+    """Return whether permutations reach `gain` with probability at most `FALSE_ALARM`."""
+    # Fixed seed: the same runs have the same change points on every page.
     rng = np.random.default_rng(0)
-    # The order at hand counts as one of the draws, which makes the probability exact.
+    # Counting the observed order as one of the draws makes the test exact.
     allowed = FALSE_ALARM * (1 + _BATCH * _BATCHES) - 1
     reached = 0
-    # Sums in another order differ in the last bits.
+    # Sums taken in another order differ in the last bits.
     level = gain - 8 * len(logs) * np.finfo(np.float64).eps * float(np.abs(logs).sum())
     for _ in range(_BATCHES):
         draws = rng.permuted(np.tile(logs, (_BATCH, 1)), axis=1)
         reached += int(np.sum(_gains(draws).max(axis=1) >= level))
-        # What more draws say cannot take it back.
+        # More draws cannot lower the count again.
         if reached > allowed:
             return False
     return True
 
 
 def _gains(rows: np.ndarray) -> np.ndarray:
-    """Return what two levels save of the absolute deviations of each row (P, n) from its median.
+    """Return how much a second level reduces the absolute deviations of each row.
 
-    Entry [p, k] is of a second level from SHORTEST + k on.
+    Args:
+        rows: Logarithms, shape (P, n).
+
+    Returns:
+        Reduction relative to one median per row; entry [p, k] starts the second level at
+        SHORTEST + k.
     """
     n = rows.shape[1]
     cuts = range(SHORTEST, n - SHORTEST + 1)
@@ -99,5 +104,5 @@ def _gains(rows: np.ndarray) -> np.ndarray:
 
 
 def _deviations(rows: np.ndarray) -> np.ndarray:
-    """Return the sum of absolute deviations from the median, row by row."""
+    """Return each row's sum of absolute deviations from its median."""
     return np.abs(rows - np.median(rows, axis=1, keepdims=True)).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What differs from the baseline: one `Change` per measurement or error that stands otherwise.
+"""Differences from the baseline: one `Change` per measurement or error that differs.
 
 Source: docs/verdicts.md "Comparability", docs/parity.md "Fail closed".
 """
@@ -23,7 +23,7 @@ from stability.core.findings import Finding, Severity
 
 
 class What(StrEnum):
-    """How one measurement or finding stands against the baseline, gravest first."""
+    """Kind of difference between a measurement or finding and the baseline, most severe first."""
 
     NEW = "new failure"
     PERSISTING = "persisting failure"
@@ -36,13 +36,13 @@ class What(StrEnum):
     NOT_COMPARABLE = "not comparable with baseline"
 
     def wording(self, baseline: bool) -> str:
-        """Return it in words; without a `baseline` nothing is called new."""
+        """Return the name shown to people; without a `baseline` a failure is not called new."""
         return "failure" if self is What.NEW and not baseline else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference from the baseline; `before` is None where there is nothing to compare with."""
+    """One difference from the baseline; `before` is None if the baseline has no such value."""
 
     what: What
     case: str
@@ -55,14 +55,14 @@ class Change:
     stage: int = -1
     note: str = ""
     kind: str = ""
-    """Of the gates that a drift is about; empty for a change of one row of the run."""
+    """Kind of the gates of a drifted group; empty for a change of a single row."""
     excess: float = 0.0
-    """How grave a drift is: its distance as a share of what passes."""
+    """Severity of a drift: ln of its ratio divided by ln of its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many of what; failures are broken gates and findings of severity error together."""
+    """Counts of a run; failures are failed gates plus findings of severity error."""
 
     gates: int
     passed: int
@@ -71,7 +71,7 @@ class Counts:
     fixed: int
     changed: int
     worse: int
-    """Values beyond their history and groups beyond their pinned level, within tolerance."""
+    """Values outside their history plus groups beyond their pinned level, within tolerance."""
     not_comparable: int
     not_run: int
     skipped: int
@@ -100,7 +100,7 @@ def _change(what: What, m: Measurement, before: Measurement | None, note: str = 
 
 
 def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change | None:
-    """Place one measurement against the baseline; None where there is nothing to say."""
+    """Compare one measurement with the baseline; return None if there is no change to report."""
     failed = m.verdict is Verdict.FAIL
     if old is None:
         return _change(What.NEW, m, None, "not in the baseline") if failed else None
@@ -120,7 +120,7 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
 
 
 def _step(m: Measurement, past: Past) -> Change | None:
-    """Place a passing value that does not repeat against its own history."""
+    """Compare a passing value that does not repeat with its own history."""
     ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
     if ratio is None:
         return None
@@ -130,21 +130,21 @@ def _step(m: Measurement, past: Past) -> Change | None:
 
 
 def tolerance_note(before: float, now: float) -> str:
-    """Say that a tolerance is another one."""
+    """Describe a changed tolerance."""
     then, after = contrast(before, now)
     return f"tolerance changed from {then} to {after}"
 
 
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
-    """Return the change that the level of a group cannot be compared with a pinned
-    one, because it rests on tolerances that are others now.
+    """Return the change "not comparable" for a group whose level follows tolerances that changed
+    since the pinned run.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
 
 
 def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
-    """Return the change that a group of gates of `run` is which left its pinned level."""
+    """Return the change for a group of gates of `run` that left its pinned level."""
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {pin_name(comparison)}"
     if not comparison.same:
         here = machine_name(run.manifest.environment)
@@ -160,9 +160,7 @@ def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
 
 
 def unseen_change(drift: Drift, comparison: PinComparison) -> Change:
-    """Return the change that a group grew by more than may pass unseen, and less than rounding
-    explains.
-    """
+    """Return the change for a group that grew by more than `UNSEEN`, but not beyond its limit."""
     note = (
         f"not comparable yet: {drift.what} of these gates, {drift.ratio:.2f} times that of "
         f"{pin_name(comparison)}; rounding between the machines explains {drift.limit:.2f}, and "
@@ -180,7 +178,7 @@ def _group_change(what: What, group: Group, note: str) -> Change:
 
 
 def pin_name(comparison: PinComparison) -> str:
-    """Name the run that levels are held against, with its machine where that is another one."""
+    """Name a pinned run, and its machine if it is a different one."""
     pin = comparison.pin
     run = f"run {label(pin.run, 60)}"
     if comparison.same:
@@ -202,7 +200,7 @@ def _measurement_changes(
 ) -> list[Change]:
     def placed(m: Measurement) -> Change | None:
         key = m.key
-        # What one replay found equal another may not: a value that varied once is noisy.
+        # Equal bits in one replay do not prove repeatability: a value that ever varied is noisy.
         repeats = m.deterministic is True and not (key in past and past[key].varied)
         change = _compare_one(m, before.get(key), repeats and equal(m.case))
         return change or (None if repeats or key not in past else _step(m, past[key]))
@@ -236,7 +234,7 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
         else change(What.NEW, f, None, f.value)
         for key, f in now.items()
     ]
-    # A probe that did not run has mended nothing.
+    # A probe that did not run has fixed nothing.
     whats = {key: What.FIXED if key in present else What.GONE for key in then if key not in now}
     return out + [change(what, then[key], then[key].value, None) for key, what in whats.items()]
 
@@ -247,10 +245,11 @@ def find_changes(
     past: Mapping[Key, Past],
     equal: Callable[[str], bool],
 ) -> tuple[Change, ...]:
-    """Compare a run's measurements and findings with what came before, gravest first.
+    """Compare a run's measurements and findings with earlier runs, most severe change first.
 
-    A value that a replay in this run repeated bit by bit is compared exactly where the host of its
-    case is `equal` to the baseline's; one that does not repeat is held against its `past`.
+    A value that a replay repeated bit by bit is compared exactly, if `equal` says that the run and
+    its baseline measured the case on the same host. A value that does not repeat is compared with
+    its `past`.
     """
     before = {m.key: m for m in baseline.measurements} if baseline else {}
     changes = _measurement_changes(run.measurements, before, past, equal)
@@ -258,7 +257,7 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Order changes by `What`, in it by how far a level drifted, then gates, mathematics first."""
+    """Sort changes by `What`, then excess of a drift, then gates before findings, then edge."""
     rank = {what: i for i, what in enumerate(What)}
     return tuple(
         sorted(

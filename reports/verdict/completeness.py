@@ -1,4 +1,4 @@
-"""Whether a run measured what its contract says, and nothing twice.
+"""Completeness of a run: every gate of its contract was measured, and each only once.
 
 Source: docs/verdicts.md "Contract".
 """
@@ -14,27 +14,27 @@ from reports.store.schema import RunKind
 from reports.text import label
 
 FIRST_SCHEMA = 5
-"""The first schema whose runs hold a contract."""
+"""First schema whose runs store a contract."""
 BOUND = frozenset((RunKind.NIGHTLY, RunKind.SHARD, RunKind.PORT))
-"""Kinds of run that know before they measure what they will measure; tests do not."""
+"""Kinds of run that plan their gates before they measure; a session of tests does not."""
 WITHOUT_GATES = frozenset(("stability", "controls"))
-"""Suites of a night that give findings and counts, no gates."""
+"""Suites of a night that produce findings and counts but no gates."""
 
 
 def breaches_of(run: Run) -> Breaches:
-    """Return where a run's gates differ from its contract; empty for kinds that have none."""
+    """Return how a run's gates differ from its contract; empty for kinds without a contract."""
     if run.manifest.kind not in BOUND or _stored_before_contracts(run.manifest):
         return Breaches()
     return breaches(run.manifest.contract, run.measurements)
 
 
 def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str:
-    """Return why a run is not whole by its contract, as a sentence; empty where it is.
+    """Return a sentence that says why a run is incomplete; empty if it is complete.
 
     Args:
-        run: what was measured.
-        found: `breaches_of` it.
-        old_schema_may_pass: whether a run without a contract, of an older schema, counts as whole.
+        run: The measured run.
+        found: `breaches_of` that run.
+        old_schema_may_pass: Whether a run of a schema older than contracts counts as complete.
     """
     manifest = run.manifest
     if manifest.fault:
@@ -45,7 +45,7 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
     if twice := [key for key, n in Counter(m.key for m in run.measurements).items() if n > 1]:
         case, edge, quantity, metric = twice[0]
         return (
-            f"Nothing failed, but {len(twice):,} measurements are there more than once, first: "
+            f"Nothing failed, but {len(twice):,} measurements were stored more than once, first: "
             f"{label(quantity, 60)} ({label(metric, 40)}) of case {label(case, 40)} "
             f"({label(edge, 40)}). Measure again."
         )
@@ -57,7 +57,7 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
             if old_schema_may_pass
             else (
                 "Nothing failed, but this run was stored by a version without contracts (schema "
-                f"{manifest.migrated_from}): which gates it should have measured is not known. "
+                f"{manifest.migrated_from}): the gates that it should have measured are unknown. "
                 "Measure again with this version."
             )
         )
@@ -68,7 +68,7 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
     without = sorted(known - planned - WITHOUT_GATES)
     if without or not planned <= known:
         names = ", ".join(label(name, 40) for name in without or sorted(planned - known))
-        what = "has no gate in the contract" if without else "is in the contract alone"
+        what = "has no gate in the contract" if without else "is in the contract but not in the run"
         return f"Nothing failed, but suite {names} {what}. Measure again."
     return ""
 

@@ -1,4 +1,4 @@
-"""What a run means: one word, one exit code, one sentence, and what changed since the baseline.
+"""The verdict of a run: one word, exit code and sentence, and the changes since the baseline.
 
 Source: docs/verdicts.md "Comparability", docs/verdicts.md "Word and exit code", docs/parity.md
 "Fail closed", docs/parity.md "First divergence".
@@ -37,7 +37,7 @@ from reports.verdict.history import Past
 from reports.verdict.pins import Pin
 
 LIVE_SUITES = frozenset(("port",))
-"""Suites that ask megalodon-hf itself: a night by recordings has none of them."""
+"""Suites that run megalodon-hf itself; a night against recordings has none of them."""
 
 
 class Word(StrEnum):
@@ -51,7 +51,7 @@ class Word(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What the command line returns."""
+    """Exit codes of the command line."""
 
     PASS = 0
     REGRESSION = 1
@@ -72,18 +72,18 @@ class Decision:
     counts: Counts
     changes: tuple[Change, ...]
     starts: tuple[Measurement, ...]
-    """First divergence of each failing (case, edge); in front the gravest case's earliest stage."""
+    """First divergence of each failing (case, edge); first that of the most severe case."""
     baseline_id: str | None
     environment: tuple[str, ...]
-    """What differs from the baseline's environment: while anything does, no value is CHANGED."""
+    """Differences from the baseline's environment; if there are any, no value is CHANGED."""
     breaches: Breaches = field(default_factory=Breaches)
-    """Where the gates that were measured differ from the run's contract."""
+    """Differences between the measured gates and the run's contract."""
     comparisons: tuple[PinComparison, ...] = ()
-    """Of its levels with those of pinned runs: one of this machine, one of another, or none."""
+    """Comparisons with pinned runs: at most one of this machine and one of another."""
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Say for each of `comparisons` who it is and how many levels could be compared."""
+        """One line per comparison: the pinned run, and how many levels could be compared."""
         return tuple(say.against(comparison) for comparison in self.comparisons)
 
 
@@ -102,8 +102,8 @@ def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ..
         finite = math.isfinite(fraction)
         return (*novelty(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
 
-    # The case is chosen by its gravest edge; in it the earliest stage comes first, on whichever
-    # edge: the sharpest one may hold nothing but logits.
+    # A case is ranked by its most severe edge. Within a case the earliest stage comes first, on
+    # any edge: the sharpest edge may compare nothing but logits.
     gravest: dict[str, tuple[Any, ...]] = {}
     for m in sorted(divergences, key=importance):
         gravest.setdefault(m.case, importance(m))
@@ -116,8 +116,8 @@ def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ..
 
 
 def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
-    """Name suites that the baseline ran and this run does not even mention."""
-    # A few cases are asked for to answer a question about those cases.
+    """Return the names of suites that the baseline ran and that this run does not list."""
+    # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
         return ()
     names = {suite.name for suite in run.manifest.suites}
@@ -138,23 +138,24 @@ def decide(
     old_schema_may_pass: bool = False,
     alone: bool = False,
 ) -> Decision:
-    """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
+    """Judge a run. Fails closed: failures first, then missing work, then incomparable values.
 
     Args:
-        run: What was measured.
+        run: The measured run.
         baseline: The newest earlier run with comparable measurements, or None. A value that differs
-            from it makes the run CHANGED only where a replay in this run repeated it and both
-            environments are equal; it still exits 0, since every tolerance holds.
-        past: Earlier values of the gates that do not repeat (`reports.verdict.history`): a step
+            from it makes the run CHANGED only if a replay in this run repeated the value and both
+            environments are equal. CHANGED exits with 0, since every tolerance holds.
+        past: Earlier values of the gates that do not repeat (`reports.verdict.history`). A step
             beyond them is REGRESSED although the tolerance holds.
-        pins: Runs that its levels are compared with (`reports.verdict.drift.compare_with_pins`), in
-            order of preference; a level that drifted from one of them is REGRESSED too.
-        unusable: A line for each pinned baseline that was not used; the sentence counts them.
-        old_schema_may_pass: Whether a run that was stored before runs had a contract can pass. Its
-            levels may anchor later nights; its own verdict is INCOMPLETE, since nothing says
-            which gates it should have had.
-        alone: Whether somebody asked for this baseline, or for none, and nothing else. A passing
-            run then says how many gates are equal, and nothing of history, pins or first nights.
+        pins: Pinned runs for the comparison of levels (`reports.verdict.drift.compare_with_pins`),
+            in order of preference. A level that drifted from one of them is REGRESSED too.
+        unusable: One line for each pinned baseline that could not be used; the sentence counts
+            them.
+        old_schema_may_pass: Whether a run stored before runs had a contract can pass. Its levels
+            may anchor later nights; its own verdict is INCOMPLETE, since the gates that it should
+            have had are unknown.
+        alone: Compare with `baseline` only (or with nothing if it is None). The sentence of a
+            passing run then counts equal gates and does not mention history, pins or first nights.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
@@ -190,10 +191,10 @@ def decide(
 def _equal_hosts(
     run: Run, baseline: Run | None, environment: Sequence[str]
 ) -> Callable[[str], bool]:
-    """Return whether a case was measured on one and the same host in a run and its baseline.
+    """Return a predicate: whether a run and its baseline measured a case on the same host.
 
-    A run of several hosts is paired with its baseline case by case: what another host measured is
-    no baseline of a value that should repeat.
+    A run of several hosts is compared with its baseline case by case: values of another host are no
+    baseline for a value that should repeat.
     """
     manifests = [each.manifest for each in (run, baseline) if each is not None]
     if all(len({part.fingerprint for part in m.parts}) <= 1 for m in manifests):
@@ -205,7 +206,7 @@ def _equal_hosts(
 
 
 def _host_of(manifest: Manifest) -> Callable[[str], str]:
-    """Return a function from a case to the fingerprint of the host that measured it, "" if none."""
+    """Return a function from a case to the fingerprint of the host that measured it, or ""."""
     whole = fingerprint(manifest.environment) or ""
     by_case = {case: part.fingerprint for part in manifest.parts for case in part.cases}
     return lambda case: by_case.get(case, "" if manifest.parts else whole)
@@ -243,7 +244,7 @@ def _verdict(
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
     if unseen := [(drift, to) for to in comparisons for drift in to.unseen]:
         return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.unseen(run, unseen)
-    # Of several hosts, values of one and the same were compared although the runs' are others.
+    # In a run of several hosts, cases of equal hosts were compared although the runs differ.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
     if alone:

@@ -1,6 +1,6 @@
-"""What the run document says beyond the environment.
+"""Fields of run.json except the environment: cases, tolerances, known differences.
 
-Cases, tolerances, known differences and replay commands.
+It also builds the replay commands of the page.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 
 GIVEN = "checkpoint"
-"""The case of a checkpoint that was given to a night."""
+"""Name of the case that probes a checkpoint passed to a night."""
 PROGRAM = "megalodon-numerics"
 
 
 def program() -> str:
-    """Return how the person who draws a page calls the program, for commands that are copied.
+    """Return the command that starts the program on this machine, quoted for a shell.
 
-    That is its path below the current folder, as after `make nightly`, its name where the shell
-    finds it, else its whole path.
+    That is its path relative to the current folder if it lies below it, as after `make nightly`;
+    its bare name if the shell finds it; else its absolute path.
     """
     folder = Path(sys.prefix) / ("Scripts" if os.name == "nt" else "bin")
     if folder.is_relative_to(Path.cwd()):
@@ -47,9 +47,10 @@ def program() -> str:
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
-    """Return the manifest with the tolerances and known differences in force.
+    """Return the manifest with the current tolerances and known differences.
 
-    A merged run has them made anew: each shard knows the values of its own only.
+    A merged run builds them again, because each shard holds the values of its own measurements
+    only.
     """
     tolerances = tuple(
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
@@ -60,19 +61,19 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
 
 
 def suite_of(m: Measurement) -> str:
-    """Return the suite a measurement came from, and what it was called in runs that do not say."""
+    """Return the suite of a measurement, which is derived for runs of older schemas."""
     if m.suite:
         return m.suite
     if m.edge == PRODUCTS:
         return "products"
     if m.edge in PORT_EDGES:
-        # The one port that was measured before a measurement named its suite.
+        # Before measurements stored their suite, there was only this one port.
         return SUBJECT
     return DIFFERENCES if m.kind is Kind.KNOWN_DIFFERENCE else SUITE
 
 
 def case_info(case: Case) -> CaseInfo:
-    """Return what the document says of a case."""
+    """Return the fields of a case that run.json holds."""
     return CaseInfo(
         name=case.name,
         title=case.why,
@@ -85,7 +86,7 @@ def case_info(case: Case) -> CaseInfo:
 
 
 def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
-    """Return every deliberate difference; with its value, and whether it holds, if measured."""
+    """Return every known difference; measured ones with their value and whether they hold."""
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
     for difference in KNOWN_DIFFERENCES:
@@ -93,7 +94,7 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
         entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
         if m is not None and math.isfinite(m.value):
             entry["value"] = m.value
-        # A difference that was not measured neither holds nor fails.
+        # A known difference without a measurement neither holds nor fails.
         if m is not None:
             entry["holds"] = m.verdict is Verdict.PASS
         entries.append(entry)
@@ -101,12 +102,12 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
-    """Return the command that makes a run again, and one for each case that failed or left its
+    """Return the command that repeats a run, and one command for each case that failed or left its
     level.
     """
     if run.manifest.ports:
         return _port_replays(run)
-    # A known difference is asked for by its own name; its case is what it was measured on.
+    # A known difference is selected by its own name, not by the case it was measured on.
     cases = {
         m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case
         for m in run.measurements
@@ -130,32 +131,32 @@ def _port_replays(run: Run) -> list[dict[str, str]]:
 
 
 def port_command(file: str, title: str = "") -> str:
-    """Return the command that compares the ports of a file, or one of them."""
+    """Return the command that compares the ports of a file, or only the one called `title`."""
     only = f" --case {shlex.quote(title)}" if title else ""
     return f"{program()} port {shlex.quote(file)}{only}"
 
 
 def command(case: str, manifest: Manifest) -> str:
-    """Return the command that measures one case, of any suite, alone, with the options of a run."""
+    """Return the command that repeats one case of any suite, with the options of its run."""
     options = _planted(manifest.fault)
     if manifest.environment.reference.kind == "recorded":
         options += " --reference recorded"
     probed = manifest.checkpoint
     if case == GIVEN and probed is not None and probed.folder:
-        # It took the place of the committed one's, and has no name of its own.
+        # The given checkpoint replaced the committed one, whose case is selected by its name.
         case = next(entry.name for entry in CASES if entry.checkpoint is not None)
         options += f" --checkpoint {shlex.quote(probed.folder)}"
     return f"{program()} nightly --case {shlex.quote(case)}{options}"
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
-    """Return the commands that explain a case of the triangle and make it smaller, with what was
-    planted in the run; none for a case that this version does not have.
+    """Return the commands that explain and shrink a case of the triangle, with the fault planted in
+    the run; empty if this version does not have the case.
     """
     known = next((entry for entry in CASES if entry.name == case), None)
     if known is None:
         return []
-    # A trajectory starts where a gradient or the optimiser does, and is not shrunk.
+    # A trajectory starts at a gradient or the optimiser, and `shrink` does not support it.
     verbs = ("explain",) if known.steps else ("explain", "shrink")
     return [
         {

@@ -1,8 +1,8 @@
-"""Drift: how far the levels of a run are from those of the runs it is held against.
+"""Drift: the ratio of a run's levels to those of the pinned runs it is compared with.
 
-On the machine that a baseline was pinned on, levels repeat, and the limits of the tolerance table
-apply. Another machine rounds in another order: there a level may be as far away as two independent
-draws of rounding can be. See docs/verdicts.md "Another machine".
+On the machine of the pinned run levels repeat, and the limits of the tolerance table apply. Another
+machine rounds in another order: there a level may differ by as much as two independent draws of
+rounding can. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from reports.verdict.levels import Group, Level, levels
 from reports.verdict.pins import Pin
 
 UNSEEN = 3.0
-"""Largest growth of a level that may pass unseen on a machine where nothing was measured before."""
+"""Largest growth of a level that passes on a machine without an earlier run to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The level of one group beside a pinned one; `before` and `now` are means or worst values."""
+    """A group's level and its pinned level; `before` and `now` are typical or worst values."""
 
     group: Group
     what: str
@@ -33,41 +33,44 @@ class Drift:
     before: float
     now: float
     limit: float
-    """The largest ratio, and one over the smallest, that rounding explains."""
+    """Largest ratio that rounding explains; its inverse is the smallest."""
 
     @property
     def wide(self) -> bool:
-        """Whether rounding explains more than `UNSEEN`: one draw cannot tell it from a loss."""
+        """Whether rounding explains more than `UNSEEN`, so one draw cannot detect a loss."""
         return self.limit > UNSEEN
 
     @property
     def draws(self) -> int:
-        """Draws over which the level would have to be pooled for rounding to explain `UNSEEN`.
+        """Draws to pool until rounding explains no more than `UNSEEN`.
 
-        The deviation of a mean of n draws, and with it ln of the limit, falls with sqrt(n).
+        The deviation of a mean of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
         """
         return max(1, math.ceil((math.log(self.limit) / math.log(UNSEEN)) ** 2))
 
     @property
     def ratio(self) -> float:
-        """`now` over `before`."""
+        """`now` divided by `before`."""
         return self.now / self.before
 
     @property
     def excess(self) -> float:
-        """Distance from the pinned baseline as a share of what passes, in ln: 1 is at the limit."""
-        # Of a ratio that underflows there is no logarithm, of both levels there is.
+        """|ln ratio| divided by ln limit: 1 is at the limit."""
+        # The ratio may underflow to 0, which has no logarithm; both levels are positive.
         return abs(math.log(self.now) - math.log(self.before)) / math.log(self.limit)
 
     @property
     def broken(self) -> bool:
-        """Whether the level left what passes."""
+        """Whether the ratio is outside the limit."""
         return not 1 / self.limit <= self.ratio <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A group whose level rests on tolerances that changed: there is no ratio to speak of."""
+    """A group whose level follows tolerances that changed, so no ratio is formed.
+
+    `before` and `now` are the geometric means of the tolerances.
+    """
 
     group: Group
     before: float
@@ -80,22 +83,22 @@ class PinComparison:
 
     pin: Pin
     same: bool
-    """Whether both machines are equal, and the kind of reference too."""
+    """Whether machine and kind of reference are equal."""
     differs: tuple[str, ...]
-    """How this run's machine and reference differ from the pinned baseline's."""
+    """Differences between this run's machine and reference and those of the pinned run."""
     levels: int
-    """How many levels the run has."""
+    """Number of levels of the run."""
     compared: tuple[Drift, ...]
-    """Two per level of the same work, `typical` and `worst`, the furthest from its pin first."""
+    """Two per level of equal work, `typical` and `worst`, largest excess first."""
     rescaled: tuple[Rescaled, ...] = ()
-    """Levels of the same work that could not be compared: their tolerances changed."""
+    """Levels of equal work that could not be compared, because their tolerances changed."""
     held: frozenset[Group] = frozenset()
-    """Groups that are compared with an earlier run of this machine, in another comparison."""
+    """Groups that another comparison covers, with an earlier run of this machine."""
 
     @property
     def not_yet(self) -> tuple[Drift, ...]:
-        """One for each group that is not comparable yet, the largest limit first: rounding explains
-        more than `UNSEEN`, and no earlier run of this machine says where the level is here.
+        """One drift per group that is not comparable yet, the largest limit first: rounding
+        explains more than `UNSEEN`, and there is no earlier run of this machine to compare with.
         """
         first: dict[Group, Drift] = {}
         for drift in sorted(self.compared, key=lambda d: -d.limit):
@@ -105,7 +108,7 @@ class PinComparison:
 
     @property
     def unseen(self) -> tuple[Drift, ...]:
-        """One for each group of `not_yet` that grew more than `UNSEEN`, the largest ratio first."""
+        """One drift per wide group that grew more than `UNSEEN` within its limit, largest first."""
         first: dict[Group, Drift] = {}
         left = {drift.group for drift in self.drifts}
         for drift in sorted(self.compared, key=lambda d: (-d.ratio, d.group, d.what)):
@@ -115,12 +118,12 @@ class PinComparison:
 
     @property
     def comparable(self) -> int:
-        """How many levels could be compared."""
+        """Number of levels that could be compared."""
         return len(self.compared) // 2
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """One for each group that left its level, the furthest over its limit first."""
+        """One drift per group that left its level, the largest excess first."""
         first: dict[Group, Drift] = {}
         for drift in self.compared:
             if drift.broken:
@@ -129,7 +132,7 @@ class PinComparison:
 
     @property
     def largest(self) -> Drift | None:
-        """The typical level that grew most, None where nothing was compared."""
+        """The typical level that grew most; None if nothing was compared."""
         typical = [d for d in self.compared if d.what == "typical"]
         return max(typical, key=lambda d: d.ratio, default=None)
 
@@ -138,10 +141,10 @@ def limit(base: float, deviation: float, same: bool) -> float:
     """Return the largest ratio of two levels that passes.
 
     Args:
-        base: The limit where levels repeat.
-        deviation: Standard deviation of ln of the level over rounding.
-        same: Whether both levels are of one machine. The logarithm of a ratio of two independent
-            draws has sqrt(2) times the deviation of one.
+        base: The limit on one machine, where levels repeat.
+        deviation: Standard deviation over rounding of ln of the level.
+        same: Whether both levels are from the same machine. If not, the logarithm of the ratio of
+            two independent draws has sqrt(2) times the deviation of one.
     """
     if same:
         return base
@@ -151,10 +154,10 @@ def limit(base: float, deviation: float, same: bool) -> float:
 def compare(
     now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
 ) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
-    """Return how far each level of the same work is from the pinned one, the furthest first, and
-    the levels that rest on tolerances which changed.
+    """Return the drift of each level of equal work, largest excess first, and the levels whose
+    tolerances changed.
 
-    A pinned baseline that does not hold its tolerances is taken to have had those of `before`.
+    A pinned baseline that does not store its tolerances is assumed to have had those of `before`.
     """
     drifts: list[Drift] = []
     rescaled: list[Rescaled] = []
@@ -166,7 +169,8 @@ def compare(
         if then.tolerance != level.tolerance and then.floored + level.floored:
             rescaled.append(Rescaled(group, then.tolerance, level.tolerance))
             continue
-        # What was pinned before a case was calibrated holds no spread, and so may a run.
+        # A level pinned before its case was calibrated has no spread; the run's may lack one as
+        # well.
         typical, worst = map(max, zip(pinned.spread, level.spread, strict=True))
         for what, base, deviation in (
             ("typical", DRIFT_TYPICAL, typical),
@@ -183,19 +187,19 @@ def compare_with_pins(
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[PinComparison, ...]:
-    """Compare a run's levels with the pin of its own machine and with the newest of another.
+    """Compare a run's levels with the pin of its own machine and the best pin of another machine.
 
     Args:
-        run: What was measured.
+        run: The measured run.
         now: Its levels.
-        pins: Candidates, the ones to be preferred first.
-        before: Levels of the run's baseline, for the tolerances that a pin does not hold.
+        pins: Candidates, in order of preference.
+        before: Levels of the run's baseline, for tolerances that a pin does not store.
     """
     machine = fingerprint(run.manifest.environment)
     kind = run.manifest.environment.reference.kind
     candidates = list(pins)
     own = [g for g in candidates if machine is not None and g.fingerprint == machine][:1]
-    # What was compared with the same kind of reference says more; sorting keeps the order else.
+    # Prefer a pin with the same kind of reference; the sort is stable.
     others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
@@ -210,5 +214,5 @@ def compare_with_pins(
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:
-    """Return the levels of a run with their spreads."""
+    """Return the levels of a run, with their spreads."""
     return levels(run.measurements, past, run.manifest.spreads)

@@ -1,4 +1,4 @@
-"""Earlier runs: a query over the run folders, never a database that can be lost.
+"""Earlier runs of a gate: a query over the run folders, without a database that could be lost.
 
 Source: docs/reports.md "Store", docs/verdicts.md "Comparability".
 """
@@ -22,7 +22,7 @@ from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 
 WINDOW = 90
-"""Runs a trend looks back over, today's included."""
+"""Runs of a trend, today's included."""
 
 _KEY = ("case", "edge", "quantity", "metric", "identity")
 # `isnan` orders NaN above every number, so the worst of a series that holds a NaN is that NaN.
@@ -36,22 +36,22 @@ GROUP BY ALL
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What one gate measured in earlier runs on the same machine."""
+    """Values that one gate measured in earlier runs on the same machine."""
 
     values: tuple[float, ...] = ()
-    """The newest `parity.tolerances.NOISE_WINDOW` of them, oldest first."""
+    """The newest `parity.tolerances.NOISE_WINDOW` values, oldest first."""
     varied: bool = False
-    """Whether a replay in one of those runs gave other bits."""
+    """Whether a replay in one of those runs gave different bits."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What earlier runs say about this one.
+    """Earlier runs of the same kind: baseline, trends and noise.
 
-    `benches` are the newest bench and those before it that timed the same work, oldest first.
-    `series` holds, for each gated key, one worst share of tolerance per entry of `runs`, oldest
-    first, None where that run has no comparable measurement. `past` holds the values of the gates
-    that were not bit-equal in every replay.
+    `benches` are the newest bench and earlier ones that timed the same work, oldest first. `series`
+    maps each gate to its worst share of tolerance in each of `runs`, oldest first; None where a run
+    has no comparable measurement. `past` holds earlier values of the gates that were not bit-equal
+    in every replay.
     """
 
     baseline: Run | None = None
@@ -61,7 +61,7 @@ class History:
     benches: tuple[Run, ...] = ()
     past: Mapping[Key, Past] = field(default_factory=dict)
     manifests: tuple[Manifest, ...] = ()
-    """Of `runs`, in their order."""
+    """Manifests of `runs`, in the same order."""
 
 
 def _keys(run: Run) -> list[Key]:
@@ -77,7 +77,7 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
     stored, unreadable = list_runs(root)
     by_kind: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
     for old in stored:
-        # A run with a planted fault says nothing about the code it ran.
+        # A run with a planted fault is no evidence about the code it ran.
         mixed = old.kind is run.manifest.kind and not old.manifest.shares_subject(run.manifest)
         if old.manifest.created < run.manifest.created and not (old.manifest.fault or mixed):
             by_kind[old.kind].append(old)
@@ -85,7 +85,7 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 
 
 def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
-    """Return the last bench of `stored` and those it shares an identity with, oldest first."""
+    """Return the newest bench of `stored` and those that timed the same work, oldest first."""
     benches: list[Run] = []
     wanted: set[str] = set()
     for old in reversed(stored):
@@ -106,11 +106,13 @@ def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> t
 def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
-    The baseline is the newest earlier run of its kind and subject that shares at least one
-    measurement with equal identity: of those made on the same machine with the same kind of
-    reference, if there is one among the newest `WINDOW`. Runs with a planted fault are left out.
-    Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root`
-    itself cannot be listed.
+    The baseline is the newest earlier run of the same kind and subject that shares at least one
+    measurement of equal identity. A run on the same machine with the same kind of reference is
+    preferred, if there is one among the newest `WINDOW`. Runs with a planted fault are skipped.
+    Runs that cannot be read are skipped and listed in `unreadable`.
+
+    Raises:
+        StoreError: `root` itself cannot be listed.
     """
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None
@@ -126,7 +128,7 @@ def load_history(root: Path, run: Run) -> History:
             table.database.register("today", _today(run))
             columns, broken = table.ask(_QUERY)
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
-        # Runs of the same work as one that shares no measurement with today's share none either.
+        # If one run shares no measurement with today's, no run of the same work does.
         answered = {*broken, *columns["run"].tolist()}
         seen |= {old.work for i, old in enumerate(part) if old.work and i not in answered}
         if start == 0:
@@ -148,7 +150,7 @@ def load_history(root: Path, run: Run) -> History:
 def _newest(
     run: Run, stored: Sequence[RunInfo], answer: Answer, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
-    """Return the newest run that shares work with `run`, one of the same machine where there is."""
+    """Return the newest run that shares work with `run`; prefer one of the same machine."""
     machine = fingerprint(run.manifest.environment)
 
     def elsewhere(turn: int) -> bool:
@@ -168,7 +170,7 @@ def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[f
     if not gated.any():
         return {}
     table = np.full((len(keys), runs), None, object)
-    # Newest first in the query, oldest first in the series.
+    # The query counts from the newest run, the series from the oldest.
     table[answer["key"][gated], runs - 1 - answer["run"][gated]] = answer["share"][gated]
     by_key = sorted({keys[row]: row for row in set(answer["key"][gated].tolist())}.items())
     return {key: tuple(table[row]) for key, row in by_key}
@@ -199,7 +201,7 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Answer) -> dict[Key, Past
 def worst_over(
     history: History, keys: set[Key], now: float | None
 ) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
-    """Return the worst share per run over `keys`, with today's `now` last, and the run names."""
+    """Return the worst share over `keys` per run, ending with today's `now`, and the run names."""
     columns = [history.series[key] for key in sorted(keys & history.series.keys())]
     past: list[float | None] = []
     for values in zip(*columns, strict=True):

@@ -1,8 +1,8 @@
-"""Levels: where the gates of one group stand, and how far rounding alone scatters that.
+"""Levels: where the gates of a group are, and how much rounding alone scatters them.
 
-A level is what a slow loss of accuracy moves while every tolerance holds. Two machines that round
-in another order are two draws from the same distribution; its width is known, because the noise
-floor was calibrated over seeds. See docs/verdicts.md "Another machine".
+A slow loss of accuracy moves a level while every tolerance still holds. Two machines that round in
+different orders are two draws from one distribution; its width is known, because the noise floor
+was calibrated over seeds. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 
 RECENT = 7
-"""Newest values that stand for a gate that does not repeat, today's included."""
-# A scalar's error may be zero by luck: only what averages over many elements has a level.
-# A ratio of two errors trembles with both, and both have levels of their own; a share is no error.
+"""Newest values that are combined for a gate that does not repeat, today's included."""
+# A scalar's error may be zero by luck, so only errors that average over many elements have a
+# level. A ratio of two errors scatters with both, and each has its own level; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
 KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
 Group = tuple[str, str, str, str]
 """Case, edge, kind, metric."""
 Spread = tuple[float, float]
-"""Standard deviation, over rounding, of ln of a group's typical level and of its worst gate."""
+"""Standard deviations over rounding: of ln of a group's typical level, and of ln of its worst."""
 STILL: Spread = (0.0, 0.0)
-"""The spread of a group that was not calibrated: nothing is explained by rounding."""
+"""Spread of a group without calibration: rounding explains no drift."""
 Calibrated = tuple[str, str]
-"""Case and metric that responses to rounding are known of."""
+"""Case and metric whose responses to rounding were calibrated."""
 Settle = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Where the gates of one group stand: their geometric mean and the largest of them."""
+    """Level of one group of gates: their geometric mean and their largest value."""
 
     work: str
-    """Hash of their identities: levels of other work are not compared."""
+    """Hash of the identities of its gates: levels of other work are not compared."""
     gates: int
     typical: float
     worst: float
     spread: Spread = STILL
     tolerance: float = 0.0
-    """Geometric mean of the tolerances; 0 where it is not known, in pins of earlier days."""
+    """Geometric mean of the tolerances; 0 if unknown, in old pins."""
     floored: int = 0
-    """Gates below `DRIFT_SHARE` of their tolerance, which count with that: where there are any, the
-    level follows the tolerances."""
+    """Gates below `DRIFT_SHARE` of their tolerance, which count as that share. If there are any,
+    the level depends on the tolerances."""
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """Return the gates that have a level, by group.
 
-    What was pooled over draws (`parity.pooling`) has its level there: a single draw of a small
-    model is one throw of dice.
+    If a group was pooled over draws (`parity.pooling`), only the pooled metric has a level: the
+    error of a single draw of a small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
-        # A tolerance near the smallest float has no share that is a number above 0.
+        # A tolerance near the smallest float has a share that underflows to 0.
         gated = DRIFT_SHARE * m.tolerance > 0 and math.isfinite(m.value)
         if gated and m.kind in KINDS and m.metric not in _RATIOS:
             groups.setdefault((m.case, m.edge, m.kind.value, m.metric), []).append(m)
@@ -78,14 +78,14 @@ def levels(
 ) -> dict[Group, Level]:
     """Return the level of every group of gates of a run.
 
-    A gate that does not repeat counts with what `settle` makes of its `RECENT` newest values, and
-    every gate with at least `DRIFT_SHARE` of its tolerance.
+    A gate that does not repeat counts with `settle` of its `RECENT` newest values. Every gate
+    counts with at least `DRIFT_SHARE` of its tolerance.
 
     Args:
         rows: Measurements.
         past: Earlier values of the gates that do not repeat.
-        spreads: By the group's `name_of`, as a run's manifest holds them.
-        settle: How recent values become one.
+        spreads: Spread by `name_of` the group, as stored in a manifest.
+        settle: Combines recent values into one.
     """
 
     def recent(m: Measurement) -> float:
@@ -115,9 +115,9 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
 
 
 def spread_of(values: object) -> Spread:
-    """Return a stored spread, or `STILL` where it is not two numbers of at least 0.
+    """Return a stored spread, or `STILL` unless it is two finite numbers of at least 0.
 
-    Rounding then explains nothing, which is the stricter judgement.
+    With `STILL` rounding explains no drift, which is the stricter judgement.
     """
     try:
         return _checked_spread(values)
@@ -126,11 +126,11 @@ def spread_of(values: object) -> Spread:
 
 
 def level_of(document: Mapping[str, Any]) -> Level:
-    """Return the level that a pinned baseline holds.
+    """Return the level stored in a pinned baseline.
 
     Raises:
-        ValueError, TypeError, KeyError, OverflowError: a field is missing, unknown or of another
-            type, or a number is none that a level can have.
+        ValueError, TypeError, KeyError, OverflowError: a field is missing, unknown or of a wrong
+            type, or a number is outside its valid range.
     """
     level = Level(**{**document, "spread": _checked_spread(document["spread"])})
     numbers = (level.typical, level.worst, level.tolerance)
@@ -139,7 +139,8 @@ def level_of(document: Mapping[str, Any]) -> Level:
         isinstance(level.work, str)
         and bool(level.work)
         and all(map(_is_number, numbers))
-        # The mean of gates is not beyond their largest, by more than one unit of the third digit.
+        # A mean of gates exceeds their largest by at most one unit of the third digit, from
+        # rounding.
         and 0 < level.typical <= 1.01 * level.worst
         and level.tolerance >= 0
         and all(type(n) is int for n in counts)
@@ -147,7 +148,7 @@ def level_of(document: Mapping[str, Any]) -> Level:
         and 0 <= level.floored <= level.gates
     )
     if not sound:
-        raise ValueError(f"the level {dict(document)} is none: see reports.verdict.levels.Level")
+        raise ValueError(f"the level {dict(document)} is invalid: see reports.verdict.levels.Level")
     return level
 
 
@@ -159,29 +160,30 @@ def _checked_spread(values: Any) -> Spread:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether it is a finite number; a bool and the text of a number are none."""
+    """Return whether `value` is a finite int or float; bool and str are not."""
     return type(value) in (int, float) and math.isfinite(float(value))  # pyright: ignore[reportArgumentType]
 
 
 def _rounded(value: float) -> float:
-    # Three digits: the diff of a pinning shows what moved, not what trembled.
+    # Three digits, so that the diff of a pinning shows real changes and no jitter.
     return float(f"{value:.2e}")
 
 
 def name_of(group: Group) -> str:
-    """Write a group as one line of text."""
+    """Return a group as one line of text."""
     return " | ".join(group)
 
 
 def spreads_of(
     rows: Iterable[Measurement], responses: Mapping[Calibrated, Mapping[str, Sequence[float]]]
 ) -> dict[str, Spread]:
-    """Return how far rounding scatters the level of every calibrated group, by `name_of`.
+    """Return the spread of the level of every calibrated group, by `name_of`.
 
     Args:
         rows: Measurements of a run.
-        responses: By quantity, the relative L2 response to each seed of rounding
-            (`parity.engine.rounding_noise`) or, where draws were pooled, to one seed on each draw.
+        responses: For each case and metric, by quantity: the relative L2 response to each rounding
+            seed (`parity.engine.rounding_noise`) or, if draws were pooled, to one seed on each
+            draw.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():
@@ -197,10 +199,10 @@ def spreads_of(
 
 
 def spread_over_seeds(values: Sequence[Sequence[float]]) -> Spread:
-    """Return the spread of a level whose gates respond to each seed as `values[gate][seed]`.
+    """Return the spread of a level over seeds, from `values[gate][seed]`.
 
-    Seeds are independent, gates are not: one perturbed weight moves all that follows it. Hence the
-    level is formed seed by seed, and the standard deviation is over seeds.
+    Seeds are independent but gates are not: one perturbed weight moves every later value. Therefore
+    the level is computed for each seed, and the standard deviation is taken over seeds.
     """
     seeds = [column for column in zip(*values, strict=True) if all(v > 0 for v in column)]
     if len(seeds) < 2:
@@ -210,11 +212,10 @@ def spread_over_seeds(values: Sequence[Sequence[float]]) -> Spread:
 
 
 def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
-    """Return the spread of a level whose gates are geometric means over independent draws.
+    """Return the spread of a level of gates that are geometric means over independent draws.
 
-    `values[gate][draw]` is one response each, so the level itself is seen once; what leaving out
-    one draw at a time does to it estimates its variance (the delete-one jackknife, exact for the
-    mean of the gates).
+    `values[gate][draw]` is one response each, so the level itself is observed only once. Its
+    variance is estimated by the delete-one jackknife, which is exact for the mean of the gates.
     """
     logs = [[math.log(v) for v in gate] for gate in values if all(v > 0 for v in gate)]
     if not logs or (draws := len(logs[0])) < 2:

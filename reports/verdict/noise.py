@@ -1,4 +1,4 @@
-"""When a value that does not repeat has moved: far from its median, and where it never was.
+"""Change test for a value that does not repeat: far from its median, and outside its range.
 
 Source: docs/verdicts.md "Comparability".
 """
@@ -13,12 +13,12 @@ from parity.tolerances import NOISE_FLOOR, NOISE_LEAST, NOISE_MADS
 
 
 def step(value: float, past: Sequence[float]) -> float | None:
-    """Return `value` over the median of `past` where that is a step, else None.
+    """Return `value` divided by the median of `past` if that is a step, else None.
 
-    A step is more than `NOISE_MADS` median absolute deviations of log10 from the median and more
-    than `NOISE_FLOOR` beyond all that was seen: an error that jumps between two modes moves the
-    median and the MAD at random, but not what was seen. Fewer than `NOISE_LEAST` positive values
-    say nothing, and neither does a value that has no logarithm: those are the tolerance's to judge.
+    A step is more than `NOISE_MADS` median absolute deviations of log10 from the median, and more
+    than a factor `NOISE_FLOOR` outside the range of `past`: an error that jumps between two modes
+    moves the median and the MAD at random, but not the range. Fewer than `NOISE_LEAST` positive
+    values are not enough, and a value without a logarithm is left to the tolerance.
     """
     logs = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
     if len(logs) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):

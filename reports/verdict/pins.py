@@ -1,9 +1,8 @@
-"""Pinned baselines: what a night may have drifted from since somebody last looked.
+"""Pinned baselines: the levels of a run that somebody reviewed, as the reference for drift.
 
-Comparing with yesterday never sees one percent a night. A pinned baseline is a small text file in
-the repository, one line per group of gates, so that pinning is a reviewed diff. There is one for
-each machine and kind of reference somebody pinned a run of (`reports.provenance.host`). See
-docs/verdicts.md.
+Comparing with yesterday never detects one percent a night. A pinned baseline is a small text file
+in the repository with one line per group of gates, so pinning is a reviewed diff. There is one file
+for each machine and kind of reference (`reports.provenance.host`). See docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -28,49 +27,50 @@ from reports.verdict.history import Past
 from reports.verdict.levels import KINDS, Group, Level, level_of, levels, name_of
 
 FOLDER = Path(__file__).parents[1] / "pinned"
-"""Where pinned baselines of Megalodon lie, unless another folder is named."""
+"""Default folder of the pinned baselines of Megalodon."""
 PORTS_FOLDER = "pinned"
-"""What the folder of those of ports is called: it lies beside the folder of their runs."""
+"""Name of the folder with pinned baselines of ports, beside the folder of their runs."""
 SCHEMA = 4
 _NAMED_RUN = re.compile(r'"run":\s*"([^"\\]+)"')
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _UNUSABLE += (RecursionError,)
 LARGEST = 2**24
-"""Bytes of a file that is read as a pinned baseline: 200 times what one holds today."""
+"""Largest file, in bytes, that is read as a pinned baseline; today's have 1/200 of that."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One run that later ones are held against: who it is, why, and its levels."""
+    """Levels of one run that later runs are compared with, and why that run was chosen."""
 
     run: str
     commit: str | None
     pinned: str
-    """Date, UTC; empty for a run that nobody pinned, the oldest healthy one of its machine."""
+    """Date, UTC; empty for an anchor, which is chosen automatically."""
     reason: str
     environment: Environment = field(default_factory=Environment)
     groups: Mapping[Group, Level] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the machine it was made on and of the reference; None where that is unknown."""
+        """Fingerprint of its machine and reference; None if unknown."""
         return fingerprint(self.environment)
 
 
 @dataclass(frozen=True)
 class Pins:
-    """The pinned baselines of one class of device, newest first, and files that are none."""
+    """Pinned baselines of one class of device, newest first, and the files that are unusable."""
 
     pins: tuple[Pin, ...] = ()
     unusable: tuple[str, ...] = ()
-    """One sentence for each file that was not used, such as one of another schema."""
+    """One sentence for each file that was not used, such as a file of another schema."""
 
 
 def home(root: Path, manifest: Manifest) -> Path:
-    """Return where pinned baselines for a run below `root` lie: ports have a folder per port, and
-    tests of ports one of their own: nights of Megalodon are nothing to hold them against.
+    """Return the folder of pinned baselines for a run below `root`.
 
-    Of runs on shared storage, a port's are in the current folder: they are committed with its code.
+    Ports have one folder per port, beside the runs. Tests of ports have a separate one, because
+    their levels are not comparable with nights of Megalodon. If the runs are on shared storage, the
+    folder of a port is in the current folder, since it is committed with the port's code.
     """
     if manifest.of_ports_alone:
         return beside(root) / PORTS_FOLDER / "(pytest)"
@@ -81,15 +81,15 @@ def home(root: Path, manifest: Manifest) -> Path:
 
 
 def beside(root: Path) -> Path:
-    """Return the folder that a port's pinned baselines are committed in."""
+    """Return the folder whose subfolder holds a port's committed pinned baselines."""
     return Path().resolve() if is_address(address_of(root)) else root.resolve().parent
 
 
 def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:
-    """Return the pinned baseline that pins `run`.
+    """Return the pinned baseline of `run`.
 
-    Of a gate that does not repeat it pins the largest recent value: whoever pins accepts what
-    was seen, and an error that jumps between two modes has no median to hold it to.
+    For a gate that does not repeat it pins the largest recent value: pinning accepts what was seen,
+    and the median of an error that jumps between two modes is no limit for it.
     """
     manifest = run.manifest
     reference = replace(manifest.environment.reference, detail="")
@@ -104,7 +104,7 @@ def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "
 
 
 def file_of(pin: Pin, folder: Path | None = None) -> Path:
-    """Return where the pinned baseline of a machine and kind of reference lies."""
+    """Return the path of the pinned baseline for a machine and kind of reference."""
     environment = pin.environment
     kind = environment.reference.kind or "absent"
     machine = fingerprint(environment, versions=False) or "unknown"
@@ -113,7 +113,7 @@ def file_of(pin: Pin, folder: Path | None = None) -> Path:
 
 
 def read(path: Path) -> Pin | None:
-    """Return the pinned baseline in a file, None where there is none that can be used."""
+    """Return the pinned baseline in a file, or None if it is missing or unusable."""
     try:
         return _read(path)
     except _UNUSABLE:
@@ -121,9 +121,9 @@ def read(path: Path) -> Pin | None:
 
 
 def pinned_ids(folder: Path | None = None) -> set[str]:
-    """Return the ids of all pinned runs, those of files that are not used included.
+    """Return the ids of all pinned runs, including those of unusable files.
 
-    A damaged file protects the run it names: the file can be restored, a deleted run cannot.
+    A damaged file still protects the run it names: the file can be restored, a deleted run cannot.
     """
     ids: set[str] = set()
     for path in (folder or FOLDER).glob("*.json"):
@@ -139,12 +139,12 @@ def pinned_ids(folder: Path | None = None) -> set[str]:
 def load(device: str | None, folder: Path | None = None) -> Pins:
     """Return the pinned baselines of a class of device.
 
-    A file that cannot be read, or has another schema, is named and not used: the night goes on.
+    A file that cannot be read or has another schema is reported in `unusable`; it raises no error.
     """
     pins: list[Pin] = []
     unusable: list[str] = []
     root, device = folder or FOLDER, device or "unknown"
-    # The name of a device comes from a stored run, and is no pattern.
+    # The device name comes from a stored run and must not act as a glob pattern.
     for path in sorted(root.glob("*.json")):
         if path.stem != device and not path.name.startswith(f"{device}-"):
             continue
@@ -161,36 +161,36 @@ def load(device: str | None, folder: Path | None = None) -> Pins:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file; raise ValueError where it is no file or too large for a pin."""
-    # Opening a pipe would wait for a writer.
+    """Return the text of a file; raise ValueError if it is not a regular file or is too large."""
+    # Opening a named pipe would block until a writer comes.
     if not path.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if (size := path.stat().st_size) > LARGEST:
         raise ValueError(f"it has {size:,} bytes, and a pinned baseline at most {LARGEST:,}")
     return path.read_text(encoding="utf-8")
 
 
 def _read(path: Path) -> Pin:
-    """Return the pinned baseline in a file; raise one of `_UNUSABLE` where it is not whole."""
+    """Return the pinned baseline in a file; raise one of `_UNUSABLE` if it is invalid."""
     document = json.loads(_text(path), object_pairs_hook=_without_doubles)
     schema = document.pop("schema")
     if (digest := document.pop("digest", None)) is not None and digest != _digest(document):
         raise ValueError("its content does not fit its digest: it was changed after it was written")
     if schema == 3:
-        # It had another word for the date.
+        # Schema 3 called the date `blessed`.
         document["pinned"], schema = document.pop("blessed"), SCHEMA
     if schema != SCHEMA:
         raise ValueError(f"schema {schema}")
     for name in ("run", "pinned", "reason"):
         if not isinstance(document[name], str) or not document[name].strip():
-            raise ValueError(f"{name} is {document[name]!r}, which is no text")
+            raise ValueError(f"{name} is {document[name]!r}: expected a text that is not empty")
     date.fromisoformat(document["pinned"])
     if not isinstance(document["commit"], str | None):
         raise ValueError(f"commit is {document['commit']!r}")
     environment = Environment.from_json(document.pop("environment"))
     for name in ("host", "flags", "versions"):
         if not all(isinstance(value, str) for value in getattr(environment, name).values()):
-            raise ValueError(f"{name} holds what is no text")
+            raise ValueError(f"{name} holds a value that is not a text")
     groups = {_group(name): level_of(level) for name, level in document.pop("groups").items()}
     if not groups:
         raise ValueError("it holds no level")
@@ -198,21 +198,21 @@ def _read(path: Path) -> Pin:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError where it has a name twice, of which one would win."""
+    """Return a JSON object; raise ValueError on a repeated name, of which only one would count."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice in one object")
+        raise ValueError("a name occurs twice in one object")
     return found
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """Return a hash of all fields but the schema and the digest itself."""
+    """Return a hash of all fields except the schema and the digest itself."""
     content = {n: value for n, value in document.items() if n not in ("schema", "digest")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _group(name: str) -> Group:
-    # A case may be called anything; the other three are words of ours.
+    # The name of a case may contain the separator; the other three parts never do.
     parts = name.rsplit(" | ", 3)
     if len(parts) != 4 or not all(parts) or parts[2] not in KINDS:
         raise ValueError(f"the group {name!r} is not 'case | comparison | kind | metric'")
@@ -220,13 +220,17 @@ def _group(name: str) -> Group:
 
 
 def write(pin: Pin, path: Path) -> None:
-    """Write a pinned baseline aside and rename it: one line per group, in order. Raises OSError."""
+    """Write a pinned baseline, one line per group, in order; replace the file atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     head = {"schema": SCHEMA} | {k: v for k, v in vars(pin).items() if k != "groups"}
     head["environment"] = environment = asdict(pin.environment)
-    # The sentence for readers of the page is no part of what a reference is.
+    # `detail` and `threads` do not identify a reference.
     del environment["reference"]["detail"], environment["reference"]["threads"]
     levels_by_name = {name_of(group): asdict(it) for group, it in sorted(pin.groups.items())}
-    # Through JSON, where a tuple becomes the list that is read again.
+    # Digest of the JSON round trip, in which tuples become lists, as in `_read`.
     head["digest"] = _digest(json.loads(json.dumps(head | {"groups": levels_by_name})))
     lines = [f"  {json.dumps(name)}: {json.dumps(level)}" for name, level in levels_by_name.items()]
     text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")

@@ -1,4 +1,4 @@
-"""The one sentence under the verdict: what happened, how far, and where it starts."""
+"""The sentence under the verdict: what happened, how large it is, and where it starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stability.core.findings import Severity
 
 
 def place(m: Measurement | Change) -> str:
-    """Name a measurement: quantity, case and edge."""
+    """Name a measurement by quantity, case and edge."""
     return f"{label(m.quantity, 60)} in case {label(m.case, 40)} ({edge_name(m.edge)})"
 
 
 def _size(m: Measurement) -> str:
     text = f"{metric_name(m.metric)} {number(m.value)}"
     if math.isnan(m.tolerance):
-        return f"{text} with no tolerance to hold it against"
+        return f"{text} with no tolerance to compare it with"
     over = m.fraction
     times = ""
     if math.isfinite(over) and over > 1:
@@ -34,18 +34,18 @@ def _size(m: Measurement) -> str:
 
 
 def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[Measurement]) -> str:
-    """Say how many gates or probes failed, and where it starts."""
+    """Say how many gates or probes failed, and where the failure starts."""
     total = counts.new + counts.persisting
     new = "all new" if not counts.persisting else f"{counts.new:,} new"
     if baseline is None:
-        # Nothing is there that a failure could be newer than.
+        # Without a baseline no failure can be called new.
         head = f"{count(total, 'failure')}, with no earlier run to compare with."
     elif total > 1:
         head = f"{total:,} failures, {new}."
     else:
         head = f"1 {'new' if counts.new else 'persisting'} failure."
     if wrong := [document for document in run.manifest.ports if not document["holds"]]:
-        # What a port was found to be says more than where it is first out of its tolerance.
+        # The diagnosis of a port is more specific than its first failing stage.
         others = f"; {count(len(wrong) - 1, 'more port')} of this run" if len(wrong) > 1 else ""
         return f"{head} {label(wrong[0]['sentence'], 400)}{others}."
     failing = [m for m in starts if m.verdict is Verdict.FAIL]
@@ -66,7 +66,7 @@ def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[M
 
 
 def _shared(run: Run, failing: Sequence[Measurement]) -> str:
-    """Say whom to suspect where JAX and the oracle agree with each other and with no reference."""
+    """Say what to suspect if JAX and the oracle agree with each other but not the reference."""
     case = failing[0].case
     broken = {m.edge for m in failing if m.case == case}
     ours = {MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE}
@@ -84,44 +84,44 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
 
 
 def worse(changes: Sequence[Change], counts: Counts) -> str:
-    """Say which value left its own past although its tolerance holds."""
+    """Say which value left its history or level although its tolerance holds."""
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
-        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left what was "
-        f"measured before. The gravest is {place(first)}: {metric_name(first.metric)} {then} → "
+        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left their "
+        f"history or level. The worst is {place(first)}: {metric_name(first.metric)} {then} → "
         f"{now}, {first.note}."
     )
 
 
 def incomplete(run: Run, missing: Sequence[str]) -> str:
-    """Say which suite is not whole, or missing, and why."""
+    """Say which suite is incomplete or missing, and why."""
     suites = run.manifest.suites
     if not suites:
-        return "The run does not say which suites it planned, so nothing shows that it is whole."
+        return "The run does not list its planned suites, so nothing shows that it is complete."
     if all(suite.whole for suite in suites):
         names = ", ".join(label(name, 40) for name in missing)
-        return f"Nothing failed, but the baseline ran what this run does not know: suite {names}."
+        return f"Nothing failed, but the baseline ran a suite that this run lacks: {names}."
     partial = [suite for suite in suites if not suite.whole]
     first = partial[0]
     reason = f": {label(first.reason, 120)}" if first.reason else ""
     more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
     return (
-        f"Nothing failed, but suite {label(first.name, 40)} is not whole "
+        f"Nothing failed, but suite {label(first.name, 40)} is incomplete "
         f"({label(first.status, 40)}): {first.executed} of {first.planned} checks "
         f"executed{reason}.{more}"
     )
 
 
 def selection(run: Run) -> str:
-    """Say that a run measured a selection of a night; empty where it measured all of it."""
+    """Say which cases were selected; empty for a run of all cases."""
     manifest = run.manifest
     if manifest.kind is not RunKind.NIGHTLY or not manifest.selected:
         return ""
     names = ", ".join(label(name, 40) for name in manifest.selected[:3])
     more = f" and {len(manifest.selected) - 3} more" if len(manifest.selected) > 3 else ""
     were = "was" if len(manifest.selected) == 1 else "were"
-    return f"Of the night only {names}{more} {were} measured. "
+    return f"Only {names}{more} {were} measured, not the whole night. "
 
 
 def tightest(run: Run) -> str:
@@ -132,7 +132,7 @@ def tightest(run: Run) -> str:
 
 
 def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:
-    """Say what is different from the baseline of a run that passes, and from what is pinned."""
+    """Say how a passing run differs from its baseline and from its pinned run."""
     if baseline is None:
         return f"There is no earlier comparable run.{_levels(changes)}"
     name = f"run {label(baseline.id, 60)}"
@@ -147,7 +147,7 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
 def against_one(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run stands against one run that was asked for, or by itself."""
+    """Say how a passing run compares with the one requested run, or that it passes alone."""
     if baseline is None:
         gates = sum(m.verdict is not Verdict.INFO for m in run.measurements)
         return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."
@@ -162,9 +162,9 @@ def against_one(
 
 
 def _levels(changes: Sequence[Change]) -> str:
-    """Say how the levels of groups stand against what is pinned, whichever night was before."""
+    """Count the groups that left their pinned level, independently of the baseline."""
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
-    return f" Of levels held against a pinned run: {_counted(groups.values())}." if groups else ""
+    return f" Levels compared with a pinned run: {_counted(groups.values())}." if groups else ""
 
 
 def _counted(whats: Collection[What]) -> str:
@@ -173,7 +173,7 @@ def _counted(whats: Collection[What]) -> str:
 
 
 def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
-    """Say which value should have repeated and did not."""
+    """Say which values should have repeated exactly and did not."""
     moved = [c for c in changes if c.what in (What.CHANGED, What.FIXED)]
     first = min(
         moved,
@@ -191,7 +191,7 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
 
 
 def against(comparison: PinComparison) -> str:
-    """Name the pinned run, why it was chosen, and how many levels could be compared with it."""
+    """Name a pinned run, why it was chosen, and how many levels could be compared with it."""
     pin = comparison.pin
     why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
     if not pin.pinned:
@@ -208,41 +208,41 @@ def against(comparison: PinComparison) -> str:
 
 
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
-    """Say that a healthy night has no level of its own machine to be held against, and what that
-    means; empty where it has.
+    """Say that there is no earlier level of this machine to compare with, and what follows; empty
+    if there is one.
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""
     if run.manifest.of_ports_alone and not comparisons:
-        # Each bound was measured on the spot, and no session of tests is an anchor.
+        # The bounds of ports are measured with them, and a session of tests cannot be an anchor.
         return ""
     if fingerprint(run.manifest.environment) is None:
-        who = " This machine's processor cannot be read, so it is never held to repeat"
+        who = " The processor cannot be identified, so no later run is compared with it"
     elif run.manifest.selected:
-        who = " No whole night of this machine is there to hold levels against"
+        who = " There is no whole night of this machine to compare levels with"
     else:
         what = "night" if run.manifest.kind is RunKind.NIGHTLY else "run"
-        who = f" It is the first {what} on this machine, and the anchor of later ones"
+        who = f" First {what} on this machine: it becomes the anchor of later ones"
     other = next((h for h in comparisons if not h.same), None)
     if other is None:
-        return f"{who}; nothing could be compared: no pinned run is there."
+        return f"{who}; no levels were compared: there is no pinned run."
     largest = other.largest
     if largest is None:
         differs = other.differs[0] if other.differs else "other work"
         return (
-            f"{who}; nothing could be compared: {pin_name(other)} has no level of the same work "
+            f"{who}; no levels were compared: {pin_name(other)} has no level of the same work "
             f"({label(differs, 160)})."
         )
     case, edge, kind, metric = largest.group
     return (
-        f"{who}. Of {count(other.comparable, 'level')} compared with {pin_name(other)}, "
-        f"the largest ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
-        f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}.{_not_yet(other)}"
+        f"{who}. {count(other.comparable, 'level')} compared with {pin_name(other)}: "
+        f"largest ratio {largest.ratio:.2f}, limit {largest.limit:.2f} ({label(case, 40)}, {kind}, "
+        f"{edge_name(edge)}, {metric_name(metric)}).{_not_yet(other)}"
     )
 
 
 def _not_yet(comparison: PinComparison) -> str:
-    """Say how many levels one draw of rounding cannot judge, and why they pass; "" for none."""
+    """Say how many levels one draw of rounding cannot judge, and why they pass; "" if none."""
     if not (groups := comparison.not_yet):
         return ""
     return (
@@ -254,7 +254,7 @@ def _not_yet(comparison: PinComparison) -> str:
 
 
 def not_used(unusable: Sequence[str]) -> str:
-    """Say that pinned baselines could not be used; "" where all could."""
+    """Say how many pinned baselines could not be used; "" if all could."""
     if not unusable:
         return ""
     verb = "was" if len(unusable) == 1 else "were"
@@ -263,8 +263,8 @@ def not_used(unusable: Sequence[str]) -> str:
 
 
 def unseen(run: Run, found: Sequence[tuple[Drift, PinComparison]]) -> str:
-    """Say which level of a first night grew by what may be rounding and may be a loss, and what
-    decides it.
+    """Say which level of a first night grew by an amount that may be rounding or a loss of
+    accuracy, and how to decide.
     """
     first, other = found[0]
     case, edge, kind, metric = first.group

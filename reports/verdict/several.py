@@ -1,7 +1,7 @@
-"""Several runs as one table: what stands otherwise in any of them than in the first.
+"""Several runs as one table: the gates and errors that differ from the first run.
 
-Each run is judged against the first alone, and a row is a gate or a probe's error that one of them
-changed. Source: docs/reports.md "Two runs side by side".
+Each run is judged against the first run only. A row is a gate, or an error of a probe, that changed
+in at least one run. Source: docs/reports.md "Two runs side by side".
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Cell:
     """One gate or finding in one run.
 
     Attributes:
-        value: what was measured; None where a probe found no error worth a number.
-        tolerance: the bound it was held against.
+        value: measured value; None if a finding has no number.
+        tolerance: the bound it was compared with.
         state: pass, fail, blocked (could not be compared) or info.
-        other_work: whether it is of other work than in the first run that has it.
-        what: how it stands against the first run, where it stands otherwise.
+        other_work: whether its identity differs from that of the first run that has it.
+        what: kind of difference from the first run; None if there is none.
     """
 
     value: float | None
@@ -40,10 +40,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A gate, or an error of a probe, that changed in one of the runs.
+    """A gate, or an error of a probe, that changed in at least one run.
 
     Attributes:
-        gravest: the gravest of its changes.
+        gravest: the most severe of its changes.
         cells: one per run; None where the run did not measure it.
     """
 
@@ -52,19 +52,19 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What names the row."""
+        """Case, edge, quantity and metric of the row."""
         return _key(self.gravest)
 
 
 @dataclass(frozen=True)
 class Several:
-    """Runs side by side, in the order they were named.
+    """Runs side by side, in the order given.
 
     Attributes:
-        runs: the runs; the first is the one that the others are judged against.
-        decisions: their verdicts: of the first by itself, of each other against the first alone.
-        agreements: how each but the first agrees with the first.
-        rows: what changed in any of them, the gravest first.
+        runs: the runs; the others are judged against the first.
+        decisions: their verdicts: the first alone, each other one against the first only.
+        agreements: agreement of each run except the first with the first.
+        rows: the changes of all runs, most severe first.
     """
 
     runs: tuple[Run, ...]
@@ -74,18 +74,18 @@ class Several:
 
     @property
     def gravest(self) -> int:
-        """Position of the run with the gravest verdict against the first."""
+        """Position of the run with the most severe verdict against the first."""
         ranks = [GRAVEST.index(decision.word) for decision in self.decisions[1:]]
         return 1 + ranks.index(min(ranks))
 
 
 def compare_runs(runs: Sequence[Run]) -> Several:
-    """Judge each of `runs` against the first alone, and put what changed in one table."""
+    """Judge each of `runs` against the first only, and collect the changes in one table."""
     first = runs[0]
     decisions = [decide(first, None, alone=True)]
     decisions += [decide(run, first, alone=True) for run in runs[1:]]
     changes = [{_key(c): c for c in decision.changes} for decision in decisions]
-    # What the first run fails by itself is no change; the others call it persisting or fixed.
+    # A failure of the first run is no change; in the others it is persisting or fixed.
     changes[0] = {}
     gates = [{m.key: m for m in run.measurements} for run in runs]
     errors = [_errors(run) for run in runs]
@@ -105,7 +105,7 @@ def _key(change: Change) -> Key:
 
 
 def _errors(run: Run) -> dict[Key, Finding]:
-    # As `reports.verdict.changes` names the changes of findings.
+    # Keys as in `reports.verdict.changes`, for changes of findings.
     return {(f"probe {f.probe}", "", f.subject, f.metric): f for f in run.findings}
 
 

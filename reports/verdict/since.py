@@ -1,5 +1,5 @@
-"""Since when a gate fails: the last run in which it held, the first in which it did not, and the
-commits between them.
+"""When a gate began to fail: the last run in which it held, the first in which it failed, and
+the commits between them.
 
 Source: docs/verdicts.md "Since when".
 """
@@ -16,7 +16,7 @@ from reports.text import count, label
 from reports.verdict.history import History
 
 SHORT = 10
-"""Digits of a commit that are written."""
+"""Digits of a commit that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,20 @@ class Since:
     """Two runs between which a gate began to fail."""
 
     held: Manifest | None
-    """The newest earlier run in which it held; None where it held in none that is known."""
+    """The newest earlier run in which it held; None if no known run has it passing."""
     failed: Manifest
-    """The oldest of the runs since then in which it failed."""
+    """The oldest run of the current failing streak."""
     runs: int
-    """In how many runs it failed since then, the judged one included."""
+    """Length of the streak in runs, the judged run included."""
     folder: str = ""
-    """Name of the folder of `held`."""
+    """Folder name of `held`."""
 
 
 def since_when(m: Measurement, run: Run, history: History) -> Since | None:
-    """Return since when a gate that fails in `run` does; None without an earlier run that measured
-    the same work.
+    """Return since when a failing gate of `run` fails; None without an earlier run of its work.
 
-    Only the newest streak counts: a gate that held in between began to fail after that. A run that
-    did not measure it says nothing, and the range of commits becomes wider.
+    Only the newest streak counts: if a gate passed in between, the streak starts after that. Runs
+    that did not measure the gate are skipped, which widens the range of commits.
     """
     shares = history.series.get(m.key, ())
     runs = zip(history.runs, history.manifests, shares, strict=False)
@@ -47,7 +46,7 @@ def since_when(m: Measurement, run: Run, history: History) -> Since | None:
         return None
     failed, streak = run.manifest, 1
     for name, manifest, share in reversed(measured):
-        # What is not a number did not hold.
+        # A NaN share did not hold.
         if share <= 1:
             return Since(manifest, failed, streak, name)
         failed, streak = manifest, streak + 1
@@ -55,7 +54,7 @@ def since_when(m: Measurement, run: Run, history: History) -> Since | None:
 
 
 def sentence(since: Since, run: Run) -> str:
-    """Say it in one sentence, without the names of the runs."""
+    """Describe the streak in one sentence, without names of runs."""
     if since.held is None:
         return f"It failed in every run that measured it: {count(since.runs, 'run')}."
     if since.runs > 1:
@@ -65,8 +64,8 @@ def sentence(since: Since, run: Run) -> str:
 
 
 def commit_range(before: Manifest, after: Manifest) -> str:
-    """Return the range of commits from one run to another as git reads it; empty where a run does
-    not know its commit, or both are of the same one.
+    """Return the commits from one run to another as a git range; empty if a commit is unknown or
+    both are equal.
     """
     if not before.commit or not after.commit or before.commit == after.commit:
         return ""
@@ -74,8 +73,9 @@ def commit_range(before: Manifest, after: Manifest) -> str:
 
 
 def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
-    """Say between which commits it changed, and what that leaves to suspect; of runs in which
-    nothing `changed`, there is nothing to suspect.
+    """Describe the commits between two runs, and what remains to suspect if there are none.
+
+    If nothing `changed`, nothing is suspected.
     """
     unclean = [m for m in (before, after) if m.dirty]
     aside = " (a run of it had uncommitted changes)" if unclean else ""
@@ -90,6 +90,6 @@ def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
 
 
 def log_command(before: Manifest, after: Manifest) -> str:
-    """Return the command that lists the commits between two runs; empty where there are none."""
+    """Return the command that lists the commits between two runs; empty without such a range."""
     between = commit_range(before, after)
     return f"git log --oneline {shlex.quote(between)}" if between else ""

@@ -1,4 +1,4 @@
-"""A training watched while it runs: callbacks that measure, warn once, and keep a run in the store.
+"""Watches a training: callbacks that measure, warn once, and keep a run in the store.
 
 Source: docs/training.md "Watch a run while it trains".
 """

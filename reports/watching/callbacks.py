@@ -1,6 +1,6 @@
 """Watches for a torch loop, transformers' Trainer and an optax loop.
 
-Wrong arguments raise where the watch is made, before the training. Nothing raises after that.
+Wrong arguments raise when the watch is created, before the training; nothing raises after that.
 Source: docs/training.md "Watch a run while it trains".
 """
 
@@ -21,8 +21,8 @@ class TrainingWatch:
     """A watch of a training; also a context that closes it.
 
     Attributes:
-        warned: the warning, once there was one; empty otherwise.
-        stopped: why the watch switched itself off; empty otherwise.
+        warned: the warning, if there was one; else empty.
+        stopped: why the watch switched itself off; else empty.
     """
 
     def __init__(self, session: Session | None) -> None:
@@ -30,12 +30,12 @@ class TrainingWatch:
 
     @property
     def warned(self) -> str:
-        """Return the warning, once there was one."""
+        """Return the warning; empty if there was none."""
         return self._session.warned if self._session else ""
 
     @property
     def stopped(self) -> str:
-        """Return why the watch switched itself off."""
+        """Return why the watch switched itself off; empty if it did not."""
         return self._session.stopped if self._session else ""
 
     @property
@@ -44,7 +44,7 @@ class TrainingWatch:
         return self._session.page if self._session else None
 
     def close(self) -> None:
-        """End the watch: the hook goes, and the run is stored as finished."""
+        """End the watch: remove its hook and store the run as finished."""
         if self._session:
             self._session.close()
 
@@ -63,20 +63,20 @@ def watch_optimizer(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> TrainingWatch:
-    """Watch a torch training: the loop stays what it is.
+    """Watch a torch training; the loop needs no change.
 
-    Make it after `round_stochastically` or `compensate`, so that it sees what they store. Of a
-    distributed training the process of rank 0 watches.
+    Create the watch after `round_stochastically` or `compensate`, so that it sees the values they
+    store. In a distributed training only the process of rank 0 watches.
 
     Args:
-        optimizer: a `torch.optim.Optimizer`.
+        optimizer: A `torch.optim.Optimizer`.
         named_parameters: `model.named_parameters()`.
-        out: folder of runs.
-        every: optimiser steps from one look to the next.
-        report: gets the warning, and the error if there is one.
+        out: Folder of runs.
+        every: Optimiser steps between two looks.
+        report: Receives the warning, and the error if there is one.
 
     Raises:
-        ValueError: there is nothing to watch, or an argument is wrong.
+        ValueError: there is nothing to watch, or an argument is invalid.
         StoreError: the folder cannot be written.
     """
     return _watch_optimizer(optimizer, named_parameters, "torch", out, every, report)
@@ -116,7 +116,7 @@ def _first_process() -> bool:
 
 
 class UpdatesWatch(TrainingWatch):
-    """A watch of an optax loop: `sample` goes into the step, `record` after it."""
+    """A watch of an optax loop: call `sample` inside the step and `record` after it."""
 
     def __init__(self, session: Session, looks: JaxLooks) -> None:
         super().__init__(session)
@@ -125,28 +125,28 @@ class UpdatesWatch(TrainingWatch):
 
     @property
     def due(self) -> bool:
-        """Whether the next step is one to look at: a step that is not needs no `sample`."""
+        """Whether the next step is a look; other steps need no `sample`."""
         return self._own.on and self._own.due(self._looks.step + 1)
 
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
-        """Return what a look needs of one step, one small array; works inside jit.
+        """Return the values that a look needs, as one small array; works inside jit.
 
         Args:
-            before: parameters before the step.
-            updates: what the optimiser returned.
-            after: parameters after the step.
+            before: Parameters before the step.
+            updates: Updates returned by the optimiser.
+            after: Parameters after the step.
         """
         import jax.numpy as jnp
 
         try:
             return self._looks.sample(before, updates, after)
         except Exception as error:
-            # The step is being traced: what fails here would end the training.
+            # Raised while the step is traced, an error here would end the training.
             self._own.fail(error)
             return jnp.zeros((3, 0))
 
     def record(self, sample: Any = None) -> None:
-        """Count a step, and look at its sample every N steps; None where there is none."""
+        """Count a step, and if a look is due evaluate its sample; None for a step without one."""
         self._record(sample)
 
 
@@ -159,17 +159,17 @@ def watch_updates(
 ) -> UpdatesWatch:
     """Watch an optax loop: call `sample` in the step, jitted or not, and `record` after it.
 
-    Sampling costs a step some percent. A step that takes `due` as a static argument, and samples
-    where it is true alone, is compiled twice and costs nothing in between.
+    Sampling adds some percent to a step. If the step takes `due` as a static argument and samples
+    only if it is true, it is compiled twice and other steps cost nothing.
 
     Args:
-        params: the parameters, or the model that holds them.
-        out: folder of runs.
-        every: steps from one look to the next.
-        report: gets the warning, and the error if there is one.
+        params: The parameters, or the model that holds them.
+        out: Folder of runs.
+        every: Steps between two looks.
+        report: Receives the warning, and the error if there is one.
 
     Raises:
-        ValueError: there is nothing to watch, or an argument is wrong.
+        ValueError: there is nothing to watch, or an argument is invalid.
         StoreError: the folder cannot be written.
     """
     import jax
@@ -188,24 +188,24 @@ def trainer_callback(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> Any:
-    """Return a `TrainerCallback` that watches whatever `Trainer.train` trains.
+    """Return a `TrainerCallback` that watches the training of `Trainer.train`.
 
-    What makes a watch of it impossible, such as an optimiser of DeepSpeed, is reported, and the
+    If a watch is impossible, for example with an optimiser of DeepSpeed, that is reported and the
     training goes on.
 
     Args:
-        out: folder of runs.
-        every: optimiser steps from one look to the next.
-        report: gets the warning, and the error if there is one.
+        out: Folder of runs.
+        every: Optimiser steps between two looks.
+        report: Receives the warning, and the error if there is one.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: an argument is wrong.
+        ValueError: an argument is invalid.
         StoreError: the folder cannot be written.
     """
     from transformers import TrainerCallback
 
-    # Wrong arguments are refused here, before the training.
+    # Check the arguments now, before the training.
     Session(out, every, "transformers", report)
 
     class WatchCallback(TrainerCallback):
@@ -214,7 +214,7 @@ def trainer_callback(
         watch: TrainingWatch | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Put the watch on the optimiser."""
+            """Attach the watch to the optimiser."""
             self.on_train_end(args, state, control)
             try:
                 parameters = kwargs["model"].named_parameters()
@@ -237,7 +237,7 @@ def trainer_callback(
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimiser that steps: accelerate wraps it, and hooks on the wrapper never run."""
+    """Return the innermost optimiser: accelerate wraps it, and hooks on the wrapper never run."""
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     return optimizer

@@ -1,7 +1,6 @@
-"""A watch as a run of the store: its manifest, its findings, and the document its page is drawn of.
+"""A watched training as a run: its manifest, findings, and the document for its page.
 
-Nothing here asks JAX for a device: in a training of torch that would start JAX's own client, which
-takes most of a GPU's memory.
+Nothing here initialises JAX: in a training with torch, JAX would allocate most of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from reports.store.schema import RunKind
 from stability.storage.watch_looks import PATIENCE, LeafLook, Watched, error_of
 
 SECTION = "watch"
-"""Key of the document among what probes show beside their findings."""
+"""Key of the document in the manifest's `stability`."""
 PACKAGES = {
     "torch": ("torch", "numpy"),
     "transformers": ("torch", "transformers", "accelerate", "numpy"),
     "optax": ("jax", "jaxlib", "optax", "equinox", "numpy"),
 }
-"""Packages whose versions a run names, by what trains."""
+"""Packages whose versions are stored, by framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a watch says of itself.
+    """Facts about a watch.
 
     Attributes:
         framework: a key of `PACKAGES`.
         steps: optimiser steps so far.
-        skipped: steps that a loss scaler or a guard left out.
-        seconds: since the watch began.
-        cost: seconds of them that the watch took.
-        closed: whether the training ended it.
-        stopped: why it switched itself off, or nothing.
-        warned: the warning, or nothing.
-        remedied: whether this project's rounding is on the optimiser.
+        skipped: steps that a loss scaler or a guard skipped.
+        seconds: duration of the watch.
+        cost: seconds spent by the watch itself.
+        closed: whether the training closed it.
+        stopped: why it switched itself off, or "".
+        warned: the warning, or "".
+        remedied: whether this project's rounding is active on the optimiser.
     """
 
     framework: str
@@ -62,7 +61,7 @@ class Facts:
 
 
 def new_watch_manifest(started: datetime, root: Path, framework: str, device: Device) -> Manifest:
-    """Return what a watch knows before its first look: the code that trains, and the machine."""
+    """Return the manifest before the first look: the training's code, and the machine."""
     commit, dirty = git_state(Path.cwd(), root)
     here = host()
     versions = {"python": platform.python_version()}
@@ -89,10 +88,10 @@ def new_watch_manifest(started: datetime, root: Path, framework: str, device: De
 
 
 def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
-    """Return a watch as a run, whole or as far as it came."""
+    """Return a watch as a run, finished or in progress."""
     reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
     if not (reason or facts.closed):
-        reason = "not closed: the training goes on, or was killed"
+        reason = "not closed: the training is still running, or was killed"
     if not (reason or watched.looks):
         reason = f"no look: {facts.steps} steps, the first look is at step {watched.every}"
     suite = SuiteResult(
@@ -114,12 +113,12 @@ def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
 
 
 def words(framework: str) -> str:
-    """Return whose words remedies are in: "torch" or "jax"."""
+    """Return the framework that remedies are written for: "torch" or "jax"."""
     return "jax" if framework == "optax" else "torch"
 
 
 def document_of(watched: Watched, facts: Facts, reason: str) -> dict[str, Any]:
-    """Return all that the page shows, as JSON; None stands for what was not measured."""
+    """Return the data of the page as JSON values; None for values that were not measured."""
     steps = [look.step for look in watched.looks]
     still = set(watched.frozen())
     latest = watched.latest()

@@ -1,8 +1,7 @@
-"""One watch of one training: when to look, the one warning, the run in the store, and what happens
-when something fails.
+"""State of one watch of a training: when to look, the single warning, and the stored run.
 
-The training comes first: an error in here is reported once, the watch switches itself off, and the
-run says from which step on nothing was measured.
+The training comes first: an error in the watch is reported once, the watch switches itself off, and
+the run stores the step after which nothing was measured.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from stability.storage.watch_looks import Seen, Watched
 from stability.storage.watch_torch_loop import TorchLooks
 
 WRITING = 0.005
-"""Share of the time that writing the run may take: half of the one percent that a watch may cost.
-The first look, the warning and the end are written whatever that takes."""
+"""Fraction of the time that writing the run may take: half of the one percent that a watch may
+cost. The first look, the warning and the end are always written."""
 P = ParamSpec("P")
 Source: TypeAlias = TorchLooks | JaxLooks
 
 
 def to_stderr(line: str) -> None:
-    """Write a line for the person who trains."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -44,10 +43,10 @@ class Session:
     """State of a watch.
 
     Attributes:
-        watched: what was measured.
-        folder: of the run; None until the first look.
-        warned: the warning, once there was one.
-        stopped: why it switched itself off; empty while it is on.
+        watched: the measurements.
+        folder: folder of the run; None until the first look.
+        warned: the warning, if there was one.
+        stopped: why it switched itself off; empty while it is active.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Session:
         """Check the arguments.
 
         Raises:
-            ValueError: `every` is no number of steps, or `out` is on shared storage.
+            ValueError: `every` is not a positive integer, or `out` is on shared storage.
             StoreError: `out` cannot be written.
         """
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
@@ -86,7 +85,7 @@ class Session:
         self._manifest = Manifest("", "")
 
     def begin(self, source: Source, device: Device) -> None:
-        """Say what is watched; from here on the run is closed when the process ends."""
+        """Start watching `source`; from now on the run is closed when the process ends."""
         self._source = source
         self.watched.leaves = {leaf.name: leaf for leaf in source.leaves}
         self.watched.absent = dict(source.absent)
@@ -96,7 +95,7 @@ class Session:
 
     @property
     def page(self) -> Path | None:
-        """The page of the run; None before the first look."""
+        """Page of the run; None before the first look."""
         return None if self.folder is None else self.folder / PAGE
 
     @property
@@ -105,11 +104,11 @@ class Session:
         return self._open and not self.stopped
 
     def due(self, step: int) -> bool:
-        """Whether a step is one to look at."""
+        """Whether a look is due at a step."""
         return step >= self._next
 
     def guard(self, hook: Callable[P, None]) -> Callable[P, None]:
-        """Return a hook that never raises, stops when the watch does, and is timed."""
+        """Wrap a hook so that it never raises, stops with the watch, and is timed."""
 
         @functools.wraps(hook)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -125,7 +124,7 @@ class Session:
         return guarded
 
     def take(self, step: int, seen: dict[str, Seen], absent: dict[str, str]) -> None:
-        """Judge a look, warn if it is the first one that has to, and store what was measured."""
+        """Record a look, give the warning if it is the first that needs one, and store the run."""
         self._next = step + self._every
         self.watched.look(step, seen, absent)
         news = self._warning()
@@ -137,13 +136,13 @@ class Session:
             self._report(f"megalodon-numerics: {news} Page: {self.page}")
 
     def _warning(self) -> str:
-        """Return the warning where this look is the first that has one."""
+        """Return the warning if this look is the first that needs one, else ""."""
         if self.warned or (self._source is not None and self._source.remedied):
             return ""
         return self.watched.warning(words(self._framework))
 
     def fail(self, error: BaseException) -> None:
-        """Switch the watch off: report why once, and keep what was measured until now."""
+        """Switch the watch off: report why, once, and keep the measurements so far."""
         if self.stopped:
             return
         step = 0 if self._source is None else self._source.step
@@ -156,7 +155,7 @@ class Session:
         self._finish()
 
     def close(self) -> None:
-        """End the watch and store the run as finished; further steps are not looked at."""
+        """End the watch and store the run as finished; later steps are ignored."""
         if not self._open:
             return
         self._open = False

@@ -36,7 +36,7 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
     assert (answer.value, words["verdict"]) == (0, "PASS"), log
     assert read_run(next(stored_below(tmp_path / "runs"))).manifest.environment.threads == 1
     assert any("--xla_cpu_max_isa=SSE4_2" in line for line in words["against"])
-    assert "rounding explains up to" in words["sentence"]
+    assert "largest ratio" in words["sentence"]
 
 
 PRODUCT = """

@@ -1,4 +1,4 @@
-"""What commands print: a verdict, an account of a case, a diagnosis, a table of detections.
+"""Output of commands: verdicts, accounts of cases, diagnoses, tables of detections.
 
-Nothing is imported here: each command imports its own view, for help must be instant.
+This module imports nothing: each command imports its own view, because help must be instant.
 """

@@ -1,4 +1,4 @@
-"""Ranges of activations and gradients, and attention by head, of a user's checkpoint.
+"""Ranges of activations and gradients of a user's checkpoint, and its attention per head.
 
 Source: docs/audits.md "Activations and attention".
 """
@@ -19,37 +19,38 @@ from stability.core.findings import Finding, Severity
 
 
 def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> list[Finding]:
-    """Return what one step of the checkpoint at `path` says of narrow formats.
+    """Return the findings about narrow formats from one step of the checkpoint at `path`.
 
     Args:
-        path: a folder, or a weights file with its `config.json` beside it.
-        text: the file whose bytes the step is taken on; None draws token ids.
-        report: gets lines of progress.
+        path: A folder, or a weights file with its `config.json` beside it.
+        text: File whose bytes are the tokens of the step; None draws random token ids.
+        report: Receives lines of progress.
 
     Raises:
-        FileNotFoundError: the checkpoint or the text is not there.
-        ValueError: it is no Megalodon, or the text is too short or does not fit the vocabulary.
+        FileNotFoundError: the checkpoint or the text does not exist.
+        ValueError: it is not a Megalodon checkpoint, or the text is too short or does not fit the
+            vocabulary.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
-    report(f"one step on {ids.size} tokens of {text.name if text else 'drawn ids'}")
+    report(f"one step on {ids.size} tokens of {text.name if text else 'random ids'}")
     ranges = range_findings(measure_ranges(model, ids))
     report("logits and entropies by head")
     return [*ranges, *attention_findings(measure_heads(model, ids))]
 
 
 def broken(findings: Sequence[Finding]) -> bool:
-    """Whether something is wrong already, rather than near the end of a range."""
+    """Return whether something is wrong already, not just near the end of a range."""
     return any(f.severity is Severity.ERROR for f in findings)
 
 
 def as_document(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return findings as JSON has them: numbers that are not finite are None."""
+    """Return findings as JSON values; numbers that are not finite become None."""
     return [for_json(asdict(f)) for f in findings]
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return errors and warnings, the gravest first, and how many arrays hold."""
+    """Return errors and warnings, most severe first, and the number of examined arrays."""
     grave = [f for f in findings if f.severity.gravity() >= Severity.WARNING.gravity()]
     grave.sort(key=lambda f: -f.severity.gravity())
     lines = [
@@ -57,7 +58,5 @@ def as_text(findings: Sequence[Finding]) -> str:
         for f in grave
     ]
     arrays = {f.subject for f in findings if f.probe == "activation_range"}
-    lines.append(
-        f"{count(len(arrays), 'array')} looked at, {count(len(grave), 'warning')} or worse"
-    )
+    lines.append(f"{count(len(arrays), 'array')} examined, {count(len(grave), 'warning')} or worse")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The detection table and the alarms of healthy cases, for the terminal and for the docs."""
+"""The detection table and the alarms of healthy cases, for the terminal and the documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reports.text import edge_name
 
 
 def print_table(detections: Sequence[Detection], console: Console) -> None:
-    """Print one row per fault: whether it was found, where, and how loudly."""
+    """Print one row per fault: whether it was found, where, and its signal."""
     table = Table("fault", "found at", "edge", "case", "signal", box=None)
     table.columns[-1].justify = "right"
     family = None
@@ -29,11 +29,11 @@ def print_table(detections: Sequence[Detection], console: Console) -> None:
         cells = (f"  {row.fault.name}", where, row.edge, row.case, f"{row.signal:.1e}")
         table.add_row(*cells, style=style)
     console.print(table)
-    console.print("signal: error over tolerance; inf: refused, another dtype, or no number")
+    console.print("signal: error over tolerance; inf: rejected, another dtype, or no number")
 
 
 def summary(detections: Sequence[Detection]) -> str:
-    """Return the counts in one line, and a line for each fault that was missed."""
+    """Return the counts in one line, and a line for each missed fault."""
     detected = sum(row.detected for row in detections)
     localised = sum(row.localised for row in detections)
     lines = [f"{len(detections)} faults: {detected} detected, {localised} localised"]
@@ -52,8 +52,8 @@ def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
 
 
 def markdown(table: DetectionTable) -> str:
-    """Return the document of a table in which each edge was asked about each fault."""
-    # `detection.run` gives each fault's rows in the order of `EDGES`.
+    """Return docs/detection.md for a table that has each fault on each edge."""
+    # `detection.run` returns the rows of each fault in the order of `EDGES`.
     by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]
     families: dict[str, list[tuple[Detection, ...]]] = {}

@@ -1,4 +1,4 @@
-"""The diagnosis of a user's checkpoint, for the terminal. Source: docs/stability.md."""
+"""Diagnosis of a user's checkpoint, for the terminal. Source: docs/stability.md."""
 
 from __future__ import annotations
 
@@ -44,26 +44,27 @@ def diagnose(
     """Diagnose the checkpoint at `path`.
 
     Args:
-        path: a folder, a safetensors file or a torch file.
-        optimiser: its name; None takes that of an optimiser state in the checkpoint, else AdamW.
-        settings: of the optimiser, where they are not those of the state or the optimiser's own.
-        storage: name of the storage format in question.
-        text: a file whose bytes a Megalodon trains on; None measures on drawn gradients.
-        progress: gets lines, and how far it is.
-        gradients: a Python file whose `gradients()` says what those of the run are.
-        schedule: rates of the run, as `schedule.parse` reads them.
-        order: a file with the names of the parameters in the optimiser's order.
-        base: the checkpoint that the LoRA adapters at `path` are of.
+        path: A folder, a safetensors file or a torch file.
+        optimiser: Name of the optimiser; None for that of the checkpoint's optimiser state, else
+            AdamW.
+        settings: Settings of the optimiser that override those of the state or the defaults.
+        storage: Name of the storage format to examine.
+        text: File whose bytes a Megalodon is trained on; None for random gradients.
+        progress: Receives lines and steps.
+        gradients: Python file whose `gradients()` provides the gradients of the run.
+        schedule: Learning-rate schedule, in the syntax of `schedule.parse`.
+        order: File with the names of the parameters in the optimiser's order.
+        base: Checkpoint to which the LoRA adapters at `path` belong.
 
     Raises:
-        FileNotFoundError: the checkpoint or the text is not there.
+        FileNotFoundError: the checkpoint or the text does not exist.
         ValueError: the checkpoint cannot be probed, a name is unknown, or the text is too short or
             does not fit the vocabulary.
     """
     fmt = by_name(storage)
     rates = None if schedule is None else parse(schedule)
     if optimiser is not None:
-        # What the optimiser does not have is refused before anything is read.
+        # Reject settings that the optimiser does not have before anything is read.
         optimiser_by_name(optimiser, **settings)
     names = None if order is None else _names(order)
     files = open_checkpoint(path)
@@ -78,7 +79,7 @@ def diagnose(
     states = read_states(files.states, files.leaves)
     rule, _ = trained_by(states, optimiser, **settings)
     model = load_from_pretrained(path)
-    otherwise = "leave --text out to measure on drawn gradients."
+    otherwise = "leave --text out to measure with random gradients."
     check_text(text, model.config.vocab_size, LENGTH, otherwise)
     batches = Checkpoint(text.parent, text).batches()
     progress(f"training {len(batches)} steps on {text.name}")
@@ -86,10 +87,10 @@ def diagnose(
 
 
 def _names(file: Path) -> list[str]:
-    """Return the names in a file: a JSON list, or one name in each line.
+    """Return the names in a file: a JSON list, or one name per line.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the file does not exist.
         ValueError: it holds no names.
     """
     if not file.is_file():
@@ -102,20 +103,20 @@ def _names(file: Path) -> list[str]:
     if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
         raise ValueError(
             f"{file} holds no names: expected a JSON list of the names of the optimiser's "
-            "parameters in its order, or one name in each line."
+            "parameters in its order, or one name per line."
         )
     return names
 
 
 FUNCTION = "gradients"
-"""What a file calls the function that returns or yields gradients."""
+"""Name of the function in a user's file that returns or yields gradients."""
 
 
 def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> KnownGradients:
-    """Return what the function `gradients()` of a file says of these parameters' gradients.
+    """Return the gradients of these parameters that `gradients()` of a file provides.
 
     Raises:
-        UserFileError: the file is not there, fails, or says nothing that can be used.
+        UserFileError: the file does not exist, fails, or provides nothing usable.
     """
     progress(f"taking gradients from {file}")
     with functions_of(file, FUNCTION) as functions:
@@ -135,12 +136,12 @@ def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> Kno
 
 
 def broken(diagnosis: Diagnosis) -> bool:
-    """Whether something is wrong already, rather than what storage would do."""
+    """Return whether something is wrong already, independently of the storage format."""
     return diagnosis.worst() is Severity.ERROR
 
 
 def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return a diagnosis as JSON has it: numbers that are not finite are None."""
+    """Return a diagnosis as JSON values; numbers that are not finite become None."""
     return {
         "worst": diagnosis.worst().value,
         "findings": [for_json(asdict(f)) for f in diagnosis.findings],

@@ -1,4 +1,4 @@
-"""What the doctor found, in eighty columns: what needs doing first, then what could be better."""
+"""Output of the doctor in eighty columns: first what must be changed, then what could be."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 from reports.cli.doctor import Line
 
 WIDTH = 80
-"""Columns of a terminal as it opens, and of what is piped into a message to somebody."""
+"""Default width of a terminal, also used when the output is piped."""
 
 
 def show_lines(lines: Sequence[Line]) -> None:
-    """Print the advice, and below it everything that was looked at."""
+    """Print the advice, and below it all facts."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     needed = [line for line in lines if line.advice and not line.optional]
     possible = [line for line in lines if line.advice and line.optional]
@@ -34,7 +34,7 @@ def _section(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> N
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        # Versions, flags and paths are data, and may look like markup.
+        # Versions, flags and paths are data and may look like rich markup.
         table.add_row(*map(Text, row))
     console.print(f"\n{title}", style="bold", markup=False)
     console.print(table)

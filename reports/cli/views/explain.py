@@ -1,4 +1,4 @@
-"""`parity explain` and `parity shrink`: a failing case as an account a person can act on."""
+"""`parity explain` and `parity shrink`: the account of a failing case."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
 
 
 def shrink_case(case: Case, fault: str | None, report) -> str:
-    """Return the smallest case that still fails, as text with a replay in Python."""
+    """Return the smallest case that still fails, as text with Python code that repeats it."""
     smallest, divergence = shrink(case, report)
     changed = {
         name: getattr(smallest, name)
@@ -43,7 +43,7 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
     modules = ["import dataclasses", "from parity.megalodon.cases import by_name"]
     if fault:
         modules.append("from parity.faults import by_name as fault_by_name")
-    # A stream has no stages to account for.
+    # A stream has no stages, so it has no account.
     module, look = ("shrink", "failure") if smallest.cuts else ("account", "account")
     modules.append(f"from parity.megalodon.{module} import {look}")
     seen = f"print({look}(case){'' if smallest.cuts else '.culprit'})"
@@ -63,7 +63,7 @@ def _size(account: Explanation) -> str:
 
 
 def _behind(account: Explanation) -> list[str]:
-    """Say what is wrong although every stage is right, or where there are no stages."""
+    """Describe a failure although every stage is right, or in a case without stages."""
     start = f"{account.case}: first divergence at {account.quantity}, {account.edge}"
     return [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
 

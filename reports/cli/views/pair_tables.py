@@ -1,4 +1,4 @@
-"""How the comparison of a checkpoint pair is shown: tables for the terminal, and JSON.
+"""Display of the comparison of a checkpoint pair: tables for the terminal, and JSON.
 
 Source: docs/reports.md "The page", docs/parity.md "First divergence".
 """
@@ -31,7 +31,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def as_document(result: Result) -> dict[str, Any]:
-    """Return everything found as JSON values; numbers that are not finite become None."""
+    """Return all results as JSON values; numbers that are not finite become None."""
     layers = result.layers
     document = {
         "verdict": result.verdict[0],

@@ -1,4 +1,4 @@
-"""A verdict in Markdown, for the summary of a CI job: worst first, and never too long for it.
+"""A verdict in Markdown for the summary of a CI job: worst first, with limited size.
 
 Source: docs/reports.md "Command line".
 """
@@ -13,16 +13,16 @@ from reports.verdict.changes import Change
 from reports.verdict.decide import Decision
 
 LIMIT = 900 * 1024
-"""Bytes of UTF-8. A step summary of more than a mebibyte is dropped as a whole."""
+"""Bytes of UTF-8. A step summary of more than 1 MiB is dropped as a whole."""
 _HEAD = (
     "| What | Quantity | Case | Compared | Metric | Before | Now | Note |\n" + "| --- " * 8 + "|"
 )
 
 
 def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
-    """Return the summary: verdict, what was compared with what, changes gravest first.
+    """Return the summary: verdict, what was compared, and changes, most severe first.
 
-    What does not fit into `limit` bytes is counted in the last line instead.
+    Changes that do not fit into `limit` bytes are counted in the last line.
     """
     head = "\n".join(
         [
@@ -37,7 +37,7 @@ def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
     lines = [_row(change, decision.baseline_id is not None) for change in decision.changes]
     if not lines:
         return f"{head}\n"
-    # The last line says how many more there are; its own length is bounded.
+    # Reserve 64 bytes for the last line, which counts the omitted changes.
     room = limit - len(f"{head}\n{_HEAD}\n".encode()) - 64
     shown = sum(size <= room for size in accumulate(len(line.encode()) + 1 for line in lines))
     more = len(lines) - shown
@@ -57,7 +57,7 @@ def _facts(run: Run, decision: Decision) -> list[str]:
         f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
         f"{counts.skipped:,} skipped, {counts.not_run:,} not run",
     ]
-    return [*facts, *(f"held against {text}" for text in decision.against)]
+    return [*facts, *(f"levels compared with {text}" for text in decision.against)]
 
 
 def _row(change: Change, baseline: bool) -> str:
@@ -74,5 +74,5 @@ def _row(change: Change, baseline: bool) -> str:
 
 
 def _plain(text: str, size: int = 160) -> str:
-    """Return a text that Markdown leaves as it is: names are data, never markup."""
+    """Escape a text for Markdown: names are data, never markup."""
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|~$&@" else c for c in label(text, size))

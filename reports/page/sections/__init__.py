@@ -1,4 +1,4 @@
-"""The sections of the page, one module each: from a run to what a template draws.
+"""The sections of the page, one module each: each converts a run to data for a template.
 
-Nothing is imported here: `reports.page.render` takes all of them, a command only its own.
+This module imports nothing: `reports.page.render` needs all sections, a command only its own.
 """

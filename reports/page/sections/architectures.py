@@ -1,7 +1,8 @@
-"""Both architectures side by side, as the page shows them.
+"""Section of the page that shows both architectures side by side.
 
-Gates are this run's; planted defects and broken training are documents: measured once by
-`megalodon-numerics subject`, stored with the code. Source: docs/reports.md "The page".
+Gates are those of the run. Planted defects and broken training come from documents that
+`megalodon-numerics subject` measured once and that are stored with the code. Source:
+docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _EDGES = (
     (
         "the reference's float32 against float64",
         MegalodonEdge.REFERENCE32_ORACLE,
-        # Its own float64, or ours where a recording has none.
+        # The original's own float64, or the port's if a recording has none.
         (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.ORIGINAL32_PORT64),
     ),
     ("float64 against float64", MegalodonEdge.JAX64_ORACLE, (PortEdge.PORT64_ORIGINAL64,)),
@@ -42,7 +43,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 
 def architectures(run: Run) -> dict[str, Any] | None:
-    """Return what the section shows, or None in a run that knows one architecture only."""
+    """Return the data of the section, or None for a run with one architecture only."""
     content = documents.second_architecture(run)
     second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not content and not second:
@@ -67,7 +68,7 @@ def architectures(run: Run) -> dict[str, Any] | None:
 
 
 def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the documents say: planted defects, broken training."""
+    """Return the data of the documents: planted defects and broken training."""
     training = content.get("training") or {"plan": {}, "variants": []}
     return {
         "defects": [_defect(d) for d in (content.get("defects") or {}).get("defects", ())],
@@ -79,7 +80,7 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits(rows: Iterable[Measurement], *edges: str) -> str:
-    """Return the worst relative L2 of logits on some edges; one that is not finite is the worst."""
+    """Return the worst relative L2 of logits on some edges; a value that is not finite is worst."""
     values = [
         m.value for m in rows if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
     ]

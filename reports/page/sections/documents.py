@@ -1,4 +1,4 @@
-"""Documents on the page: what a command measured once, beside what the run measured.
+"""Documents on the page: results that a command measured once, shown beside those of the run.
 
 Source: docs/reports.md "The page".
 """
@@ -12,19 +12,19 @@ from stability.core import documents
 
 
 def drill(run: Run) -> dict[str, Any]:
-    """Return the training drill; empty for a run that probed nothing."""
+    """Return the training drill; empty for a run without probes."""
     return _of(run, "drill") or _read(run, documents.DRILL)
 
 
 def second_architecture(run: Run) -> dict[str, Any]:
-    """Return what is known of the second architecture: `defects` and `training`."""
+    """Return the documents of the second architecture: `defects` and `training`."""
     names = {"defects": documents.DEFECTS, "training": documents.TRAINING}
     content = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
     return content if all(content.values()) else {}
 
 
 def _of(run: Run, name: str) -> dict[str, Any]:
-    """Return the copy that runs held until documents were shown as they are."""
+    """Return the copy of a document that runs of earlier versions stored."""
     return run.manifest.stability.get(name) or {}
 
 
@@ -34,4 +34,4 @@ def _read(run: Run, name: str) -> dict[str, Any]:
     try:
         return documents.read(name)
     except ValueError:
-        return {}  # the page says which command writes it
+        return {}  # The page names the command that writes the document.

@@ -1,4 +1,4 @@
-"""A failing tensor as the page shows it: how far its elements are off, and the worst with bits.
+"""Details of a failing tensor: a histogram of its errors, and its worst elements with their bits.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
@@ -15,7 +15,7 @@ from parity.engine.metrics import ulp
 from reports.text import count, edge_name, label, number, record_id
 
 BARS = 20
-"""Bars of a histogram at most, between the equal elements and those that are not finite."""
+"""Maximal number of bars, besides those of equal elements and elements that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Bin:
     name: str
     count: int
     odd: bool = False
-    """Not finite: no distance at all."""
+    """Whether it counts elements that are not finite, which have no distance."""
 
 
 def drilldown(tensor: Deviation) -> dict[str, Any]:
-    """Return what the page says of one failing tensor."""
+    """Return the data of one failing tensor."""
     elements = sum(tensor.histogram)
     equal, odd = tensor.histogram[0], tensor.histogram[-1]
     shape = " × ".join(map(str, tensor.shape)) or "a single number"
@@ -53,14 +53,14 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _breaking(tensor: Deviation) -> str:
-    """Say how many elements break the tolerance; nothing of a run that did not ask."""
+    """Say how many elements break the tolerance; empty for runs that did not count them."""
     if not tensor.breaking:
         return ""
     return f"without the error of {count(tensor.breaking, 'element')} it would hold; "
 
 
 def _bins(tensor: Deviation) -> list[Bin]:
-    """Name the bars: without the empty ones at both ends, and so many that they can be read."""
+    """Return the bars: without empty ones at both ends, and merged until they fit."""
     equal, *between, odd = tensor.histogram
     filled = [i for i, n in enumerate(between) if n] or [0]
     first, last = filled[0], filled[-1]
@@ -75,7 +75,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Write a power of 2, from 1,024 on with its exponent."""
+    """Format a power of 2, from 1,024 on with an exponent."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -100,6 +100,6 @@ def _element(w: Worst, dtype: str) -> dict[str, Any]:
 
 
 def _exact(value: float, dtype: str) -> str:
-    """Write a number with the digits that tell it from its neighbours in a dtype."""
+    """Format a number with enough digits to identify it in its dtype."""
     digits = {"float64": 17, "float32": 9, "float16": 5, "bfloat16": 4}[dtype]
     return f"{value:.{digits}g}".replace("nan", "NaN").replace("inf", "Inf")

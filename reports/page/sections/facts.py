@@ -1,4 +1,4 @@
-"""What a run says about itself, as the page shows it: machine, reference, cases, checkpoint, bench.
+"""Facts about a run: machine, reference, cases, checkpoint, bench.
 
 Pure functions from a run's manifest to plain data. Source: docs/reports.md "The page".
 """
@@ -20,7 +20,7 @@ from reports.verdict.change_points import FALSE_ALARM, LEAST_RUNS
 
 
 def moment(created: str) -> str:
-    """Write a time stamp; one that is none is shown as it is."""
+    """Format a time stamp; an invalid one is returned unchanged."""
     try:
         time = datetime.fromisoformat(created)
     except ValueError:
@@ -33,7 +33,7 @@ def _pairs(mapping: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def reference(info: ReferenceInfo) -> dict[str, str]:
-    """Return what answered for megalodon-hf."""
+    """Return facts about the reference of the run."""
     return {
         "kind": label(info.kind or "absent", 40),
         "commit": label(info.commit or "unknown", 40),
@@ -58,9 +58,9 @@ def machine(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return which host measured which parts of a night that had several, and what killed workers.
+    """Return which host measured which parts of a night on several hosts, and which workers died.
 
-    A host is named by machine and fingerprint.
+    A host is identified by processor, threads and fingerprint.
     """
     parts: dict[str, list[str]] = {}
     for part in manifest.parts:
@@ -71,15 +71,15 @@ def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
     rows = [(host, label(", ".join(names), 2000)) for host, names in parts.items()]
     died = [f"{p.name}: {p.attempts - 1}" for p in manifest.parts if p.attempts > 1]
     if died:
-        rows.append(("workers that died, and another finished", label(", ".join(died), 400)))
+        rows.append(("workers that died and were replaced", label(", ".join(died), 400)))
     return rows
 
 
 def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
-    """Return the environment beside that of the baseline, what differs first.
+    """Return the environment beside that of the baseline, split by whether it differs.
 
-    Each row is (name, then, now); `then` is "" without a baseline and "absent" where only the
-    baseline lacks it.
+    Each row is (name, then, now); `then` is "" without a baseline and "absent" if only this run has
+    the entry.
     """
     now = dict(_environment(manifest))
     then = dict(_environment(before)) if before is not None else {}
@@ -97,7 +97,7 @@ def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
 
 def _environment(manifest: Manifest) -> list[tuple[str, str]]:
     info = manifest.environment.reference
-    # What a port was made from has a version, and no commit that we know.
+    # The original of a port has a version, but no known commit.
     names = ("kind",) if manifest.ports else ("kind", "commit")
     named = [(name, reference(info)[name]) for name in names]
     return [
@@ -107,7 +107,7 @@ def _environment(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def cases(manifest: Manifest, rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return each case with how many of its gates hold, and why the others were not measured."""
+    """Return each case with the number of gates that hold, and why others were not comparable."""
     verdicts: dict[str, Counter[Verdict]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for m in rows:
@@ -145,7 +145,7 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
 
 
 def known_differences(manifest: Manifest) -> list[dict[str, str]]:
-    """Return every deliberate difference; only one that was measured in this run can hold."""
+    """Return every known difference; only one that this run measured can hold."""
     return [
         {
             "name": label(str(entry.get("id", "")), 60),
@@ -167,7 +167,7 @@ def _difference_state(entry: Mapping[str, Any]) -> str:
 
 
 def suites(manifest: Manifest) -> dict[str, Any]:
-    """Return what was planned and what ran, with a sentence for the whole."""
+    """Return the planned and executed checks per suite, with a sentence about all of them."""
     rows = [
         {
             "name": label(suite.name, 60),
@@ -182,7 +182,7 @@ def suites(manifest: Manifest) -> dict[str, Any]:
     ]
     partial = sum(row["state"] != "pass" for row in rows)
     ran, wanted = (sum(row[k] for row in rows) for k in ("executed", "planned"))
-    how = f"{count(partial, 'suite')} not whole" if partial else "every suite is whole"
+    how = f"{count(partial, 'suite')} not complete" if partial else "every suite is complete"
     return {"rows": rows, "sentence": f"{ran:,} of {wanted:,} checks ran; {how}."}
 
 

@@ -1,9 +1,9 @@
-"""The heat map: layers down, modules across, log10 of error over tolerance in every cell.
+"""The heat map: layers down, modules across, and log10 of error over tolerance in every cell.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
 
-# pandas annotates indexing with unions that no indexing narrows.
+# The unions in the type hints of pandas cannot be narrowed.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
 
@@ -22,7 +22,7 @@ from reports.text import edge_name, label, number, share
 from reports.verdict.decide import Decision
 
 MAPS = 16
-"""Cases per edge that get a heat map of their own."""
+"""Maximal number of heat maps per edge, one per case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _heat_cell(m: Measurement, first: Measurement | None) -> HeatCell:
 
 
 def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatMap:
-    """Lay one case and edge out; `stages` are in order of computation."""
+    """Build the heat map of one case and edge; `stages` are in order of computation."""
     layered = [re.fullmatch(r"layers\.(\d+)\.(.+)", m.quantity) for m in stages]
     columns = tuple(dict.fromkeys(match[2] for match in layered if match)) or ("",)
     rows: dict[str, list[HeatCell | None]] = {}
@@ -91,7 +91,7 @@ def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatM
 
 
 def _stages(gates: Iterable[Measurement]) -> list[Measurement]:
-    """Return the worst gate of each stage in order of computation: a stage may have several."""
+    """Return the worst gate of each stage, in order of computation."""
     worst: dict[str, Measurement] = {}
     for m in gates:
         if m.quantity not in worst or rank_of(m) > rank_of(worst[m.quantity]):
@@ -102,13 +102,13 @@ def _stages(gates: Iterable[Measurement]) -> list[Measurement]:
 def heat_map_of(
     rows: Iterable[Measurement], case: str, edge: str, first: Measurement | None
 ) -> HeatMap | None:
-    """Return the heat map of one case on one edge; None where no stage of it was measured.
+    """Return the heat map of one case on one edge; None if no stage of it was measured.
 
     Args:
-        rows: of a run.
-        case: which.
-        edge: which.
-        first: where a difference starts there, or None.
+        rows: Measurements of a run.
+        case: Name of the case.
+        edge: Name of the edge.
+        first: First divergence there, or None.
     """
     there = [
         m
@@ -122,14 +122,14 @@ def heat_map_of(
 
 
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
-    """Return per edge the heat map to look at first and those of the other cases.
+    """Return for each edge the most important heat map and those of the other cases.
 
-    The first is the case where a difference starts, else the case closest to its tolerance.
+    That is the case with a first divergence, else the case closest to its tolerance.
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}
     gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS]) & (data["stage"] >= 0)])
-    # A stream has no stages, and a map of its logits alone would show nothing.
+    # A stream has no stages, and a map of logits alone would be useless.
     layered = set(gates[gates["kind"] == Kind.BLOCK]["case"])
     gates = gates[gates["case"].isin(layered)] if layered else gates
     out = []

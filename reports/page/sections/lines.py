@@ -1,4 +1,4 @@
-"""Lines of source code as the page shows them, each with why it is named and the text around it.
+"""Lines of source code with the reason why each is named, and an excerpt.
 
 Pure functions to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -12,13 +12,13 @@ from parity.engine.source_lines import Line
 from reports.text import label
 
 FIRST = 1
-"""Lines of an excerpt before and behind the one that is meant, on the first screen."""
+"""Lines of an excerpt shown before and after the named one on the first screen."""
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return what the page shows of lines: place, reason, and the excerpt line by line.
+    """Return the data of lines: place, reason, and the excerpt line by line.
 
-    A line that an excerpt above shows already has no excerpt of its own.
+    A line that is already visible in an earlier excerpt gets no excerpt.
     """
     shown: set[tuple[str, str]] = set()
     rows = []
@@ -42,6 +42,6 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line with as much of its excerpt as the first screen has room for."""
+    """Return a line with its excerpt shortened for the first screen."""
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

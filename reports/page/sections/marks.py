@@ -1,4 +1,4 @@
-"""Which sections of the page hold something that does not hold, for the navigation.
+"""Sections of the page that contain failures, for marks in the navigation.
 
 See docs/reports.md.
 """
@@ -36,8 +36,8 @@ _PROBES = {"survival": "underflow", "poles": "poles"}
 def of_sections(
     rows: Iterable[Measurement], findings: Iterable[Finding], decision: Decision
 ) -> dict[str, str]:
-    """Return the state to show beside each section where not everything holds: "fail", or
-    "blocked" where nothing failed and something could not be compared.
+    """Return the state of each section with a problem: "fail", or "blocked" if nothing failed but
+    something could not be compared.
     """
     blocked = {section_of(m) for m in rows if m.verdict is Verdict.NOT_COMPARABLE}
     red = {section_of(m) for m in rows if m.verdict is Verdict.FAIL}
@@ -52,7 +52,7 @@ def of_sections(
 
 
 def section_of(m: Measurement) -> str:
-    """Return the section of the page that a measurement is shown in."""
+    """Return the section of the page that shows a measurement."""
     if m.edge.startswith("jaxbf16"):
         return "precision"
     suite = suite_of(m)

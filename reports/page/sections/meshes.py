@@ -1,4 +1,4 @@
-"""One device and many: the suite over meshes as the page shows it. Source: docs/meshes.md."""
+"""Section of the page about meshes: one device compared with many. Source: docs/meshes.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reports.text import edge_name, edge_rank, label, number, share
 from reports.verdict.document import suite_of
 
 SUITE = "mesh"
-"""As `parity.mesh.suite` calls it, which a page needs no JAX for."""
+"""Name of the suite, as in `parity.mesh.suite`, which would import JAX."""
 
 
 def meshes(run: Run) -> dict[str, Any] | None:
-    """Return a row for each subject on each mesh, or None in a run that compared none."""
+    """Return a row for each subject on each mesh, or None for a run without any."""
     cases: dict[str, list[Measurement]] = {}
     for m in run.measurements:
         if suite_of(m) == SUITE and m.verdict is not Verdict.INFO:
@@ -51,7 +51,7 @@ def _row(case: str, gates: Sequence[Measurement], edges: Sequence[str]) -> dict[
 
 
 def _cell(gates: Sequence[Measurement]) -> dict[str, Any] | None:
-    """Return the gate of an edge that uses most of its tolerance, or None where none was judged."""
+    """Return the gate of an edge that uses most of its tolerance; None without any gate."""
     if not gates:
         return None
     worst = max(gates, key=rank_of)

@@ -1,4 +1,4 @@
-"""Edges that seem to contradict one another: one compares padded positions, the other does not.
+"""Explains edges that seem to contradict each other because only one compares padded positions.
 
 Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -17,17 +17,17 @@ from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name, label
 
 VALID_ONLY = MegalodonEdge.JAX32_REFERENCE32
-"""The edge that leaves padding out, where megalodon-hf computes something else there."""
+"""Edge that excludes padding, because megalodon-hf computes different values there."""
 NAMED = 3
-"""Cases that a sentence names."""
+"""Cases that the sentence names."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """What the table of edges says about padding; nothing where no edges part over it.
+    """Note about padding in the table of edges; empty if no edges disagree because of it.
 
     Attributes:
-        scopes: by edge, which positions it compares.
+        scopes: which positions an edge compares, by edge.
         sentence: why one edge fails and another holds.
     """
 
@@ -36,11 +36,11 @@ class Padding:
 
 
 def padding(rows: Iterable[Measurement], tensors: Sequence[Deviation]) -> Padding:
-    """Return why an edge fails in a padded case while the one that leaves padding out holds.
+    """Explain why an edge fails in a padded case while the edge that excludes padding holds.
 
     Args:
-        rows: measurements of a run.
-        tensors: its failing tensors, which say where they differ.
+        rows: Measurements of a run.
+        tensors: Its failing tensors, which say where they differ.
     """
     verdicts: dict[str, dict[str, set[Verdict]]] = defaultdict(lambda: defaultdict(set))
     for m in rows:
@@ -66,7 +66,7 @@ def _sentence(
     first: dict[tuple[str, str], str] = {}
     for tensor in tensors:
         if tensor.edge in parted.get(tensor.case, ()):
-            # What is wrong at padding first may have spread behind it.
+            # Only the first failing tensor: its error may have spread to later ones.
             first.setdefault((tensor.case, tensor.edge), tensor.where)
     all_padding = bool(first) and all(ALL_PADDING in where for where in first.values())
     names = list(parted)
@@ -74,8 +74,8 @@ def _sentence(
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     which, valid = " and ".join(edge_name(edge) for edge in full), edge_name(VALID_ONLY)
     see = "compare" if len(full) > 1 else "compares"
-    what = "all that differs first is padding" if all_padding else "edges part over padding"
+    what = "all first differences are at padding" if all_padding else "edges disagree at padding"
     return (
         f"No contradiction: in {cases}{more} {what}. {which} {see} padded positions too; {valid} "
-        "leaves them out, because megalodon-hf lets padding into its EMA."
+        "leaves them out, because megalodon-hf does not mask padding in its EMA."
     )

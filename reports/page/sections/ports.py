@@ -1,4 +1,4 @@
-"""Ports of anybody's as the page shows them: the answer, where it starts, and which is which.
+"""Section of the page about users' ports: the result, where a difference starts, and the pairing.
 
 Pure functions from what `reports.ports.document` kept in run.json to plain data. Source:
 docs/your-own-port.md "Reading a report".
@@ -19,21 +19,21 @@ from reports.store.runs import Run
 from reports.text import edge_name, edge_question, edge_rank, label, number, share
 
 AROUND = 4
-"""Stages shown before and behind the one where a difference starts; all of them are in a fold."""
+"""Stages shown before and after the one where a difference starts; a fold has all of them."""
 WORST = 5
-"""Elements shown of the stage where it starts."""
+"""Elements shown of the stage where the difference starts."""
 ROWS = 400
-"""Rows of a table at most; run.json has the rest."""
+"""Maximal number of rows of a table; run.json has all of them."""
 
 
 def ports(run: Run) -> list[dict[str, Any]]:
-    """Return what the page shows of each port of a run, those that do not hold first."""
+    """Return the data of each port of a run, failing ones first."""
     documents = sorted(run.manifest.ports, key=lambda document: _holds(document, run))
     return [_port(document, run, turn) for turn, document in enumerate(documents)]
 
 
 def only_ports(run: Run) -> bool:
-    """Return whether a run measured ports and nothing else: no section of a night is about it."""
+    """Return whether a run measured only ports, so that no section of a night applies to it."""
     names = {document["name"] for document in run.manifest.ports}
     return bool(names) and all(m.suite in names for m in run.measurements)
 
@@ -68,9 +68,7 @@ def _gates(document: Mapping[str, Any], run: Run) -> list[Measurement]:
 
 
 def _holds(document: Mapping[str, Any], run: Run) -> bool:
-    """Return whether a port holds: its report says so, and so does every gate, of which one is
-    there.
-    """
+    """Return whether a port's report says that it holds and all its gates, at least one, hold."""
     return bool(document["holds"]) and state_of(_gates(document, run)) == "pass"
 
 
@@ -112,7 +110,7 @@ def _stage(stage: Mapping[str, Any], culprit: str) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float:
-    """Return a number of run.json, which has no NaN and no infinity."""
+    """Return a number of run.json, in which null stands for NaN and infinity."""
     return math.nan if value is None else float(value)
 
 
@@ -154,7 +152,7 @@ def _matching(matching: Mapping[str, Any]) -> dict[str, Any]:
                 "means": label(pair["means"], 60),
                 "note": label("; ".join(filter(None, (pair["note"], _also(pair["also"])))), 300),
             }
-            # What is not equal is what a reader looks for.
+            # Pairs that are not equal come first.
             for pair in sorted(pairs, key=lambda pair: bool(pair["equal"]))[:ROWS]
         ],
         "omitted": max(0, len(pairs) - ROWS),
@@ -212,20 +210,20 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 ROLES = {"output": ("result", "results"), "gradient": ("derivative", "derivatives")}
-"""What the roles of `parity.port.ledger` are called, one and many."""
+"""Names of the roles of `parity.port.ledger`, singular and plural."""
 
 
 def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what of the original was compared, and what was not and why; None of runs of versions
-    that did not store it."""
+    """Return which results and derivatives of the original were compared, and why others were not;
+    None for runs of versions that did not store this."""
     if "not_compared" not in document:
         return None
-    # Runs of the versions before have the reasons alone.
+    # Runs of slightly later versions store only the reasons.
     compared, left_out = document.get("compared"), document["not_compared"]
     counts = [_count(role, compared or (), left_out) for role in ROLES]
     names = [f"{len(left_out)} not compared"] if compared is None else list(filter(None, counts))
     outputs = [entry for entry in left_out if entry["role"] == "output"]
-    # What a reader looks for is a result that was left out.
+    # Results that were left out come first.
     first = [*outputs, *(entry for entry in left_out if entry not in outputs)]
     rows = [*((entry, False) for entry in first), *((entry, True) for entry in compared or ())]
     return {
@@ -239,7 +237,7 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
 def _count(
     role: str, compared: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return how many results or derivatives were compared; "" where there is none."""
+    """Say how many results or derivatives were compared; "" if there are none."""
     one, many = ROLES[role]
     held = sum(entry["role"] == role for entry in compared)
     # An entry such as `grad/*` stands for all of them.
@@ -263,7 +261,7 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return both sides in bfloat16, the stages where the port is worst off beside the original."""
+    """Return both sides in bfloat16, the stages where the port is relatively worst first."""
     if not stages:
         return None
     rows = [_narrow(stage) for stage in stages]

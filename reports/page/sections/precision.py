@@ -1,4 +1,4 @@
-"""What storage does, as the page shows it: memory of the EMA, remedies, the training drill.
+"""Sections of the page about storage in bfloat16: memory of the EMA, remedies, training drill.
 
 Pure functions from a run's manifest to plain data. Source: docs/reports.md "The page".
 """
@@ -17,17 +17,17 @@ from reports.text import label, number
 from stability.core.findings import Severity
 
 STYLES = 9
-"""Line styles the style sheet has; a tenth curve would look like the first."""
+"""Number of line styles in the style sheet; a tenth curve would look like the first."""
 _SHOWN = (0.05, 0.5, 0.95, 1.0)
-"""Quantiles of a memory that a table shows; all of them are in its chart."""
+"""Quantiles of the memory shown in the table; the chart shows all of them."""
 
 
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return memory lengths by layer and state, the two charts, and the collapse shares.
+    """Return memory lengths by layer and state, the two charts, and the collapsed fractions.
 
     Args:
-        run: `poles` in its manifest's `stability` holds the rows of `memory_rows`.
-        drilled: the drill, for what real training did to the memory.
+        run: Its manifest's `stability["poles"]` holds the rows of `memory_rows`.
+        drilled: The training drill, for the effect of real training on the memory.
     """
     rows = _section(run, "poles")
     if not rows:
@@ -49,7 +49,7 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
                 "layer": label(layer),
                 "state": label(state, 40),
                 "values": [steps(memory.get(q)) for q in _SHOWN],
-                # Only a stored |q| can become 1.
+                # Only a stored |q| can round to 1.
                 "collapsed": _share(collapse[layer].value if layer in collapse else None)
                 if state.startswith("q in")
                 else "",
@@ -63,7 +63,7 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def steps(memory: float | None) -> str:
-    """Write a memory length in steps; a pole that never forgets has an infinite one."""
+    """Format a memory length in steps; a pole that never forgets has an infinite one."""
     if memory is None or math.isnan(memory):
         return "–"
     if math.isinf(memory):
@@ -72,7 +72,7 @@ def steps(memory: float | None) -> str:
 
 
 def remedies(run: Run) -> dict[str, Any] | None:
-    """Return remedies down and kinds of parameter across, each with what it did to the worst."""
+    """Return a table of remedies by kind of parameter, with the effect on the worst parameter."""
     trials = _section(run, "remedies")
     kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))
     if not kinds:
@@ -158,7 +158,7 @@ def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:
 def _gap_lines(
     variants: Sequence[Mapping[str, Any]], control: Mapping[str, Any] | None
 ) -> list[Line]:
-    """Return each variant's loss less the control's at the same step, on the same batch."""
+    """Return each variant's loss minus the control's at the same step, on the same batch."""
     base = {x: _memory(y) for x, y in control["loss"]} if control else {}
     return [
         Line(line.name, line.style, [(x, y - base[x]) for x, y in line.points if x in base])
@@ -196,7 +196,7 @@ def _section(run: Run, name: str) -> list[dict[str, Any]]:
 
 
 def _memory(value: float | None) -> float:
-    # JSON has no infinity: None is a memory without end, or a loss that is not finite.
+    # JSON has no infinity: None is an infinite memory, or a loss that is not finite.
     return math.inf if value is None else float(value)
 
 

@@ -1,4 +1,4 @@
-"""Findings as the page shows them: what bfloat16 freezes, what the audits found.
+"""Findings of the probes: what bfloat16 freezes, and the results of the audits.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
@@ -33,9 +33,9 @@ def _worst_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def module_kind(parameter: str) -> str:
-    """Return the module a parameter belongs to, whatever its layer: `attn.cema`, `ffn`, `embed`.
+    """Return the module of a parameter without its layer: `attn.cema`, `ffn`, `embed`.
 
-    Weights directly inside a block keep their block: `layers.0.attn.wz.weight` is `attn`.
+    A weight directly inside a block belongs to the block: `layers.0.attn.wz.weight` is `attn`.
     """
     name = parameter.removeprefix("model.")
     parts = re.sub(r"^layers\.\d+\.", "", name).split(".")
@@ -59,9 +59,9 @@ def _survival_row(subject: str, metrics: dict[str, Finding], names: Sequence[str
 
 
 def survival(run: Run) -> dict | None:
-    """Return the share of each parameter whose update bfloat16 rounds away, or None if unprobed.
+    """Return the frozen fraction of each parameter in bfloat16, or None if it was not probed.
 
-    `worst` is the top of the list, `groups` holds all parameters by kind of module, worst first.
+    `worst` is the start of the list; `groups` holds all parameters by kind of module, worst first.
     """
     by_parameter: dict[str, dict[str, Finding]] = {}
     for f in run.findings:
@@ -115,17 +115,16 @@ def _finding_row(f: Finding) -> dict[str, object]:
 
 
 def _asks(f: Finding) -> bool:
-    """Whether a finding wants to be read: a note that says nothing is only a number."""
+    """Return whether a finding should be read: a warning, an error, or a note with a message."""
     return f.severity in (Severity.WARNING, Severity.ERROR) or (
         f.severity is Severity.NOTE and bool(f.message)
     )
 
 
 def audits(run: Run) -> list[dict]:
-    """Return one entry per probe other than survival: counts by severity, what asks to be read, the
-    rest.
+    """Return one entry per probe except survival: counts by severity, and its findings.
 
-    The dtype and value audits come first, and are named even when they found nothing at all.
+    The dtype and value audits come first, and are listed even without any finding.
     """
     probes = dict.fromkeys(_TITLES) | dict.fromkeys(
         f.probe for f in run.findings if f.probe != "survival"

@@ -1,6 +1,6 @@
-"""Every row of a run for the page's own script: compressed, sorted worst first, found by an id.
+"""Every row of a run as data for the page's script: compressed, sorted worst first, with ids.
 
-Pure functions from a run to text; nothing here knows markup. Source: docs/reports.md "The page".
+Pure functions from a run to text, without markup. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ COLUMNS = (
     "id", "suite", "case", "edge", "quantity", "metric", "value", "tolerance", "verdict", "dtype",
     "device", "note",
 )  # fmt: skip
-"""What a row holds, in the order of the download. A finding's probe is its case, its subject the
-quantity, its threshold the tolerance."""
+"""Columns of a row, in the order of the download. For a finding the case is its probe, the quantity
+its subject, and the tolerance its threshold."""
 TRENDS = 10_000
-"""Gates whose trend travels with the page, the worst first."""
+"""Gates whose trend is stored in the page, the worst first."""
 LONGEST = 400
-"""Characters of a text in a row: enough for any real name."""
+"""Maximal number of characters of a text in a row; real names are shorter."""
 
 _SEVERITY = {
     Severity.OK: "pass",
@@ -59,11 +59,11 @@ def embed(
     """Return the rows of a run, their trends and their drill-downs as base64 of gzip of JSON.
 
     Args:
-        rows: the measurements.
-        run: its findings and its manifest.
-        history: trends are levels, hundredths of log10 of the share of a tolerance used; null where
-            a night has none, "x" where it was not finite.
-        drilldowns: markup by case, edge and quantity.
+        rows: The measurements.
+        run: Its findings and its manifest.
+        history: A trend is a list of hundredths of log10 of the share of tolerance used; null for a
+            run without the gate, "x" for a value that is not finite.
+        drilldowns: Markup by case, edge and quantity.
     """
     ranked: list[tuple[float, tuple[Any, ...]]] = [(rank_of(m), _measurement(m)) for m in rows]
     ranked += [_finding(f) for f in run.findings]
@@ -73,7 +73,7 @@ def embed(
     trends = [(i, shares) for i, shares in series if shares][:TRENDS]
     document = {
         "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
-        # The script looks both up by what the columns show.
+        # The script looks both up by the labels of the columns.
         "edges": {
             label(edge, LONGEST): edge_name(edge)
             for edge in dict.fromkeys(r[3] for r in table)
@@ -98,12 +98,12 @@ def embed(
         },
     }
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
-    # No time in the header: equal input gives equal bytes.
+    # No time in the gzip header, so that equal input gives equal bytes.
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def suites(run: Run) -> list[str]:
-    """Return the suites a reader can choose among."""
+    """Return the suites that a reader can select."""
     names = dict.fromkeys(suite_of(m) for m in run.measurements)
     return [*names, *(["stability"] if run.findings else [])]
 
@@ -122,14 +122,14 @@ def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
-    """Return numbers and ids as they are, all other text as a list of names and places in it."""
+    """Return numbers and ids unchanged, and texts as distinct texts with indices."""
     if name == "id":
         return list(values)
     if name in ("value", "tolerance"):
         # JSON has no NaN and no infinity; JavaScript reads these words back as numbers.
         return [v if math.isfinite(v) else str(v).replace("inf", "Infinity") for v in values]
     names = {text: i for i, text in enumerate(dict.fromkeys(values))}
-    # Without the characters that turn the text around them.
+    # `label` makes characters visible that would change the direction of text.
     return {"names": [label(text, LONGEST) for text in names], "at": [names[t] for t in values]}
 
 

@@ -1,6 +1,6 @@
-"""A bench as people read it: one line per piece of work, the same on the page and in the terminal.
+"""A bench as a table: one line per piece of work, equal on the page and in the terminal.
 
-Pure functions from runs to plain data; nothing here knows markup.
+Pure functions from runs to plain data, without markup.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "token_ratio": (", time per token over the shortest", "jax_seconds", "", _seconds),
     "token_bytes_ratio": (", memory per token over a short one's", "program_bytes", "", _bytes),
 }
-"""By the metric of a line: what its name ends in, its two sides (one may be missing), and how they
-are written."""
+"""For each metric: suffix of the line's name, the metrics of its two sides ("" if missing), and
+their format."""
 _LEVELS = (*_PARTS, "floor_ratio")
-"""Metrics whose level is watched: quotients, which a slower day of the machine leaves alone."""
+"""Metrics that are tested for changes of level: ratios, which do not depend on machine load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the lines of the last of `benches`, with the trend over all of them, oldest first.
 
     Ratios are megalodon-hf over JAX, of seconds or of bytes. `series` holds one ratio per bench,
-    None where a bench has none of the same identity.
+    None for a bench without one of the same identity.
     """
     table = {(t.work, t.metric): t for t in benches[-1].timings}
     return [_line(table, t, benches) for t in table.values() if t.metric in _PARTS]
 
 
 def markdown(run: Run) -> str:
-    """Return a bench as a Markdown table, with why a part of it was not run below."""
+    """Return a bench as a Markdown table, followed by the reasons why parts were not run."""
     lines = [f"| {' | '.join(_HEADS)} |", f"| {' | '.join('---' for _ in _HEADS)} |"]
     shown = rows([run])
     for row in shown:
@@ -73,15 +73,15 @@ def markdown(run: Run) -> str:
 
 
 def notes(shown: Sequence[dict[str, Any]]) -> list[str]:
-    """Return, once each, the reasons why something was not run."""
+    """Return the distinct reasons why something was not run."""
     return list(dict.fromkeys(row["note"] for row in shown if row["note"]))
 
 
 def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return where a figure of the last of `benches` changed its level, the newest change first.
+    """Return the changes of level of all figures of the last of `benches`, the newest change first.
 
-    Each says what changed, from which median to which, in which run first, and between which
-    commits (`reports.verdict.change_points`).
+    Each entry has the figure, both medians, the first run at the new level, and the commits between
+    (`reports.verdict.change_points`).
     """
     out: list[tuple[int, dict[str, Any]]] = []
     for timing in benches[-1].timings:
@@ -101,12 +101,12 @@ def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
                 "commits": commits(before.manifest, first.manifest),
             }
             out.append((change.index, line))
-    # Sorting is stable: changes in one run stay in the order of the table.
+    # The sort is stable: changes in one run keep the order of the table.
     return [line for _, line in sorted(out, key=lambda entry: -entry[0])]
 
 
 def watched(benches: Sequence[Run]) -> int:
-    """Return how many series `changes` looks at, each with its own chance of a false alarm."""
+    """Return the number of series that `changes` tests; each may give a false alarm."""
     return sum(t.metric in _LEVELS and not math.isnan(t.value) for t in benches[-1].timings)
 
 

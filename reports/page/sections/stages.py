@@ -1,4 +1,4 @@
-"""A stage, free and forced, as a row of a table: of a port and of a case of the triangle alike.
+"""A stage, free and forced, as a row of a table, for ports and for cases of the triangle.
 
 Pure functions from numbers to plain data. Source: docs/parity.md "First divergence".
 """
@@ -11,21 +11,21 @@ from typing import Any
 from reports.text import label, number, share
 
 SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
-"""log10 of a share of a tolerance up to which a colour of the heat map reaches."""
+"""Upper limits of the colours of the heat map, as log10 of the share of a tolerance."""
 
 
 def stage_row(
     name: str, free: float, forced: float, tolerance: float, here: bool, original: str = ""
 ) -> dict[str, Any]:
-    """Return what the page shows of one stage.
+    """Return the data of one stage.
 
     Args:
-        name: of the stage.
-        free: its relative L2 error, everything before it computed by the side itself.
-        forced: the same, fed the right values.
-        tolerance: the largest `forced` that passes.
-        here: whether the difference starts at it.
-        original: what it is called on the other side, where that is another name.
+        name: Name of the stage.
+        free: Relative L2 error with inputs that the side itself computed.
+        forced: Relative L2 error with the right inputs.
+        tolerance: Largest `forced` that passes.
+        here: Whether the difference starts at this stage.
+        original: Name of the stage on the other side, if it differs.
     """
     of = forced / tolerance if tolerance else (0.0 if forced == 0.0 else math.inf)
     return {
@@ -42,7 +42,7 @@ def stage_row(
 
 
 def _heat(of: float) -> str:
-    """Return the colour of a share of a tolerance, as the heat map has it."""
+    """Return the colour class of a share of a tolerance, as in the heat map."""
     if not of <= 1.0:
         return "fail"
     level = math.log10(of) if of > 0 else -math.inf

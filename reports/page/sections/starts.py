@@ -1,5 +1,5 @@
-"""Where each difference starts: the first failing stage of every case with since when it fails, and
-the account of the case that the night made.
+"""First divergences: the first failing stage of every case, since when it fails, and the
+account of the case that the night made.
 
 Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -35,17 +35,17 @@ ROWS = 40
 CASES = 12
 """Failing cases that are shown with their account."""
 AROUND = 3
-"""Stages shown on either side of the first that is wrong; all of them are in a fold."""
+"""Stages shown on either side of the first wrong one; a fold has all of them."""
 
 
 def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[str, Any]:
     """Return where each difference starts, and the account of every failing case.
 
     Args:
-        run: with the accounts that were made while it ran.
-        decision: its verdict.
-        history: earlier runs.
-        runs: the folder of runs as the page sees it, for links to their pages.
+        run: The run, with the accounts made during it.
+        decision: Its verdict.
+        history: Earlier runs.
+        runs: Relative URL from the page to the folder of runs, for links to their pages.
     """
     rows = [_row(m, run, history, runs) for m in decision.starts[:ROWS]]
     for above, row in list(itertools.pairwise(rows))[::-1]:
@@ -83,8 +83,8 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
 
 
 def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the first screen says of the first failure: which elements are wrong, the line
-    that makes them so, since when, what acts there, and the command that looks into it.
+    """Return the data of the first failure on the first screen: the wrong elements, the line of
+    code behind them, since when, the parameters that act there, and the command that explains it.
     """
     case = cases[0] if cases else {"account": None, "commands": []}
     account = case["account"] or {"parameters": [], "where": "", "lines": []}
@@ -99,7 +99,7 @@ def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str,
 
 
 def target(decision: Decision) -> str:
-    """Return what the sentence of the verdict is about, as the end of a link; empty for a pass."""
+    """Return the anchor of the section that the verdict's sentence is about; "" for a pass."""
     failed = decision.counts.new + decision.counts.persisting
     if decision.word is Word.REGRESSED and not failed:
         return group_id(_worse(decision))
@@ -114,15 +114,15 @@ def target(decision: Decision) -> str:
 
 
 def _worse(decision: Decision) -> What:
-    """Return which of the changes that leave their past there are, the graver first."""
+    """Return the most severe kind of change with which a value left its history or level."""
     there = {change.what for change in decision.changes}
     return What.WORSE if What.WORSE in there else What.DRIFTED
 
 
 def counts(decision: Decision) -> list[dict[str, Any]]:
-    """Return the numbers under the verdict: name, sign, and where each leads."""
+    """Return the numbers under the verdict, with names and the sections that they link to."""
     c = decision.counts
-    # Without an earlier run nothing says that a failure is new.
+    # Without an earlier run no failure can be called new.
     new = "new failures" if decision.baseline_id else "failures"
     rows = (
         (c.new, new, "bad", group_id(What.NEW)),
@@ -142,7 +142,7 @@ def counts(decision: Decision) -> list[dict[str, Any]]:
 
 
 def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
-    """Return the baseline with a link to its page, and the commits that are new since."""
+    """Return the baseline with a link to its page, and the commits since."""
     if history.baseline is None:
         return None
     manifest = history.baseline.manifest
@@ -154,7 +154,7 @@ def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
 
 
 def page_link(folder: str, manifest: Manifest) -> str:
-    """Return the address of the page in the folder of a run; empty for a kind that has none."""
+    """Return the URL of the page in a run's folder; "" for a kind without one."""
     return f"{folder}/{PAGE}" if manifest.kind in (RunKind.NIGHTLY, RunKind.PORT) else ""
 
 
@@ -205,7 +205,7 @@ def _case(
 
 
 def _notes(failing: Sequence[Measurement], case: str) -> list[str]:
-    """Return what its comparisons say of a case beside the numbers, such as the collective."""
+    """Return the notes on the measurements of a case, such as the collective that differs."""
     notes = (m.note for m in failing if m.case == case and m.note)
     return [label(note, 400) for note in dict.fromkeys(notes)]
 

@@ -1,10 +1,9 @@
-"""Measurements as the page shows them: overview, case by edge matrices, gradients, trends.
+"""Measurements as tables: overview, case by edge, gradients, trends.
 
-Pure functions from a run to plain data; nothing here knows markup. Source: docs/reports.md "The
-page".
+Pure functions from a run to plain data, without markup. Source: docs/reports.md "The page".
 """
 
-# pandas annotates indexing with unions that no indexing narrows.
+# The unions in the type hints of pandas cannot be narrowed.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
 
@@ -35,10 +34,10 @@ from reports.verdict.changes import Change, What
 from reports.verdict.history import History, worst_over
 
 ROWS = 120
-"""Rows a table shows at most; the worst come first and the page says how many are left out."""
+"""Maximal number of rows of a table; the worst come first, and the page counts the omitted ones."""
 
 FOLDED = 30
-"""Characters from which on the end that all notes of a table share is said once, above it."""
+"""Fewest characters of a common ending of all notes that is moved above the table."""
 
 _METRICS = (
     "max_abs",
@@ -59,7 +58,7 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One gated number: what it is, how much of its tolerance it uses, whether it holds."""
+    """One gated number: value, share of its tolerance, and whether it holds."""
 
     value: str
     tolerance: str
@@ -72,12 +71,12 @@ class Cell:
     case: str = ""
     metric: str = ""
     id: str = ""
-    """Of its row, for a link."""
+    """Id of its row, for links."""
 
 
 def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
-    """Return one row per measurement, with the share of tolerance used as `used` and a
-    `rank` that orders the worst last: non-finite above every number, then by share.
+    """Return one row per measurement, with the share of tolerance used as `used` and a `rank` whose
+    largest value is the worst: not finite or not comparable, then failures, then by share.
     """
     names = [field.name for field in fields(Measurement)]
     data = pd.DataFrame([[getattr(m, name) for name in names] for m in rows], columns=names)
@@ -89,7 +88,7 @@ def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
 
 
 def rank_of(m: Measurement) -> float:
-    """Order measurements, the worst highest: what cannot be judged, then failures by share."""
+    """Return a sort key, largest for the worst: cannot be judged, then failures, then by share."""
     if m.verdict is Verdict.INFO:
         return -1.0
     fraction = m.fraction
@@ -107,9 +106,10 @@ STATES = {
 
 
 def state_of(rows: Iterable[Measurement]) -> str:
-    """Return the state of a group: "pass" only if every gate in it holds and there is one.
+    """Return the state of a group of measurements.
 
-    A failure is "fail", gates that could not be compared are "blocked", no gate is "info".
+    "pass" if there is at least one gate and all hold, "fail" if one failed, "blocked" if one could
+    not be compared, "info" without any gate.
     """
     verdicts = {m.verdict for m in rows} - {Verdict.INFO}
     if not verdicts:
@@ -120,7 +120,7 @@ def state_of(rows: Iterable[Measurement]) -> str:
 
 
 def cell(m: Measurement) -> Cell:
-    """Show one measurement."""
+    """Return the cell of one measurement."""
     fraction = m.fraction
     percent = 0.0 if math.isnan(m.tolerance) else 100.0
     if math.isfinite(fraction):
@@ -139,18 +139,18 @@ def cell(m: Measurement) -> Cell:
 
 
 def gates_of(data: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows a tolerance applies to."""
+    """Return the rows that have a tolerance or could not be compared."""
     return data[data["verdict"] != Verdict.INFO]
 
 
 def _worst(data: pd.DataFrame) -> Measurement:
-    """Return the worst gate; among equals the earliest in order of computation."""
+    """Return the worst gate; among equal ones the earliest in order of computation."""
     top = data[data["rank"] == data["rank"].max()]
     return min(top["measurement"], key=lambda m: (m.stage < 0, m.stage))
 
 
 def edges_of(data: pd.DataFrame) -> list[str]:
-    """Return the edges measured, in the order of `reports.text`."""
+    """Return the edges of the data, in the order of `reports.text`."""
     return sorted(set(data["edge"]), key=edge_rank)
 
 
@@ -160,11 +160,11 @@ def overview(
     starts: Sequence[Measurement] = (),
     scopes: Mapping[str, str] | None = None,
 ) -> list[dict[str, object]]:
-    """Return one row per edge: what was compared, gates that hold, their trend, and one gate.
+    """Return one row per edge: gates that hold, their trend, and the most important gate.
 
-    That is the one where the difference starts on an edge of `starts`, not what it grew to: a
-    count of flipped tokens is infinitely many times a tolerance of none. Else it is the worst.
-    `scopes` says of an edge which positions it compares.
+    On an edge of `starts` that is the first divergence rather than the worst gate: an error grows
+    downstream, and a flipped token is an infinite share of a tolerance of 0. On other edges it is
+    the worst gate. `scopes` says for an edge which positions it compares.
     """
     rows = []
     first = {m.edge: m for m in reversed(starts)}
@@ -191,13 +191,13 @@ def overview(
 
 
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
-    """Return cases down and edges across, the worst gate of `kind` in each cell or None."""
+    """Return a table of cases by edges, with the worst gate of `kind` in each cell, or None."""
     metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
     part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
     edges = edges_of(part)
     worst = {pair: _worst(group) for pair, group in part.groupby(["case", "edge"], sort=False)}
     order = part.groupby("case", sort=False)["rank"].max()
-    # The run's own order of cases, unless there are too many to read: then the worst first.
+    # In the order of the run, unless there are too many cases: then the worst first.
     cases = list(order.index)
     if len(cases) > ROWS:
         cases = list(order.sort_values(ascending=False, kind="stable").index)
@@ -212,7 +212,7 @@ def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
 
 
 def _summary(part: pd.DataFrame) -> dict[str, object]:
-    """Return what one sentence needs: edges, how many gates, how many fail, and the worst one."""
+    """Return the data of a summary: edges, number of gates and failures, and the worst gate."""
     worst = _worst(part) if len(part) else None
     return {
         "edges": [edge_name(e) for e in edges_of(part)],
@@ -223,7 +223,7 @@ def _summary(part: pd.DataFrame) -> dict[str, object]:
 
 
 def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
-    """Return per edge every gate of `kind` with its informative metrics beside it, worst first."""
+    """Return for each edge every gate of `kind` with its informative metrics, worst first."""
     part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
     info = part[part["metric"] != "rel_l2"]
     part = part[part["metric"] == "rel_l2"]
@@ -246,7 +246,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
         tables.append(
             {
                 "name": edge_name(edge),
-                # To two digits a good cosine is 1: its distance from 1 says more.
+                # A good cosine rounds to 1, so its distance from 1 is shown.
                 "metrics": ["1 − cosine" if m == "cosine" else metric_name(m) for m in metrics],
                 "rows": rows,
                 "omitted": max(0, len(gates) - ROWS),
@@ -257,7 +257,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
 
 
 def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return per edge one row per parameter: its worst case among all, the worst first."""
+    """Return for each edge one row per parameter with its worst case, the worst first."""
     part = gates_of(data[data["kind"] == Kind.GRADIENT])
     tables = []
     for edge in edges_of(part):
@@ -287,10 +287,10 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
-    """Return what a trajectory compares down and edges across, the worst parameter in each cell."""
+    """Return a table of trajectory quantities by edges, with the worst parameter in each cell."""
     part = gates_of(data[data["kind"] == Kind.TRAJECTORY])
     edges = edges_of(part)
-    # One row for all parameters; what is no moment, such as the losses, has its own.
+    # Parameters share one row per moment; other quantities, such as losses, have their own.
     what = part["quantity"].map(lambda quantity: Quantity(quantity).moment or quantity)
     rows = []
     for name in dict.fromkeys(what):
@@ -305,7 +305,7 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return per case and side what bfloat16 does to logits and loss, the least error first."""
+    """Return the errors in bfloat16 of logits and loss per case and side, smallest error first."""
     part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
     values = {m.key: m.value for m in part["measurement"]}
     rows = []
@@ -350,12 +350,12 @@ _STANDING = {
 
 
 def group_id(what: What) -> str:
-    """Return the id of the changes of one kind."""
+    """Return the anchor of the changes of one kind."""
     return f"changes-{what.name.lower().replace('_', '-')}"
 
 
 def _id(c: Change) -> str:
-    """Return the id of the row a change is about; nothing for a row this run does not have."""
+    """Return the id of the row a change is about; "" if this run has no such row."""
     if c.what is What.GONE or c.kind:
         return ""
     case = c.case if c.edge else c.case.removeprefix("probe ")
@@ -363,10 +363,11 @@ def _id(c: Change) -> str:
 
 
 def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what all notes of a table say, and what is left of each.
+    """Split notes of a table into their common part and the remainders.
 
-    A note has parts with semicolons between them: of each part the words at its end that all notes
-    share are said once. Nothing is folded where that saves little, or where the notes are unlike.
+    A note consists of parts separated by semicolons. For each part, the words at its end that are
+    the same in all notes are returned once. Nothing is folded if that saves little, or if the notes
+    have different numbers of parts.
     """
     parts = [note.split("; ") for note in notes]
     if len(notes) < 2 or len({len(part) for part in parts}) != 1:
@@ -388,9 +389,9 @@ def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
 def change_rows(
     changes: Sequence[Change], baseline: bool = True, limit: int = 60
 ) -> list[dict[str, object]]:
-    """Return changes by kind, gravest kind first, at most `limit` of each kind shown.
+    """Return changes by kind, most severe kind first, with at most `limit` of each kind.
 
-    Without a `baseline` a failure is called new nowhere.
+    Without a `baseline` no failure is called new.
     """
     groups = []
     for what in What:
@@ -407,7 +408,7 @@ def change_rows(
                 "now": contrast(c.before, c.now)[1],
                 "tolerance": number(None if math.isnan(c.tolerance) else c.tolerance),
                 "note": "",
-                # Words that the rows of the gates a drift is about have, and few others.
+                # Terms that select the gates of a drifted group and few others.
                 "filter": f"{c.case} {edge_name(c.edge)} {metric_name(c.metric)}" if c.kind else "",
             }
             for c in part[:limit]

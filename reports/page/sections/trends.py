@@ -1,9 +1,9 @@
-"""What moved over the nights: the worst gate of each edge night by night, and the gates that drift.
+"""Trends over nights: the worst gate of each edge night by night, and the gates that moved most.
 
 Pure functions from a history to plain data. Source: docs/reports.md "The page".
 """
 
-# pandas annotates indexing with unions that no indexing narrows.
+# The unions in the type hints of pandas cannot be narrowed.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from reports.verdict.history import History, worst_over
 DRIFTS = 12
 """Gates listed as having moved most."""
 STEADY = 1.05
-"""A gate that stayed within this factor of its median did not move."""
+"""A gate within this factor of its median counts as steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return the worst share of tolerance of each edge over the nights, and what moved most.
+    """Return the worst share of tolerance of each edge over nights, and the gates that moved most.
 
-    None where there is no earlier night to compare with.
+    None without an earlier night.
     """
     nights = len(history.runs)
     gates = gates_of(data)
@@ -42,7 +42,7 @@ def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
         now = max((m.fraction for m in rows), key=lambda v: (math.isnan(v), v))
         worst[edge], _ = worst_over(history, {m.key for m in rows}, now)
     finite = [v for series in worst.values() for v in series if v is not None and math.isfinite(v)]
-    # Where a tolerance is 0, what fails is an infinite share of it: it is drawn above all others.
+    # A failure with a tolerance of 0 has an infinite share; it is drawn above all others.
     top = 10.0 * max([1.0, *finite])
     lines = [
         Line(edge_name(edge), f"v{i}", _points(series, top))
@@ -74,7 +74,7 @@ def _sentence(nights: int, moved: int, gates: int) -> str:
 
 
 def _points(series: Sequence[float | None], top: float) -> list[tuple[float, float]]:
-    """Return (nights before this one, log10 of the share, at most `top`); NaN breaks a line."""
+    """Return (nights before this one, log10 of the share, at most `top`); NaN interrupts a line."""
     last = len(series) - 1
     return [
         (i - last, math.nan if v is None or math.isnan(v) else math.log10(min(max(v, 1e-6), top)))

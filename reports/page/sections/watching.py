@@ -1,4 +1,4 @@
-"""A watched training as its page shows it: headline, curves over the steps, a row per parameter.
+"""Page of a watched training: headline, curves over the steps, and a row per parameter.
 
 Pure functions from a run to plain data. Source: docs/training.md "Watch a run while it trains".
 """
@@ -16,12 +16,12 @@ from reports.text import count, label, share
 SHOWN = 60
 """Parameters in the table, those with the largest frozen share first."""
 LIMIT = 0.01
-"""Share of the time of a training that a watch may cost."""
+"""Share of the training time that a watch should not exceed."""
 _NO_LOOK = "no look was made"
 
 
 def watching(run: Run) -> dict[str, Any]:
-    """Return what the page shows of a watch."""
+    """Return the data of the page of a watched training."""
     document: Mapping[str, Any] = run.manifest.stability.get("watch") or {}
     leaves = list(document.get("leaves") or ())
     rows = sorted(map(_row, leaves), key=lambda row: (-row["order"], row["name"]))
@@ -72,8 +72,8 @@ def _headline(
     if not measured:
         looks = len(document.get("steps") or ())
         sentence = (
-            f"Nothing is known of frozen parameters after {count(total, 'step')}: "
-            f"{count(looks, 'look')}, and {patience} are needed."
+            f"Whether parameters stand still is unknown after {count(total, 'step')}: "
+            f"{count(looks, 'look')}, but {patience} are needed."
         )
         return "NOT MEASURED", "incomplete", sentence
     known = f"{len(measured)} of {count(len(rows), 'parameter')} were measured"
@@ -83,7 +83,7 @@ def _headline(
 
 
 def _text(text: str, limit: int) -> str:
-    """Return what was written for a terminal, where back quotes mark a command."""
+    """Return a text that was written for a terminal, without the back quotes around commands."""
     return label(text.replace("`", ""), limit)
 
 
@@ -120,7 +120,7 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve per sort of parameter: percent, or where `scale` is 0 log10 of the value."""
+    """Return a curve per family of parameters, in percent, or log10 if `scale` is 0."""
     steps = document.get("steps") or []
     lines = []
     for i, (family, series) in enumerate((document.get("families") or {}).items()):
@@ -152,14 +152,14 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{len(document.get('steps') or ()):,} kept, one every {document.get('every')} steps",
         ),
         ("cost of the watch", f"{100 * part:.2f} % of {seconds:,.0f} s{advice}"),
-        ("steps left out", f"{skipped:,} that the optimiser or a loss scaler skipped"),
+        ("skipped steps", f"{skipped:,} skipped by the optimiser or a loss scaler"),
     ]
     if document.get("remedied"):
         facts.append(
             (
                 "rounding",
-                "stochastic rounding or Kahan is on this optimiser: an element that stands still "
-                "for some steps loses nothing, so nothing was warned of",
+                "stochastic rounding or Kahan summation is active: an element that does not change "
+                "for some steps loses nothing, so no warning was given",
             )
         )
     return [(name, label(text, 300)) for name, text in facts]

@@ -1,4 +1,4 @@
-"""What low-precision products would cost a checkpoint: in the terminal, as JSON, and on the page.
+"""Cost of low-precision products for a checkpoint: in the terminal, as JSON, and on the page.
 
 Source: docs/formats.md "What would it cost?", docs/reports.md "The page".
 """
@@ -30,33 +30,34 @@ _WORDS = {
 
 
 def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
-    """Return what every format costs every product of the checkpoint at `path`.
+    """Return the cost of each format for each product of the checkpoint at `path`.
 
     Args:
-        path: a folder, or a weights file with its `config.json` beside it.
-        text: the file whose bytes one step is taken on; None draws token ids.
-        say: progress.
+        path: A folder, or a weights file with its `config.json` beside it.
+        text: File whose bytes are the tokens of one step; None draws random token ids.
+        say: Receives progress messages.
 
     Raises:
-        FileNotFoundError: the checkpoint or the text is not there.
-        ValueError: it is no Megalodon, or the text is too short or does not fit the vocabulary.
+        FileNotFoundError: the checkpoint or the text does not exist.
+        ValueError: it is not a Megalodon checkpoint, or the text is too short or does not fit the
+            vocabulary.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
-    say(f"one step on {ids.size} tokens of {text.name if text else 'drawn ids'}")
+    say(f"one step on {ids.size} tokens of {text.name if text else 'random ids'}")
     products = what_if.captured(model, ids)
     say(f"{len(products)} matrices, {len(DIRECTIONS)} products each, {len(FORMATS)} formats")
     return list(what_if.costs(products))
 
 
 def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
-    """Return costs and advice as JSON has them."""
+    """Return costs and advice as JSON values."""
     rules = [list(rule) for rule in what_if.rules(costs)]
     return {"costs": what_if.rows(costs), "gemm_backend": rules}
 
 
 def as_text(costs: Sequence[Cost]) -> str:
-    """Return the worst of each kind of matrix and direction, and the rules that follow."""
+    """Return the worst cost of each kind of matrix and direction, and the resulting rules."""
     groups: dict[tuple[str, str], list[Cost]] = {}
     for cost in costs:
         groups.setdefault((_kind(cost.gemm), cost.direction), []).append(cost)
@@ -73,7 +74,7 @@ def as_text(costs: Sequence[Cost]) -> str:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Return the page's section: heat maps of the narrow formats, and every format in numbers."""
+    """Return the data of the section: heat maps of narrow formats, and a table of all formats."""
     rows = list(run.manifest.stability.get("what if") or ())
     if not rows:
         return None
@@ -139,16 +140,16 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 
 def _used(row: Mapping[str, Any]) -> float:
-    """Return the share of its bounds that a product uses; without end where it is not a number.
+    """Return the share of its bounds that a product uses; infinite for NaN.
 
-    run.json has no NaN: a product of operands that are not finite is null there.
+    run.json has no NaN: for operands that are not finite it holds null.
     """
     used = row["fraction"]
     return math.inf if used is None or math.isnan(used) else float(used)
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return a column, NaN where run.json has null: NumPy's maximum and median pass it on."""
+    """Return a column with NaN for null, which NumPy's maximum and median propagate."""
     return [math.nan if row[name] is None else float(row[name]) for row in rows]
 
 

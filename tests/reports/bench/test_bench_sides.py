@@ -253,7 +253,7 @@ def test_a_worker_answers_whatever_is_printed() -> None:
     ("python", "code", "message"),
     [
         (sys.executable, "raise SystemExit('no such package')", "with 1: no such package"),
-        (sys.executable, "raise SystemExit(0)", "with 0: it said nothing"),
+        (sys.executable, "raise SystemExit(0)", "with 0: without a message"),
         ("/nowhere/python", "", "/nowhere/python cannot be run"),
     ],
 )
@@ -313,7 +313,7 @@ def test_the_other_package_runs_although_its_name_is_ours(
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"parameters": 7}, r"9\.8\.7 makes matrices of 7 numbers .* not the same work"),
+        ({"parameters": 7}, r"9\.8\.7 has matrices with 7 parameters .* not the same work"),
         ({"file": str(Path(other.__file__).parents[2] / "megalodon_jax/__init__.py")}, "project's"),
     ],
 )
@@ -342,7 +342,7 @@ def test_an_environment_is_taken_by_its_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lengths", "2048"], "expected a length to compare with, as 2048,2048"),
+        (["--lengths", "2048"], "expected a second length to compare, such as 2048,2048"),
         (["--lengths", "2k,8k"], "expected integers such as 1,8,64, received '2k,8k'"),
         (["--rows", "0,8"], "expected integers such as 1,8,64, received '0,8'"),
     ],

@@ -68,8 +68,11 @@ def test_names_of_curves_are_ones_that_trackers_take() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("mlflow", "--to", "x"), "mlflow is told where by MLFLOW_TRACKING_URI, not by --to."),
-        (("junit", "--history"), "--history is for mlflow and wandb; junit takes one run"),
+        (
+            ("mlflow", "--to", "x"),
+            "mlflow takes its destination from MLFLOW_TRACKING_URI, not --to.",
+        ),
+        (("junit", "--history"), "--history is for mlflow and wandb; junit exports one run"),
     ],
 )
 def test_options_of_another_format_are_refused(nights: Path, arguments, says) -> None:

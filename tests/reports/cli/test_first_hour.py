@@ -363,7 +363,7 @@ def test_every_change_of_a_source_is_seen_and_of_nothing_else(tmp_path: Path) ->
 
 def test_a_night_is_watched_for_some_cases_only() -> None:
     result = cli("nightly", "--watch")
-    assert (result.exit_code, "say which --case" in result.output) == (2, True)
+    assert (result.exit_code, "select cases with --case" in result.output) == (2, True)
     missing = cli("port", "nowhere.py", "--watch")
     assert (missing.exit_code, "expected a Python file to watch" in missing.output) == (2, True)
 

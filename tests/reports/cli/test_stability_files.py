@@ -535,7 +535,7 @@ def test_a_script_that_gives_no_gradients_is_told_what_was_expected(
     ("options", "told"),
     [
         (["--schedule", "cosine:steps=ten"], "'ten' is no number"),
-        (["--gradients", "nowhere.py"], "nowhere.py is not there"),
+        (["--gradients", "nowhere.py"], "nowhere.py does not exist"),
         (["--gradients", "a.py", "--text", "b.txt"], "leave --gradients out"),
     ],
 )

@@ -159,7 +159,10 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
     nowhere = cli("history", "--out", f"{tmp_path}/none/*")
     assert (nowhere.exit_code, "nothing matches" in nowhere.output) == (2, True)
     unknown = cli("history", "--out", "nothing://runs")
-    assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "installed package that reads nothing://runs" in unknown.output) == (
+        2,
+        True,
+    )
 
 
 def test_a_year_of_history_is_gathered_once(tmp_path: Path) -> None:
@@ -202,7 +205,7 @@ def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clea
     folder = tmp_path / "pinned"
     good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
     first = pin_run(good, "as measured", folder)
-    assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
+    assert first.lines()[0] == "0 levels moved, 1 are new, 0 were removed"
     before = first.path.read_text(encoding="utf-8").splitlines()
     assert pins.load("cpu", folder).pins == (first.pin,)
     second = pin_run(better, "twice as large, because", folder)
@@ -271,7 +274,7 @@ def test_a_slow_drift_is_found_against_the_pinned_run(
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
     told = cli("gate", "latest", "--out", tmp_path / "runs")
     assert told.exit_code == 1
-    assert f"held against run {pin.run}" in told.output
+    assert f"levels compared with run {pin.run}" in told.output
     # Against one other run nothing else counts, and the pinned one has a name.
     told = cli("gate", "latest", "--against", "pinned", "--out", tmp_path / "runs", "--json")
     assert json.loads(told.stdout)["baseline"] == pin.run

@@ -83,7 +83,7 @@ def test_what_was_measured_is_taken_where_nothing_changed(
         fan_out(night, Killed(out=options.out), lines.append)
     [said] = [line for line in lines if line.startswith("interrupted")]
     assert f"1 of {PARTS} parts are measured and kept in {options.out}" in said
-    assert "the same command with --executor inline goes on from them" in said
+    assert "the same command with --executor inline resumes from them" in said
     outcome = fan_out(night, second, quiet)
     assert len(second.ran) == PARTS - 1
     assert outcome.decision is not None and outcome.decision.word is Word.PASS

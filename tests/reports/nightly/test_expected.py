@@ -64,7 +64,7 @@ def test_a_first_night_takes_the_table(tmp_path: Path) -> None:
 def test_the_cost_is_told_in_words(seconds, workers, known, first) -> None:
     """A first night has a range: nobody knows yet how fast the machine is."""
     expected = {str(n): each for n, each in enumerate(seconds)}
-    assert cost(expected, workers, True).startswith(f"about {known}, as the last night")
+    assert cost(expected, workers, True).startswith(f"about {known}, like the last night")
     assert cost(expected, workers, False).startswith(f"{first}: a first night compiles")
 
 

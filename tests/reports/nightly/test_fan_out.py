@@ -114,9 +114,7 @@ def test_a_night_of_parts_is_the_night_of_one_process(options: Options) -> None:
     assert parts[0].cases == ("length_c",)
     # The retry is in the run, on its page and was said.
     assert [part.attempts for part in parts] == [1, 1, 2]
-    assert ("workers that died, and another finished", "(probes): 1") in machine(
-        outcome.run.manifest
-    )
+    assert ("workers that died and were replaced", "(probes): 1") in machine(outcome.run.manifest)
     assert any("(probes): 1 of its workers died" in line for line in lines)
     assert [info.folder for info in list_runs(options.out)[0]] == [outcome.folder]
 
@@ -286,7 +284,7 @@ def test_parts_of_a_night_know_what_was_asked_for(options: Options) -> None:
 
 def test_what_does_not_go_with_an_executor_is_wrong_usage() -> None:
     for arguments, words in (
-        (("--executor", "local", "--shard", "1/2"), "leave out --shard"),
+        (("--executor", "local", "--shard", "1/2"), "omit --shard"),
         (("--no-resume",), "go with --executor"),
         (("--address", "auto"), "go with --executor"),
     ):

@@ -117,7 +117,7 @@ def test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night(monkeypatc
     assert nightly_module.plan_of(replace(night, cases=("port/plain",))) == (PORT_PART,)
     kind("recorded")
     assert [part for part in live if part not in nightly_module.plan_of(night)] == [PORT_PART]
-    with pytest.raises(ValueError, match=r"port/plain asks megalodon-hf itself.*make reference"):
+    with pytest.raises(ValueError, match=r"port/plain needs megalodon-hf itself.*make reference"):
         nightly_module.plan_of(replace(night, cases=("length_c", "port/plain")))
 
 
@@ -148,7 +148,7 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
     monkeypatch.setattr(nightly_module, "run_controls", missed)
     outcome = nightly(Options(tmp_path / "all", reference="recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
-    assert "suite controls is not whole (failed): 1 of 2 checks" in outcome.decision.sentence
+    assert "suite controls is incomplete (failed): 1 of 2 checks" in outcome.decision.sentence
     # A few cases are asked for to answer a question about those cases.
     outcome = nightly(Options(tmp_path / "one", ("length_c",), "recorded"), quiet)
     assert outcome.decision.word is Word.PASS

@@ -128,7 +128,7 @@ def test_a_module_that_stops_the_session_is_incomplete_and_named(tmp_path: Path,
     (tmp_path / "test_broken.py").write_text("import no_such_module", encoding="utf-8")
     result = run(tmp_path, "-n", "0", "--numerics-exit", asked)
     assert "NOT GREEN: no test recorded a measurement" in result.stdout
-    assert "test_broken.py was not collected: mend it, or" in result.stdout
+    assert "test_broken.py was not collected: fix it, or" in result.stdout
     expected = ExitCode.INCOMPLETE if asked == "verdict" else pytest.ExitCode.INTERRUPTED
     assert result.returncode == expected
 

@@ -90,9 +90,9 @@ def test_a_shard_that_is_missing_is_in_the_account_of_its_suite(
     stored: list[Path], missing: int
 ) -> None:
     there = [folder for index, folder in enumerate(stored, start=1) if index != missing]
-    with pytest.raises(StoreError, match=f"missing {missing}/3"):
+    with pytest.raises(StoreError, match=f"missing: {missing}/3"):
         merge_shards(there)
-    with pytest.raises(StoreError, match=f"missing {missing}/3"):
+    with pytest.raises(StoreError, match=f"missing: {missing}/3"):
         merge_shards(there, reasons={1: "of another shard"})
     name = "parity" if missing == 2 else "stability"
     for words, reason in (

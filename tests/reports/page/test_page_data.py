@@ -208,9 +208,9 @@ def test_the_environment_of_a_night_on_workers_names_hosts_and_how_many_workers_
     assert rows["measured on m: EPYC, 4 threads, fingerprint f"] == "a, b"
     assert rows["measured on n: EPYC, 4 threads, fingerprint ?"] == "c"
     # The last worker of a part finished it, and only those before it died.
-    assert rows["workers that died, and another finished"] == "b: 2"
+    assert rows["workers that died and were replaced"] == "b: 2"
     nobody_died = dict(facts.machine(manifest(parts=[parts[0], parts[2]])))
-    assert "workers that died, and another finished" not in nobody_died
+    assert "workers that died and were replaced" not in nobody_died
 
 
 def test_a_case_says_what_held_and_what_was_not_compared_and_why():
@@ -327,7 +327,7 @@ def test_meshes_are_rows_and_the_one_that_parts_comes_first_with_its_reason():
     assert good["start"] == good["note"] == "" and good["cells"][0]["share"] == "50 %"
     assert bad["cells"][1] is None
     page = render(night, decide(night, None), History())
-    assert "&lt;q&gt;" in page and "1 of 2 part from one device" in page
+    assert "&lt;q&gt;" in page and "1 of 2 differ from one device" in page
     assert marks.section_of(night.measurements[3]) == "meshes"
 
 

@@ -98,7 +98,7 @@ def test_the_page_says_where_a_port_diverges() -> None:
     # Names are data, and never markup.
     assert "<mlp>" not in page and "&lt;mlp&gt;" in page
     assert "note</span> torch: no float64 here" in page
-    assert "1 of 2 are the original" in page and "rows 5; also z" in page
+    assert "1 of 2 equal the original" in page and "rows 5; also z" in page
     assert ">NaN<" in page.replace("nan", "NaN")
     # Nothing of a night: its sections would be empty.
     assert 'id="streaming"' not in page and "Oracle: float64 NumPy" not in page
@@ -108,7 +108,7 @@ def test_a_port_that_holds_has_no_place_where_it_starts() -> None:
     """Negative control of the one above."""
     page = page_of(port_run(document(holds=True)))
     assert "Where it starts" not in page and "it starts here" not in page
-    assert "2 of 2 are the original" in page
+    assert "2 of 2 equal the original" in page
     assert "PASS" in page
 
 

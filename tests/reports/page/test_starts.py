@@ -127,10 +127,10 @@ def test_the_commands_are_ones_there_are() -> None:
 
 def test_what_has_no_account_says_so_and_has_commands_all_the_same() -> None:
     night = replace(red(), explanations=())
-    assert "made no account of this case" in section(page_of(night), "starts")
+    assert "did not explain this case" in section(page_of(night), "starts")
     other = replace(red(), measurements=(failing(case="mla-moe moe", edge="port32:port64"),))
     told = section(page_of(other), "starts")
-    assert "made no account" not in told
+    assert "did not explain" not in told
     assert "parity explain" not in told, "no case of the triangle"
     many = run(*(failing(case=f"case {i}") for i in range(CASES + 3)))
     assert "3 more cases fail" in words(section(page_of(many), "starts"))

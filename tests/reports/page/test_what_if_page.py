@@ -81,7 +81,7 @@ def test_the_page_maps_layers_and_modules_and_marks_what_is_beyond() -> None:
     assert "layer 1" in text
     assert "attn.wz" in text
     assert text.count("✕") >= 2
-    assert "11 of 12 products bear NVFP4" in text
+    assert "11 of 12 products tolerate NVFP4" in text
     assert "not examined" in page()
 
 

@@ -125,7 +125,7 @@ def test_one_case_alone_can_be_compared_and_its_pins_written(tmp_path: Path) -> 
     path = write_port(tmp_path, CASES)
     options = "--out", tmp_path / "runs", "--quiet"
     refused = compare_by_command(path, "--write-pins", tmp_path / "pins.json", *options)
-    assert (refused.exit_code, "say --case, one of mlp/short, mlp/long" in refused.output) == (
+    assert (refused.exit_code, "with --case: mlp/short, mlp/long" in refused.output) == (
         2,
         True,
     )
@@ -238,7 +238,7 @@ def test_a_port_of_which_no_result_was_compared_is_not_comparable(tmp_path: Path
 
 def test_bad_files_are_usage_errors(tmp_path: Path) -> None:
     missing = compare_by_command(tmp_path / "no.py", "--out", tmp_path / "runs")
-    assert (missing.exit_code, "is not there" in missing.output) == (2, True)
+    assert (missing.exit_code, "does not exist" in missing.output) == (2, True)
 
 
 def test_a_pinned_port_lies_beside_its_runs_and_is_no_pin_of_a_night(

@@ -37,7 +37,7 @@ def test_several_ports_are_cases(tmp_path: Path) -> None:
         ("port = 1\n", "has no function `port`"),
         ("def port(): return None\n", "returned None: expected a parity.Port"),
         ("def port(): return ['a']\n", "returned a list of str: expected a parity.Port"),
-        ("def port(): return []\n", "returned no port at all"),
+        ("def port(): return []\n", "returned no port: expected"),
     ],
 )
 def test_a_file_that_names_no_port_is_told_what_was_expected(
@@ -53,12 +53,12 @@ def test_a_file_that_names_no_port_is_told_what_was_expected(
 
 def test_two_ports_of_one_title_are_refused(tmp_path: Path) -> None:
     path = write_port(tmp_path, "\n\ndef port():\n    return [one(), one()]\n")
-    told = "several ports called mlp: give each a name or a case"
+    told = "several ports called mlp: give each a different name or case"
     with pytest.raises(UserFileError, match=told), ports_of(path):
         pass
 
 
-@pytest.mark.parametrize(("name", "told"), [("no.py", "is not there"), ("", "is a folder")])
+@pytest.mark.parametrize(("name", "told"), [("no.py", "does not exist"), ("", "is a folder")])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UserFileError, match=told), ports_of(tmp_path / name):
         pass

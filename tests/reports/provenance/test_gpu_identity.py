@@ -129,7 +129,7 @@ def test_levels_are_held_to_those_of_the_same_gpu(tmp_path: Path) -> None:
     assert far.word is Word.REGRESSED
     # Of a GPU that is not known there is no level to be held to, and it says so.
     unknown = judge_stored(write_run(tmp_path, nights(2.02e-6, 7, host={}))).decision
-    assert "cannot be read" in unknown.sentence
+    assert "cannot be identified" in unknown.sentence
 
 
 def test_levels_of_another_gpu_are_said_to_be_another_machine_s() -> None:

@@ -104,7 +104,7 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
     assert fingerprint(unknown.manifest.environment) is None
     [comparison] = compare_with_pins(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])
     assert not comparison.same
-    assert "cannot be read" in decide(unknown, None).sentence
+    assert "cannot be identified" in decide(unknown, None).sentence
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path,
     folder = write_run(root, night(1.5e-6, host=THERE, spreads={GROUP: [0.1, 0.1]}))
     result = judge_stored(folder)
     assert result.decision.word is Word.PASS
-    for text in ("first night on this machine, and the anchor", "ratio is 1.50", "up to 1.76"):
+    for text in ("First night on this machine: it becomes", "ratio 1.50", "limit 1.76"):
         assert text in result.decision.sentence
     assert "1 of 1 level comparable" in comparison_lines(result)[0]
     # The next one has an anchor, and is held to it as closely as ever.
     later = [night(value, day, host=THERE) for day, value in ((2, 1.7e-6), (3, 2.0e-6))]
     near, far = (judge_stored(write_run(root, made)).decision for made in later)
-    assert "first night" not in near.sentence
+    assert "First night" not in near.sentence
     assert (near.word, far.word) == (Word.CHANGED, Word.REGRESSED)
     assert "the oldest healthy run on this machine" in far.against[0]
 
@@ -182,10 +182,10 @@ def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path,
 def test_nothing_to_compare_with_is_said(tmp_path: Path, pinned) -> None:
     result = judge_stored(write_run(tmp_path / "runs", night()))
     assert result.decision.word is Word.PASS
-    assert "nothing could be compared: no pinned run is there" in result.decision.sentence
+    assert "no levels were compared: there is no pinned run" in result.decision.sentence
     pinned(night(row={"identity": "other work"}))
     result = judge_stored(write_run(tmp_path / "runs", night(host=THERE, day=2)))
-    assert "nothing could be compared" in result.decision.sentence
+    assert "no levels were compared" in result.decision.sentence
     (pins.FOLDER / "cpu.json").write_text(json.dumps({"schema": 2}), encoding="utf-8")
     result = judge_stored(write_run(tmp_path / "runs", night(day=3)))
     assert any(

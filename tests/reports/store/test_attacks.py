@@ -217,7 +217,7 @@ def test_a_planted_bug_that_nothing_found_is_no_pass(tmp_path: Path) -> None:
 def test_a_selection_says_that_it_is_one() -> None:
     asked = decide(run(measurement(), selected=["length_c", "plain"]), None)
     assert asked.word is Word.PASS
-    assert asked.sentence.startswith("Of the night only length_c, plain were measured. All 1 gate")
+    assert asked.sentence.startswith("Only length_c, plain were measured, not the whole night. ")
     assert "only" not in decide(run(measurement()), None).sentence
 
 

@@ -118,7 +118,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
     store, _ = storage()
     assert machine(tmp_path, "a").listed() == []
     store.bucket = "another"
-    with pytest.raises(StoreError, match="make the bucket"):
+    with pytest.raises(StoreError, match="create the bucket"):
         machine(tmp_path, "a").listed()
 
 
@@ -243,7 +243,7 @@ def test_every_line_about_an_unsent_run_names_it(tmp_path: Path) -> None:
     store, _ = storage()
     writer = machine(tmp_path, "writer")
     store.down = "all"
-    with pytest.raises(StoreError, match=rf"whole in .*{NAME}"):
+    with pytest.raises(StoreError, match=rf"complete in .*{NAME}"):
         writer.publish(folder_of(tmp_path, "a"), NAME)
     lines: list[str] = []
     writer.send_unsent(lines.append)

@@ -158,7 +158,7 @@ def test_a_damaged_older_run_leaves_latest_as_it_is(root: Path) -> None:
     (old / "measurements.parquet").write_bytes(b"PAR1")
     told = cli("gate", "latest", "--out", root)
     assert (told.exit_code, "newer, and damaged" in told.stdout) == (0, False)
-    assert f"not used: {old.name}: " in told.stdout
+    assert f"not readable: {old.name}: " in told.stdout
 
 
 def test_a_flipped_byte_is_named_and_never_another_number(root: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_lost_reply_to_the_last_write_is_no_loss_and_no_second_run(tmp_path: P
             store.down = "all"
 
     store.before = before
-    with pytest.raises(StoreError, match=r"whole in .*unsent.*next command"):
+    with pytest.raises(StoreError, match=r"complete in .*unsent.*next command"):
         writer.publish(folder_of(tmp_path, "a"), NAME)
     writer.release(NAME)
     # Requests are lost from the read-back on: the writer cannot know that the run is stored.
@@ -506,7 +506,7 @@ def test_an_error_that_is_an_answer_is_not_asked_again(tmp_path: Path) -> None:
     store.before = forbid
     for work in (machine(tmp_path, "a").listed, lambda: machine(tmp_path, "a").claim("x")):
         asked.clear()
-        with pytest.raises(StoreError, match="give credentials"):
+        with pytest.raises(StoreError, match="provide credentials"):
             work()
         assert len(asked) == 1
 

@@ -237,7 +237,7 @@ def test_a_run_that_the_storage_refuses_is_kept_and_sent_later(
         raise OSError("the network went away")
 
     monkeypatch.setattr(shared, "deliver", refuse)
-    with pytest.raises(StoreError, match=r"network went away.*whole in .*unsent.*next command"):
+    with pytest.raises(StoreError, match=r"network went away.*complete in .*unsent.*next command"):
         write_run(copy, night(1))
     assert not objects(storage) and not list_runs(copy)[0]
     monkeypatch.setattr(shared, "deliver", deliver)
@@ -253,7 +253,10 @@ def test_what_cannot_be_reached_is_said(
     # A folder that is made by whoever writes there first.
     assert (missing.exit_code, "no runs in file://" in missing.output) == (0, True)
     unknown = cli("list", "--out", "nothing://runs")
-    assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "installed package that reads nothing://runs" in unknown.output) == (
+        2,
+        True,
+    )
     monkeypatch.setattr(
         "fsspec.url_to_fs", lambda *_, **__: (_ for _ in ()).throw(ImportError("Install s3fs"))
     )
@@ -267,14 +270,14 @@ def test_what_cannot_be_reached_is_said(
 
     monkeypatch.setattr(Objects, "names", refuse)
     refused = cli("list", "--out", f"file://{tmp_path}/runs")
-    assert refused.exit_code == 2 and "give credentials" in refused.output
+    assert refused.exit_code == 2 and "provide credentials" in refused.output
 
 
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_said(machine: Any, server: str) -> None:
     for command in (("list",), ("nightly", "--case", "plain")):
         missing = cli(*command, "--out", "s3://no-such-bucket/runs")
-        assert missing.exit_code == 2 and "make the bucket" in missing.output
+        assert missing.exit_code == 2 and "create the bucket" in missing.output
 
 
 def test_what_is_here_is_asked_for_once(

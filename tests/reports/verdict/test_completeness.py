@@ -90,7 +90,7 @@ def test_a_suite_executes_exactly_what_it_planned_and_plans_something(counts):
     ]
     night = replace(NIGHT, manifest=replace(NIGHT.manifest, suites=tuple(suites)))
     decision = decide(night, None)
-    assert decision.word is Word.INCOMPLETE and "suite parity is not whole" in decision.sentence
+    assert decision.word is Word.INCOMPLETE and "suite parity is incomplete" in decision.sentence
 
 
 def test_a_suite_and_its_contract_go_together():
@@ -100,7 +100,7 @@ def test_a_suite_and_its_contract_go_together():
     assert "suite gradients has no gate in the contract" in decide(night, None).sentence
     suites = tuple(s for s in NIGHT.manifest.suites if s.name != "gradients")
     night = replace(NIGHT, manifest=replace(NIGHT.manifest, suites=suites))
-    assert "suite gradients is in the contract alone" in decide(night, None).sentence
+    assert "suite gradients is in the contract but not in the run" in decide(night, None).sentence
 
 
 def test_a_night_without_a_contract_is_incomplete():

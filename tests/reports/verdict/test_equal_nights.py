@@ -19,7 +19,7 @@ from tests.reports.nights import earlier, failing, finding, measurement, realist
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 DAY = {"id": "2026-11-19T21-30-00Z-0000000", "created": "2026-11-19T21:30:00+00:00"}
-FIRST = "first night"
+FIRST = "First night"
 SUSPECTED = "so the environment"
 
 

@@ -54,7 +54,7 @@ def test_a_whole_suite_does_not_excuse_another(suites: list[dict[str, Any]]) -> 
     made = night(suites=suites)
     decision = decide(made, None)
     assert (decision.word, decision.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
-    assert "suite stability is not whole" in decision.sentence
+    assert "suite stability is incomplete" in decision.sentence
     assert not made.manifest.whole
     assert night(suites=[WHOLE, {**WHOLE, "name": "stability"}]).manifest.whole
 

@@ -209,4 +209,4 @@ def test_tests_of_ports_are_held_against_no_night_of_megalodon(tmp_path: Path) -
     for rows, changes in ((both[:1], {}), (both, {"ports": [port], "cases": []})):
         megalodon = run(*rows, **changes, **asked)
         assert pins.home(tmp_path / "runs", megalodon.manifest) == pins.FOLDER
-        assert "nothing could be compared" in first_night(megalodon, [])
+        assert "no levels were compared" in first_night(megalodon, [])

@@ -330,7 +330,7 @@ def test_a_level_that_left_its_pin_is_not_said_to_differ_from_the_night_before()
     pin = pin_of(run(measurement(value=2e-6)), {}, "worse", "2026-11-01")
     sentence = decide(run(row), earlier(row), {}, [pin]).sentence
     assert "Nothing changed since run" in sentence
-    assert sentence.count("held against a pinned run: 1 better than before") == 1
+    assert sentence.count("Levels compared with a pinned run: 1 better than before") == 1
     # Negative control: a value that did change is said to.
     moved = decide(run(measurement(value=1.1e-6)), earlier(row), {}, [pin]).sentence
     assert "Nothing changed" not in moved

@@ -267,7 +267,7 @@ def test_a_killed_training_leaves_what_was_measured(tmp_path: Path) -> None:
     assert done.returncode == -9, done.stderr
     seen = document(tmp_path)
     assert seen["steps"] == [2, 4, 6, 8]
-    assert seen["reason"] == "not closed: the training goes on, or was killed"
+    assert seen["reason"] == "not closed: the training is still running, or was killed"
     assert ">FROZEN<" in render(stored(tmp_path))
 
 
