@@ -1,4 +1,4 @@
-"""What a port that is not Megalodon is held to (`parity.port`), and on which edges."""
+"""Edges and tolerances of ports other than Megalodon (`parity.port`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parity.engine.measurement import Kind
 
 
 class PortEdge(Edge):
-    """What is compared with what: the port's float64 is the truth for rounding."""
+    """Edges of a port comparison; the port's float64 run is the truth for rounding errors."""
 
     PORT64_ORIGINAL64 = "port64:original64"
     PORT32_PORT64 = "port32:port64"
@@ -21,14 +21,15 @@ class PortEdge(Edge):
 
 
 NARROWING = 2.0**-29
-"""Unit roundoff of float64 over that of float32."""
+"""Unit roundoff of float64 divided by that of float32."""
 
 STUDENT = 10.0
-"""How much wider a bound is where four seeds measured its floor on as little as one element.
+"""Factor on a bound whose floor was measured with four seeds on as little as one element.
 
-The floor of a whole stage is known within some ten per cent; that of one element is the root of
-four squares, and errors over it have Student's distribution with four degrees of freedom. Beyond t
-lie 6 t^-4 of it: one in a million beyond 49, where a floor that is known would have 4.9."""
+The floor of a whole stage is known to within about ten per cent. The floor of one element is the
+root mean square of four responses, so errors divided by it follow Student's t distribution with
+four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
+an exactly known floor would need 4.9."""
 
 PORTS = (
     Rule(
