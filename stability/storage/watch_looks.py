@@ -23,8 +23,8 @@ from stability.storage.whole_run import family_of
 EVERY = 100
 """Optimiser steps between two looks."""
 PATIENCE = 3
-"""Consecutive looks after which an element counts as frozen: at each it was due for an update but had
-not changed since the previous look. An element that alternates between two stored numbers is found
+"""Consecutive looks after which an element counts as frozen: each found it due for an update, but
+unchanged since the previous look. An element that alternates between two stored numbers is found
 unchanged half of the time, so one look is not enough."""
 KEPT = 120
 """Largest number of stored looks. When exceeded, every second one is dropped, so that the document

@@ -135,7 +135,9 @@ def test_a_family_loses_where_most_of_its_push_is_lost(monkeypatch) -> None:
     shapes = {"big.weight": (32, 32), **{f"{n}.weight": (4, 4) for n in "abc"}}
     trained = Trained(lambda n, f: 1.0 if n == "big.weight" else 0.0)
     found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
-    assert found.lost == ("Rounding loses more than half of the displacement: matrices throughout.",)
+    assert found.lost == (
+        "Rounding loses more than half of the displacement: matrices throughout.",
+    )
     # And the other way round, where the small ones are pushed a thousand times as hard.
     trained.pushes = {f"{n}.weight": 1000.0 for n in "abc"}
     found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
