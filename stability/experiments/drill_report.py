@@ -1,9 +1,8 @@
-"""The report of a training drill: plain data that is stored as JSON, a conclusion in words.
+"""Report of a training drill: JSON data with a conclusion in sentences.
 
 `stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
-show (`stability.core.documents`).
-Every sentence of the conclusion follows from the numbers. Source: docs/stability.md "Training
-drill".
+show (`stability.core.documents`). Every sentence of the conclusion follows from the numbers.
+Source: docs/stability.md "Training drill".
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 
 SAME_LOSS = 0.005
-"""Largest difference in held-out loss, relative to float32, that is called none. Other seeds move
-float32's own loss by up to 3 % (2.334, 2.404 and 2.384 from seeds 0, 1 and 2)."""
+"""Largest relative difference in held-out loss from float32 that counts as none. Other seeds change
+float32's own loss by up to 3 % (2.334, 2.404 and 2.384 with seeds 0, 1 and 2)."""
 
 
 def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return a drill as plain data: plan, provenance, one entry per variant, conclusion.
+    """Return a drill as JSON data: plan, provenance, one entry per variant, conclusion.
 
-    Numbers that are not finite become None, which is what JSON has for them. Losses are in nats per
-    byte, memory in steps.
+    Numbers that are not finite become None. Losses are in nats per byte, memory in steps.
     """
     entries = [_entry(outcome) for outcome in outcomes]
     return {
@@ -44,10 +42,10 @@ def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what the numbers say, one sentence each; nothing is compared without a control.
+    """Return the conclusion, one sentence per comparison; without a control there is none.
 
     Args:
-        entries: variants as `document` stores them.
+        entries: variants as stored by `document`.
     """
     finite = [e for e in entries if _finite(e)]
     control = next((e for e in finite if e["kind"] == "control"), None)
