@@ -1,4 +1,4 @@
-"""What one device and many are held to, and on which edges (`parity.mesh`)."""
+"""Edges and tolerances of comparisons between one device and many (`parity.mesh`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from parity.engine.edge import Edge
 from parity.engine.measurement import Kind
 
 EVERYTHING = (*FORWARD, Kind.GRADIENT, Kind.WEIGHTS, Kind.TOKENS)
-"""Names are the user's: a mark may well be called `weights` or `generated`."""
+"""Kinds of quantities; names are the user's, so a mark may be called `weights` or `generated`."""
 
 
 class MeshEdge(Edge):
-    """A mesh against one device that runs the same jitted function."""
+    """A mesh compared with one device running the same jitted function."""
 
     MESH64_ONE64 = "mesh64:one64"
-    """The same mathematics: in float64 nothing but the order of sums differs."""
+    """Same mathematics: in float64 only the order of sums differs."""
     MESH32_ONE32 = "mesh32:one32"
-    """The same rounding: what reordered sums leave of float32, or of what the function casts to."""
+    """Same precision: reordered sums in float32, or in the dtypes the function casts to."""
 
 
 MESHES = (

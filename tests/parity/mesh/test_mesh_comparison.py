@@ -168,7 +168,7 @@ def test_what_was_not_reduced_is_told_by_its_replicas():
         (result,) = compared(MESHES[1:], reorder=False, forced=False).results
     (row,) = [m for m in result.measurements if (m.quantity, m.metric) == ("sum", "replicas")]
     assert row.verdict is Verdict.FAIL and row.value == 6
-    assert "no collective stands there" in "\n".join(result.sentences())
+    assert "no collective is involved" in "\n".join(result.sentences())
 
 
 def refused(self, eqn, value, taken, forced, mark=Replay._mark):
