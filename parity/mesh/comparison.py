@@ -340,7 +340,7 @@ class _Sides:
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the stages evaluated from one device's values, or the reason why there are none."""
+        """Return the stages evaluated from one device's values, or why there are none."""
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
         fed = {n: a for n, a in whole.arrays.items() if n in self.program.known_marks}

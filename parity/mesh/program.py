@@ -68,8 +68,8 @@ class Program:
     watched_text: str = ""
     """Text of the last compiled program that also returned its marks."""
     watched_names: tuple[str, ...] = ()
-    found: dict[str, Placement] = field(default_factory=dict)
     """Names of that program's results, in order."""
+    found: dict[str, Placement] = field(default_factory=dict)
     """Placements assumed in that program."""
     known_marks: tuple[str, ...] = ()
     unread: dict[str, str] = field(default_factory=dict)

@@ -69,7 +69,7 @@ class MeshResult:
         if self.order and not self.suspects:
             yield "no collective is involved there: a required one may be missing"
         if self.refused:
-            yield f"stages could not be tested one by one, as marks cannot be replaced: {self.refused}"
+            yield f"stages were not tested one by one, as marks cannot be replaced: {self.refused}"
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,10 @@ VIRTUAL = 8
 class MeshComparison:
     """A function with its arguments, their shardings, and the meshes."""
 
-    """Function of the arguments; returns any pytree. It is traced with the mesh as the current."""
     function: Callable[..., Any]
-    """Pytrees of NumPy or JAX arrays; other leaves are static."""
+    """Function of the arguments; returns any pytree. The mesh is current while it is traced."""
     arguments: tuple[Any, ...]
-    """Pytrees: arrays of NumPy or JAX, and whatever else they hold."""
+    """Pytrees of NumPy or JAX arrays; other leaves are static."""
     specs: Any
     """`PartitionSpec`s as a prefix of the arguments, or a function of path, leaf and mesh."""
     meshes: Sequence[Mapping[str, int]]
