@@ -1,6 +1,7 @@
-"""Where a failing case leaves the oracle first, whether it starts there, and what acts there.
+"""Explanation of a failing case: its first divergence, root cause, and the lines involved.
 
-Plain data: a command prints it, and a night stores it. Source: docs/parity.md "When a case fails".
+The result is plain data, which a command prints and a night stores. Source: docs/parity.md "When a
+case fails".
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from parity.megalodon.noise_floors import forward_truth
 from parity.megalodon.shrink import EDGE, failure
 
 NOTE = 400
-"""Characters of a note at most."""
+"""Largest number of characters of a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The account of a case; one that holds has no `quantity`."""
+    """Explanation of a case; `quantity` is empty if the case passes."""
 
     case: str
     edge: str = str(EDGE)
-    """Whose stages these are."""
+    """Edge on which the stages were compared."""
     quantity: str = ""
-    """The first divergence: a stage that is wrong on its own, else what is wrong although every
-    stage is right."""
+    """Root cause: the first stage that is wrong on correct inputs. If there is none, the first
+    wrong quantity."""
     value: float = math.nan
-    """Its relative L2 error; of a stage, fed the oracle's inputs."""
+    """Relative L2 error of `quantity`; for a stage, on the oracle's inputs."""
     tolerance: float = math.nan
     meaning: str = ""
-    """What it means that it is this quantity, or what holds: sentences for a person."""
+    """Interpretation for a person, in sentences."""
     stages: tuple[Stage, ...] = ()
-    """In the order they are computed; empty for a stream and for a trajectory."""
+    """Stages in order of computation; empty for a stream or trajectory."""
     worst: Worst | None = None
-    """The element of `quantity` that differs most, where that is a stage."""
+    """Element of `quantity` with the largest error, if that is a stage."""
     parameters: tuple[str, ...] = ()
-    """Those that act there, by torch name."""
+    """Parameters used by that stage, by torch name."""
     note: str = ""
-    """What the comparison noted, such as another shape."""
+    """Note of the comparison, such as a mismatch of shapes."""
     where: str = ""
-    """Which elements of a stage break its tolerance, fed the oracle's inputs (`engine.where`)."""
+    """Elements of the stage that exceed its tolerance on correct inputs (`engine.where`)."""
     lines: tuple[Line, ...] = ()
-    """Lines that make a stage wrong, the one to begin with first."""
+    """Source lines that make the stage wrong, the most likely first."""
 
     @property
     def holds(self) -> bool:
@@ -61,32 +62,32 @@ class Explanation:
 
     @property
     def culprit(self) -> Stage | None:
-        """The stage that is wrong on its own; None where every stage is right."""
+        """The stage that is wrong on correct inputs; None if every stage is correct."""
         return next((s for s in self.stages if s.broken and s.name == self.quantity), None)
 
     @property
     def also_broken(self) -> tuple[str, ...]:
-        """Other stages that are wrong on their own."""
+        """Other stages that are wrong on correct inputs."""
         return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
 
     @property
     def carried(self) -> int:
-        """How many stages are wrong only because of what they were fed."""
+        """Number of stages that are wrong only because of their inputs."""
         return sum(not s.broken and not s.free <= s.tolerance for s in self.stages)
 
 
 def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
-    """Return the account of a case.
+    """Explain a case.
 
-    Asked in this order: is any stage wrong in float64, fed the right inputs; is loss, a cotangent
-    or a gradient wrong although every stage is right; is any stage less accurate in float32 than
-    calibrated. The first yes is explained. A stream and a trajectory have no stages to feed, so
-    theirs is the first divergence alone.
+    Three questions are asked in order, and the first "yes" is explained: is a stage wrong in
+    float64 on the oracle's inputs; is the loss, a cotangent or a gradient wrong although every
+    stage is correct; is a stage less accurate in float32 than calibrated. Streams and trajectories
+    have no stages to feed, so only their first divergence is reported.
 
     Args:
-        case: what to explain.
-        others: accounts of other cases with the same bug: lines of a stage that one of them names
-            are not looked for again, which takes 3 to 15 seconds.
+        case: the case to explain.
+        others: explanations of other cases with the same bug. If one has the lines of the same
+            stage, they are reused, because finding them takes 3 to 15 seconds.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"
@@ -137,7 +138,7 @@ def _starting(report: Account, culprit: Stage, others: Iterable[Explanation]) ->
 def _lines(
     report: Account, stage: str, edge: str, others: Iterable[Explanation]
 ) -> tuple[tuple[Line, ...], str]:
-    """Return the lines of a stage, and a note about them."""
+    """Return the lines that make a stage wrong, and a note about them."""
     known = (o for o in others if o.lines and (o.quantity, o.edge) == (stage, edge))
     if (other := next(known, None)) is not None:
         return other.lines, f"its lines are those of case {other.case}"
@@ -147,7 +148,7 @@ def _lines(
             return lines(report.case, stage, exact, broken), ""
         return narrow_lines(report.case, stage, exact), ""
     except Exception as error:
-        # The account stands without lines: what is wrong may be what keeps them from being read.
+        # The explanation is useful without lines, and the bug itself may prevent finding them.
         return (), f"its lines are not known: {type(error).__name__}: {error}"[:NOTE]
 
 
@@ -167,7 +168,7 @@ def _diverging(
 
 
 def _optimiser(divergence: Measurement) -> str:
-    """Say what a trajectory's first wrong quantity means."""
+    """Interpret the first wrong quantity of a trajectory."""
     moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (

@@ -1,7 +1,7 @@
-"""What Megalodon is held to: a bound and a reason for each edge of the triangle and each kind.
+"""Tolerances of Megalodon: a bound and a reason for each edge of the triangle and each kind.
 
-Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
-weight, every named intermediate and every sum is moved by what rounding does to it
+float32 bounds are multiples of a calibrated noise floor. The floor is the response of the oracle
+when every weight, named intermediate and sum is perturbed by its rounding error
 (`parity.engine.rounding_noise`), per case and quantity (`parity.megalodon.noise_floors`, stored in
 `data/noise.json`). Source: docs/parity.md "Tolerances".
 """
@@ -25,14 +25,13 @@ KNOWN_DIFFERENCE_BOUNDS = {
     "untied-head": (0.0, 0.0),
     "initialisation": (0.0, 0.05),
 }
-"""The least and the most that each deliberate difference may be
-(`parity.megalodon.known_differences` says of what).
+"""Smallest and largest value of each deliberate difference, as defined in
+`parity.megalodon.known_differences`.
 
 Measured: 0.062, 0.087, 0, 0 and 0.007."""
 KNOWN_DIFFERENCES_RECORDED = 1e-4
-"""Largest relative difference between what a known difference amounts to live and in its recording:
-it is told to four digits. 0 measured with the versions that recorded it; another torch may round
-otherwise."""
+"""Largest relative difference between the live and the recorded value of a known difference: four
+digits. Measured: 0 with the recording's versions; another torch may round differently."""
 DISCRETE = (
     Edge.JAX64_ORACLE,
     Edge.REFERENCE32_ORACLE,
@@ -40,7 +39,7 @@ DISCRETE = (
     Edge.JAX32_REFERENCE32,
     Edge.RECORDED32_LIVE32,
 )
-"""Edges on which tokens are compared as well."""
+"""Edges on which tokens are compared too."""
 TABLE = (
     Rule(
         Edge.JAX64_ORACLE,
@@ -184,16 +183,16 @@ TABLE = (
 
 @dataclass(frozen=True)
 class NoiseFloors(bounds.NoiseFloors):
-    """Calibrated noise of Megalodon's cases, under its table."""
+    """Calibrated noise floors of Megalodon's cases, with its tolerance table."""
 
     rules: tuple[Rule, ...] = TABLE
 
     @classmethod
     def load(cls, path: Path = NOISE_FILE) -> NoiseFloors:
-        """Read the committed table.
+        """Read the committed floors.
 
         Raises:
-            FileNotFoundError: there is none; run `megalodon-numerics parity calibrate`.
+            FileNotFoundError: there are none; run `megalodon-numerics parity calibrate`.
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
