@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Pin, ...]:
         ) from error
     if content.get("schema") != SCHEMA:
         raise AlignmentError(
-            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it anew."
+            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it again."
         )
     for name in _LISTS:
         if not isinstance(content.get(name, []), list):
@@ -79,7 +79,7 @@ def _pair(entry: Any, path: Path) -> Pin:
         layout = Layout.from_json(entry["layout"]) if entry.get("layout") else None
     except (ValueError, TypeError, AttributeError) as error:
         raise AlignmentError(
-            f"{path}: the layout of {entry['port']!r} is none ({error}); leave it out."
+            f"{path}: the layout of {entry['port']!r} is invalid ({error}); omit it."
         ) from error
     return Pin(_name(entry["port"], path), _name(entry["original"], path), layout)
 

@@ -152,7 +152,7 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
     theirs = Deployed.load(folder)
     if theirs.problems:
         raise ExportError(
-            f"export: megalodon-hf loads the folder with {'; '.join(theirs.problems)}"
+            f"export: megalodon-hf reports problems in the folder: {'; '.join(theirs.problems)}"
         )
     config = _plain(read_config(folder / "config.json"))
     _check_config(config, _plain(theirs.config), "megalodon-hf's configuration")
@@ -178,9 +178,9 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
     return {
         "verified": True,
         "reason": (
-            f"megalodon-hf {identity()} loaded the folder, its parameters are these bits, and its "
-            f"logits of {ids.size} tokens are {error:.1e} from JAX's, relative L2, within "
-            f"{bound:.1e} ({EDGE}: noise floor of these weights and this text)"
+            f"megalodon-hf {identity()} loaded the folder, its parameters are bit-identical, and "
+            f"its logits of {ids.size} tokens differ from JAX's by {error:.1e}, relative L2, "
+            f"within {bound:.1e} ({EDGE}: noise floor of these weights and this text)"
         ),
         "logits": {"error": error, "bound": bound, "tokens": int(ids.size)},
     }
@@ -225,13 +225,13 @@ def _check_equal(
         place[0] += start
     raise ExportError(
         f"export: {name} differs at {place}: the model has {expected[at]!s}, {side} {found[at]!s}; "
-        "parameters must be the same bits."
+        "parameters must be bit-identical."
     )
 
 
 def _first_logit(ours: np.ndarray, theirs: np.ndarray, bound: float, error: float) -> str:
     if ours.shape != theirs.shape:
-        return f"export: JAX has logits {ours.shape}, megalodon-hf {theirs.shape}."
+        return f"export: logits have shape {ours.shape} in JAX, {theirs.shape} in megalodon-hf."
     rows, positions = ours.shape[:2]
     places = [(r, p) for r in range(rows) for p in range(positions)]
     # The first position beyond the bound; earlier ones within it may differ harmlessly.

@@ -108,9 +108,9 @@ class MLAMoEConfig:
                 f"n_routed_experts={E} must be a multiple of n_group={G}",
                 E % max(G, 1) == 0,
             ),
-            (f"topk_group={picked} groups are asked for of n_group={G}", picked <= G),
+            (f"topk_group={picked} must be at most n_group={G}", picked <= G),
             (
-                f"num_experts_per_tok={k} experts are asked for, but only {picked * each} can be "
+                f"num_experts_per_tok={k} must be at most {picked * each}, the experts that can be "
                 f"chosen: topk_group={picked} groups of {each}, of n_routed_experts={E}",
                 k <= picked * each,
             ),
@@ -217,8 +217,8 @@ class MLAMoEConfig:
         for name, value in expected.items():
             if (found := given.get(name, value)) not in (value, None):
                 raise ValueError(
-                    f"config.json says {name}={found!r}, but its other fields and this model make "
-                    f"it {value!r}."
+                    f"config.json has {name}={found!r}, but {value!r} follows from its other "
+                    "fields and this model."
                 )
 
 

@@ -82,9 +82,11 @@ class RecordedSide:
             SideError: another run is requested, or gradients of anything but the loss.
         """
         if how.precision is not Precision.FLOAT32 or how.rounding is not None or how.forced:
-            raise SideError("recordings hold a float32 run; the rest needs the live reference")
+            raise SideError(
+                "recordings hold a float32 run only; other runs need the live reference"
+            )
         if how.cotangents is not None and dict(how.cotangents) != OF_LOSS:
-            raise SideError("recordings hold derivatives of the loss, and no others")
+            raise SideError("recordings hold derivatives of the loss only")
         gradients = {n: a for n, a in self.arrays.items() if Quantity(n).role is Role.GRADIENT}
         stages = {n: a for n, a in self.arrays.items() if n not in gradients and n != OUTPUT}
         named = {Quantity(n).name: a for n, a in gradients.items() if how.cotangents is not None}

@@ -45,7 +45,7 @@ def why_unavailable() -> str | None:
     version = metadata.version("transformers")
     found = tuple(int(part) for part in version.split(".")[:2])
     if not LEAST <= found < BELOW:
-        return f"transformers {version} is installed, its DeepSeek-V3 is known in >=4.57,<5"
+        return f"transformers {version} is installed, the DeepSeek-V3 reference needs >=4.57,<5"
     return None
 
 

@@ -105,8 +105,8 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     if narrow.culprit is not None:
         return _starting(narrow, narrow.culprit, others)
     holds = (
-        f"no divergence. {len(narrow.stages)} stages hold on their own, in float64 and float32; "
-        "loss, cotangents and gradients hold in float64."
+        f"no divergence. {len(narrow.stages)} stages pass on their own, in float64 and float32; "
+        "loss, cotangents and gradients pass in float64."
     )
     return Explanation(case.name, _edge(narrow), meaning=holds, stages=narrow.stages)
 
@@ -149,7 +149,7 @@ def _lines(
         return narrow_lines(report.case, stage, exact), ""
     except Exception as error:
         # The explanation is useful without lines, and the bug itself may prevent finding them.
-        return (), f"its lines are not known: {type(error).__name__}: {error}"[:NOTE]
+        return (), f"its source lines are unknown: {type(error).__name__}: {error}"[:NOTE]
 
 
 def _diverging(
@@ -172,23 +172,27 @@ def _optimiser(divergence: Measurement) -> str:
     moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (
-            "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
-            "is added to it, such as decay or a clip."
+            "The first moment is wrong after one step. Either the gradient is wrong (explain "
+            "'plain'), or a change made to it is, such as decay or clipping."
         )
     if moment == ("1", "nu"):
-        return "The gradient is right: the second moment is not made of its square as it should be."
+        return "The gradient is right: the second moment is not computed correctly from its square."
     if moment == ("1", "drift"):
         return (
-            "Both moments are right after one step: bias correction, epsilon, learning rate or "
-            "decay is wrong where they become an update."
+            "Both moments are right after one step: the update is not computed correctly from "
+            "them. Look at bias correction, epsilon, learning rate and decay."
         )
-    return "The first step is right: what is carried from step to step is wrong, such as the count."
+    return (
+        "The first step is right: a state carried from step to step is wrong, such as the step "
+        "count."
+    )
 
 
 def _stream(divergence: Measurement) -> str:
     return (
-        "States are in order of the layers: what comes before the first wrong one is right, so "
-        f"look between it and the state before it ({divergence.case} is a stream: no other names)."
+        "States are listed in layer order, and all before the first wrong one are right. Look "
+        f"between it and the state before it ({divergence.case} is a stream: its stages have no "
+        "names)."
     )
 
 
@@ -196,12 +200,9 @@ def _backward(divergence: Measurement) -> str:
     quantity = Quantity(divergence.quantity)
     if quantity.role is Role.COTANGENT:
         return (
-            "Every stage is right, and so is every cotangent behind this one: the derivative of "
-            f"what is computed from {quantity.name} is wrong."
+            "Every stage and every cotangent after this one is right: the derivative of the "
+            f"operation that uses {quantity.name} is wrong."
         )
     if quantity.role is Role.GRADIENT:
-        return (
-            "Every stage and every cotangent is right: only the derivative by this parameter is "
-            "wrong."
-        )
-    return "Every stage is right: what is computed from the logits is wrong."
+        return "Every stage and cotangent is right: only the gradient of this parameter is wrong."
+    return "Every stage is right: a result computed from the logits is wrong."

@@ -130,7 +130,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     least, most = KNOWN_DIFFERENCE_BOUNDS[difference.id]
     note = ""
     if not value >= least:
-        note = f"the difference is gone: at least {least:g} was measured when it was decided"
+        note = f"the difference may be gone: at least {least:g} was measured when it was accepted"
     return Measurement(
         case=SUITE,
         edge=str(EDGE),

@@ -46,8 +46,8 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
     """
     if case.steps:
         raise ValueError(
-            f"{case.name} is a trajectory, and starts where a gradient or the optimiser does. "
-            "Shrink a case of one step, for example 'plain'."
+            f"{case.name} is a trajectory: its divergence starts in a gradient or in the "
+            "optimiser. Shrink a case of one step, for example 'plain'."
         )
     found = failure(case)
     if found is None:

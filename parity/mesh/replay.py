@@ -38,7 +38,7 @@ class Mark:
     axes: tuple[str, ...] = ()
     """Mesh axes along which devices hold one block each; empty outside `shard_map`."""
     varying: frozenset[str] = frozenset()
-    """Those axes along which blocks differ, as tracked by `shard_map`; empty if it does not."""
+    """Axes along which blocks differ; empty if `shard_map` does not track them."""
     loops: int = 0
     """Number of loops around that `shard_map`; their axes precede that of the devices."""
 

@@ -89,9 +89,9 @@ def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
     needed, devices = math.prod(sizes.values()), jax.devices()
     if needed > len(devices):
         raise ValueError(
-            f"mesh {dict(sizes)} needs {needed} devices and there are {len(devices)}; on a CPU "
-            f"virtual ones are made before JAX starts: --devices {needed} on the command line, or "
-            f"jax.config.update('jax_num_cpu_devices', {needed}) at the start of a program."
+            f"mesh {dict(sizes)} needs {needed} devices, but there are {len(devices)}. On "
+            f"a CPU, create virtual ones before JAX starts: --devices {needed} on the command "
+            f"line, or jax.config.update('jax_num_cpu_devices', {needed}) at program start."
         )
     kind = AxisType.Explicit if explicit else AxisType.Auto
     grid = np.asarray(devices[:needed]).reshape(tuple(sizes.values()))
@@ -126,7 +126,7 @@ def read_step(path: Path) -> MeshComparison:
     with exits_named(str(path)):
         entry = runpy.run_path(str(path)).get(ENTRY)
     if not callable(entry):
-        raise ValueError(f"{path}: expected a function {ENTRY}(), and there is none; write one.")
+        raise ValueError(f"{path} defines no function {ENTRY}(); add one.")
     with exits_named(f"{ENTRY}() of {path}"):
         step = entry()
     if not isinstance(step, MeshComparison):

@@ -52,7 +52,9 @@ def measure(names: Collection[str] = ()) -> list[Measurement]:
     """
     chosen = tuple(names) or tuple(SUBJECTS)
     if unknown := sorted(set(chosen) - {*SUBJECTS, *CASES}):
-        raise ValueError(f"no {', '.join(unknown)}; there are {', '.join((*SUBJECTS, *CASES))}.")
+        raise ValueError(
+            f"unknown: {', '.join(unknown)}; expected {', '.join((*SUBJECTS, *CASES))}."
+        )
     if jax.device_count() >= VIRTUAL:
         return list(measured(chosen))
     return _in_subprocess(chosen)

@@ -69,8 +69,8 @@ def capture(
             writer.run(how)
         if not writer.runs:
             raise SideError(
-                f"the {side.kind} side runs in none of the ways that were asked for, so there is "
-                f"nothing to capture: {'; '.join(entry['why'] for entry in writer.refused)}"
+                f"the {side.kind} side refused every requested run, so there is nothing to "
+                f"capture: {'; '.join(entry['why'] for entry in writer.refused)}"
             )
         content |= {"runs": writer.runs, "refused": writer.refused}
         write_manifest(aside, {**content, **_environment(side.kind)})
@@ -159,7 +159,7 @@ class _Writer:
             if name not in again or not np.array_equal(value, again[name], equal_nan=True):
                 raise SideError(
                     f"the {self.side.kind} side is not deterministic: two runs of the same inputs "
-                    f"differ from {name} on. Put it in evaluation mode, and give it its random key"
+                    f"first differ at {name}. Put it in evaluation mode, and pass its random key"
                 )
 
     def _write(self, how: Run, trace: Trace) -> None:
@@ -211,7 +211,7 @@ def text_of(entry: Mapping[str, Any]) -> str:
     """Describe a run of the manifest."""
     parts = [entry["precision"]]
     if entry["rounding"] is not None:
-        parts.append(f"moved by {entry['rounding']}, seed {entry['seed']}")
+        parts.append(f"perturbed by {entry['rounding']}, seed {entry['seed']}")
     if entry["derivatives"]:
         parts.append("with derivatives")
     return " ".join(parts)
@@ -234,7 +234,7 @@ def _check_free(target: Path, overwrite: bool) -> None:
         return
     is_capture = target.is_dir() and (target / MANIFEST).is_file()
     if not is_capture and (not target.is_dir() or any(target.iterdir())):
-        raise SideError(f"{target} is there and no capture: choose a folder of its own.")
+        raise SideError(f"{target} exists and is not a capture: choose another folder.")
     if is_capture and not overwrite:
         raise SideError(f"{target} holds a capture: pass overwrite=True, or choose another folder.")
     if is_capture:

@@ -69,8 +69,8 @@ class CapturedSide:
         names = {row.name for row in self.parameter_rows}
         if names != set(self._given):
             raise SideError(
-                f"the parameters passed for {self.folder} are not those captured: without "
-                f"{_listed(names - set(self._given))}, with {_listed(set(self._given) - names)}"
+                f"the parameters passed for {self.folder} are not those captured: missing "
+                f"{_listed(names - set(self._given))}; extra {_listed(set(self._given) - names)}"
             )
         for row in self.parameter_rows:
             array = self._given[row.name]
@@ -171,7 +171,7 @@ class CapturedSide:
         if same and how.cotangents is not None:
             hint = (
                 " Its derivatives are of other outputs, or in another direction: capture it with "
-                "comparison_runs(side, outputs=..., valid=...) of what is compared."
+                "comparison_runs(side, outputs=..., valid=...), as in the comparison."
             )
         return f"the capture {self.folder} has no run {text_of(asked)}; it has: {has}.{hint}"
 

@@ -172,11 +172,15 @@ class JaxSide:
                     program = self._trace(precision, derivative)
                     if program.draws:
                         # 64-bit random draws would differ from those of the users' program.
-                        notices["it draws random numbers: its float32 program is widened"] = None
+                        notices[
+                            "it draws random numbers: its float32 program is evaluated in float64"
+                        ] = None
                         program, precision = None, Precision.FLOAT32
                 except SideError as error:
                     cause = type(error.__cause__).__name__
-                    notices[f"float64 is refused ({cause}): its float32 program is widened"] = None
+                    notices[
+                        f"float64 is refused ({cause}): its float32 program is evaluated in float64"
+                    ] = None
                     precision = Precision.FLOAT32
             if program is None:
                 with jax.enable_x64(False):

@@ -91,6 +91,6 @@ def _marking(cls: Any, path: str) -> Any:
 
 
 def _has_dtype(module: Any) -> bool:
-    """Whether the module has a computing dtype of its own; otherwise it follows its inputs."""
+    """Whether the module sets a computation dtype; otherwise it follows its inputs."""
     dtype = getattr(module, "dtype", None)
     return dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

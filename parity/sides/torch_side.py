@@ -94,7 +94,7 @@ class TorchSide:
             SideError: the module rejects its inputs or does not support the settings.
         """
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
-            raise SideError("a torch side is moved by rounding in float64 only")
+            raise SideError("a torch side supports perturbation by rounding in float64 only")
         try:
             return self._run(how)
         except SideError:
@@ -147,7 +147,9 @@ class TorchSide:
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
         if how.precision is Precision.FLOAT64 and self._unseen:
-            notices.append("refuses float64, and computed in it all the same: it was hidden")
+            notices.append(
+                "refuses float64: it ran in float64 with the dtype hidden from its checks"
+            )
         return Trace(
             arrays, tuple(outputs), derivatives, tuple(notices), exact=exact, unread=unread
         )

@@ -55,8 +55,8 @@ def recommend(device: Any) -> Advice:
         name = device if isinstance(device, str) else getattr(device, "device_kind", device)
         return Advice(
             UNKNOWN,
-            f"no table here knows {str(name)!r}, and it tells no compute capability; look up "
-            "whether its matrix units take bfloat16, and train in float32 until you know",
+            f"{str(name)!r} is in none of the tables, and it reports no compute capability; look "
+            "up whether its matrix units support bfloat16, and train in float32 until then",
             "none",
         )
     precision, reason, guided = _decide(found)

@@ -160,7 +160,7 @@ def _finding(rule: Rule, row: Row) -> Finding:
 
 def _clean(rule: Rule, table: tuple[Row, ...]) -> Finding:
     count = sum(rule.scope.holds(row) for row in table)
-    message = f"{count} kinds of operation in its scope, none breaks it"
+    message = f"{count} kinds of operation in its scope, no violation"
     source = f"{SOURCE}, {rule.name}"
     return Finding(PROBE, Severity.OK, rule.name, rule.name, 0.0, 0.0, source, message)
 
@@ -199,4 +199,4 @@ def _scope(name: str, entry: Mapping[str, Any]) -> Scope:
 
 def _require(name: str, holds: bool, problem: str) -> None:
     if not holds:
-        raise ValueError(f"dtype policy: rule {name!r}: {problem}; mend {SOURCE}.")
+        raise ValueError(f"dtype policy: rule {name!r}: {problem}; correct {SOURCE}.")

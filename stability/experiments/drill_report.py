@@ -50,7 +50,7 @@ def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     finite = [e for e in entries if _finite(e)]
     control = next((e for e in finite if e["kind"] == "control"), None)
     if control is None:
-        return ["Without a float32 run that stays finite nothing can be compared."]
+        return ["Nothing can be compared: no float32 run stays finite."]
     sentences = [
         f"In float32 the held-out loss is {control['held_out']:.3f} nats per byte; "
         f"{_norms(control)}."
@@ -62,9 +62,7 @@ def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
             sentences.append(_blanket(e, control))
     sentences += _remedies([e for e in finite if e["kind"] == "remedy"], control)
     return sentences + [
-        f"{e['name']} does not stay finite, so no number of it is compared."
-        for e in entries
-        if e not in finite
+        f"{e['name']} does not stay finite and is not compared." for e in entries if e not in finite
     ]
 
 
@@ -77,7 +75,7 @@ def _finite(entry: Mapping[str, Any]) -> bool:
 def _blanket(entry: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     return (
         f"{entry['name']}: {_norms(entry)}, {entry['poles']['frozen']:.0%} of the EMA's logits are "
-        f"frozen, {entry['whole']['fidelity']:.0%} of what the optimiser asks for is applied; "
+        f"frozen, {entry['whole']['fidelity']:.0%} of the intended displacement is applied; "
         f"{_gap(entry, control)}."
     )
 
@@ -90,14 +88,14 @@ def _remedies(remedies: Sequence[Mapping[str, Any]], control: Mapping[str, Any])
     good = sorted((e for e in remedies if works(e)), key=lambda e: e["bytes"])
     sentences = [
         f"{e['name']} works at {e['bytes']:.0f} bytes per parameter: "
-        f"{e['whole']['fidelity']:.0%} of the updates arrives; {_gap(e, control)}."
+        f"{e['whole']['fidelity']:.0%} of the updates is applied; {_gap(e, control)}."
         for e in good
     ]
     if remedies and not good:
         sentences.append(f"No remedy applies the updates to within {ENOUGH:.0%}.")
     return sentences + [
         f"{e['name']} is not enough: {_norms(e)}, but {e['whole']['fidelity']:.0%} of the updates "
-        f"arrives; {_gap(e, control)}."
+        f"is applied; {_gap(e, control)}."
         for e in remedies
         if e not in good
     ]
@@ -106,7 +104,7 @@ def _remedies(remedies: Sequence[Mapping[str, Any]], control: Mapping[str, Any])
 def _gap(entry: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     gap = entry["held_out"] - control["held_out"]
     if abs(gap) <= SAME_LOSS * control["held_out"]:
-        return f"its loss is float32's to within {SAME_LOSS:.1%}"
+        return f"its loss equals float32's within {SAME_LOSS:.1%}"
     return f"its loss is {abs(gap):.3f} nats {'above' if gap > 0 else 'below'} float32's"
 
 

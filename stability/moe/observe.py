@@ -21,7 +21,7 @@ class Observed:
     model: MLAMoEForCausalLM
     ids: Int[Array, "B L"]
     intermediates: dict[str, Array]
-    """By name of `checkpoint_name`: `layers.{i}.attn_norm`, `layers.{i}.router_logits`, ..."""
+    """By `checkpoint_name`, such as `layers.{i}.attn_norm` or `layers.{i}.router_logits`."""
 
 
 def observe(model: MLAMoEForCausalLM, ids: Int[Array, "B L"]) -> Observed:

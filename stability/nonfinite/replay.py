@@ -62,7 +62,7 @@ class Origin:
         reads = "; ".join(operand.describe() for operand in self.inputs)
         writes = "; ".join(operand.describe() for operand in self.outputs)
         phase = "backward" if self.phase == "backward" else "forward"
-        return f"{phase} {self.name} ({place}) made {writes} of {reads}"
+        return f"{phase} {self.name} ({place}) produced {writes} from {reads}"
 
 
 def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
@@ -106,7 +106,7 @@ def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
 
 def _remedy(origin: Origin) -> str:
     if origin.kind == "input":
-        return "restore the last checkpoint without non-finite values, or mend the batch"
+        return "restore the last checkpoint without non-finite values, or correct the batch"
     if any(operand.inf for operand in origin.outputs):
         return "an overflow: widen the operands, clip them, or lower the learning rate"
     return "keep the operation's inputs inside its domain (floor, clip, or select before it)"

@@ -272,12 +272,12 @@ class _Recovery:
             self.say("stop", f"cut {run.cuts} times in vain")
             raise RecoveryFailedError(
                 f"training does not recover at step {run.step}: the learning rate was cut "
-                f"{run.cuts} times to {run.rate:g} of itself. Look for the cause with "
+                f"{run.cuts} times, to {run.rate:g} of the original. Look for the cause with "
                 "stability.nonfinite.replay.locate on the batch the log names."
             )
         run.cuts += 1
         run.rate *= config.factor
-        self.say("cut", f"the learning rate to {run.rate:g} of itself")
+        self.say("cut", f"the learning rate to {run.rate:g} of the original")
 
     def _newest(self, steps: list[int]) -> tuple[int, tuple[Any, GuardState, int]] | None:
         """Return the newest readable checkpoint, and log unreadable ones."""

@@ -104,7 +104,7 @@ def summary_of(found: Sequence[Finding]) -> list[str]:
         return []
     return [
         f"Merging {len(unchanged)} adapters: at most {max(unchanged):.0%} of a weight's elements "
-        f"stay what they were, and at least {min(applied):.0%} of its change is applied."
+        f"stay unchanged, and at least {min(applied):.0%} of its change is applied."
     ]
 
 
@@ -129,8 +129,9 @@ def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list
     """Return the finding on one weight, and notes with the applied fraction of the change."""
     left = merged(weight, adapter, fmt)
     message = (
-        f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements stay what they "
-        f"were although the adapter changes them, and {left.fidelity:.0%} of its change is applied"
+        f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements "
+        f"stay unchanged although the adapter changes them, and {left.fidelity:.0%} of its "
+        "change is applied"
     )
     threshold, metric = FROZEN_SHARE, "unchanged_fraction"
     main = judge("merge", name, metric, left.frozen, threshold, SOURCE, message, REMEDY)
@@ -154,7 +155,7 @@ def _weights(adapters: Mapping[str, Adapter], base: Mapping[str, Leaf]) -> dict[
             wrong.append(f"{leaf.name} {leaf.shape}, its adapter {sizes}")
     if wrong:
         raise ValueError(
-            f"the adapters are not of this base model: {listed(wrong)}; name the checkpoint that "
+            f"the adapters belong to another base model: {listed(wrong)}; pass the checkpoint that "
             "they were trained on."
         )
     return {name: leaf for name, leaf in found.items() if leaf is not None}

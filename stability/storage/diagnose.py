@@ -122,7 +122,7 @@ def report(
     # First: adapters of another base model are an error that should not cost a diagnosis.
     merging = _of_adapters(files.folder if files else source, base, fmt)
     if order is not None and not (files and files.states):
-        raise ValueError("an order of parameters is for an optimiser state, and there is none.")
+        raise ValueError("the order of parameters needs an optimiser state, and there is none.")
     states = read_states(files.states, leaves, _order(files, order)) if files else []
     if known is None and batches is None:
         for each in states:
@@ -276,7 +276,7 @@ def _pushes(
             unused = f"gradients {given.source} are used"
             if pairs := exchanged(each, leaves, given.rows):
                 unused += (
-                    f"; by them, moments are exchanged between {listed(pairs)}: check the order"
+                    f"; judged by them, {listed(pairs)} have each other's moments: check the order"
                 )
         uses.append(StateUse(each.place, len(each.moments), each.identified, unused))
     return given or of_states, tuple(uses)
@@ -302,7 +302,7 @@ def _of_states(
         return None, "another optimiser state is not used"
     idle = [n for n in leaves if n not in rows]
     rows |= {n: nothing(leaves[n]) for n in idle}
-    remark = f"No optimiser state, so taken not to be trained: {listed(idle)}."
+    remark = f"Assumed untrained, since they have no optimiser state: {listed(idle)}."
     return KnownGradients(rows, "as in the optimiser state", (remark,) * bool(idle)), ""
 
 
@@ -379,7 +379,7 @@ class _Walk:
     def left(self) -> list[str]:
         """Return a line on the leaves that were not probed, and why."""
         kinds = [f"{len(names)} of {kind} ({listed(names)})" for kind, names in self.others.items()]
-        return [f"Not probed, no optimiser moves them as they are: {'; '.join(kinds)}."] * any(
+        return [f"Not probed, since no optimiser can update this type: {'; '.join(kinds)}."] * any(
             kinds
         )
 
@@ -433,11 +433,11 @@ def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
     shown = listed([f"{n} ({x.dtype})" for n, x in leaves.items()])
     if any(leaf.floating for leaf in leaves.values()):
         return (
-            f"no finite value in {len(leaves)} tensors: {shown} hold NaN or infinity, or nothing; "
+            f"no finite value in {len(leaves)} tensors: {shown} are empty or hold NaN or infinity; "
             "restore an earlier checkpoint."
         )
     integers = all(leaf.dtype.startswith(("int", "uint")) for leaf in leaves.values())
-    kind = "integers" if integers else "what no optimiser moves as it is"
+    kind = "integers" if integers else "a type that no optimiser can update"
     count = "one tensor" if len(leaves) == 1 else f"{len(leaves)} tensors"
     return (
         f"found {count} of {kind}, {shown}: expected floating-point parameters, such as those of "

@@ -94,22 +94,21 @@ def measured(
                 values = _checked(name, gradient, leaf, count)
                 sums.setdefault(leaf.name, _Sums(leaf)).add(values)
     if not count:
-        raise ValueError(f"{source}: no batch; expected one at least, and better eight.")
+        raise ValueError(f"{source}: no batch; expected at least one, preferably eight.")
     if not any(each.squares.any() for each in sums.values()):
         raise ValueError(
-            f"{source}: no gradient of {len(leaves)} parameters of the checkpoint but zero; its "
+            f"{source}: all gradients of the checkpoint's {len(leaves)} parameters are zero; its "
             f"parameters are {listed(list(leaves))}, the gradients' {listed(list(strangers))}. "
-            "Take the loss of the model that was saved."
+            "Use the loss of the model that was saved."
         )
     without = [n for n in leaves if n not in sums]
     rows = {n: sums[n].rows(count, signal) if n in sums else nothing(leaves[n]) for n in leaves}
     words = f"as {source} gave them in {count} batch{'es' if count > 1 else ''}"
-    assumed = f"Of one batch it cannot be told what share of a gradient keeps its sign: {signal:g} "
+    assumed = f"One batch cannot show what share of a gradient keeps its sign: {signal:g} "
     remarks = [
         *[f"{assumed}is assumed; yield more batches."] * (count == 1),
-        *[f"No gradient, so taken not to be trained: {listed(without)}."] * bool(without),
-        *[f"Gradients of no parameter of the checkpoint: {listed(list(strangers))}."]
-        * bool(strangers),
+        *[f"Assumed untrained, since there is no gradient: {listed(without)}."] * bool(without),
+        *[f"Gradients that belong to no parameter: {listed(list(strangers))}."] * bool(strangers),
     ]
     return KnownGradients(rows, words, tuple(remarks))
 

@@ -339,8 +339,8 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
         leaf = leaf_called(name, free)
         if leaf is None:
             raise ValueError(
-                f"the order names {printable(name)} as parameter {number}, which is none of the "
-                f"model's, or was named before; left are {listed(list(free))}. {fix}"
+                f"the order names {printable(name)} as parameter {number}, which the model "
+                f"does not have, or which was named before; left are {listed(list(free))}. {fix}"
             )
         if not slot.fits(leaf):
             raise ValueError(

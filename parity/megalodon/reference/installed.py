@@ -33,7 +33,7 @@ def why_unavailable() -> str | None:
     if (found := source_hash()) != SOURCE and not os.environ.get(ANY):
         return (
             f"another megalodon-hf is installed: its sources have hash {found}, those of commit "
-            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to let it answer"
+            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to accept it"
         )
     return None
 

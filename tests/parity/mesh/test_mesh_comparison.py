@@ -245,7 +245,9 @@ def test_two_values_of_one_name_are_refused():
 
 
 def test_bad_input_is_refused_with_what_to_do():
-    with pytest.raises(ValueError, match=r"needs 4096 devices and there are \d+; .*--devices 4096"):
+    with pytest.raises(
+        ValueError, match=r"needs 4096 devices, but there are \d+\. .*--devices 4096"
+    ):
         MeshComparison(step, numbers(), SPECS, [{"data": 4096, "tensor": 1}]).run()
     meshes = [mesh_of({"data": 2}), mesh_of({"tensor": 2})]
     x = (np.ones(4, np.float32),)
