@@ -35,29 +35,29 @@ PORTS = (
     Rule(
         PortEdge.PORT32_PORT64,
         FORWARD,
-        "rounding of a port, against itself in float64: as for the JAX model, with more room, "
-        "since nobody calibrated it",
+        "rounding of a port, against itself in float64: as for the JAX model, with twice the "
+        "noise factor, since ports are not calibrated",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.ORIGINAL32_PORT64,
         FORWARD,
-        "rounding of the original, if the two compute the same: as for megalodon-hf",
+        "rounding of the original, if both compute the same function: as for megalodon-hf",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         FORWARD,
-        "the sum of both",
+        "the sum of both sides' bounds",
         absolute=6e-7,
         noise_factor=12.0,
     ),
     Rule(
         PortEdge.PORT32_PORT64,
         (Kind.GRADIENT,),
-        "rounding of a port's derivatives, with the room that those of megalodon-hf have",
+        "rounding of a port's derivatives: as for megalodon-hf",
         absolute=3e-7,
         noise_factor=8.0,
     ),
@@ -71,7 +71,7 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         (Kind.GRADIENT,),
-        "the sum of both",
+        "the sum of both sides' bounds",
         absolute=6e-7,
         noise_factor=16.0,
     ),
@@ -104,22 +104,22 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL64,
         FORWARD,
-        "rounding of a port that has no float64 of its own",
+        "rounding of a port that does not run in float64",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.PORT32_ORIGINAL64,
         (Kind.GRADIENT,),
-        "rounding of the derivatives of a port that has no float64 of its own",
+        "rounding of the derivatives of a port that does not run in float64",
         absolute=3e-7,
         noise_factor=8.0,
     ),
     Rule(
         PortEdge.PORTBF16_PORT64,
         FORWARD,
-        "rounding of a port in bfloat16: the factor of float32, and eight bits less than half a "
-        "unit of it where nothing is computed",
+        "rounding of a port in bfloat16: the noise factor of float32; the minimum is half a unit "
+        "of eight bits, for values that are stored without any computation",
         absolute=2.0**-8,
         noise_factor=6.0,
     ),
@@ -127,7 +127,7 @@ PORTS = (
         Rule(
             edge,
             (Kind.WEIGHTS,),
-            "both sides hold the same parameters, or nothing else can be compared",
+            "both sides have the same parameters; otherwise nothing else can be compared",
             metric="unmatched",
         )
         for edge in (PortEdge.PORT32_ORIGINAL32,)
@@ -136,7 +136,7 @@ PORTS = (
         Rule(
             edge,
             FORWARD,
-            "whole numbers and bools have no rounding: how many of them differ",
+            "number of integers and bools that differ; they have no rounding",
             metric="unequal",
         )
         for edge in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32)
@@ -145,7 +145,7 @@ PORTS = (
         Rule(
             edge,
             (Kind.LOGITS,),
-            "a token within the bound of the logits keeps its best token where the margin is clear",
+            "logits within their bound give the same best token wherever the margin exceeds it",
             metric="top1_flips",
         )
         for edge in PortEdge
@@ -153,8 +153,7 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         (Kind.BLOCK,),
-        "a token whose router logits are within their bound keeps its experts where the margin is "
-        "clear",
+        "router logits within their bound give the same experts wherever the margin exceeds it",
         metric="expert_flips",
     ),
 )

@@ -83,7 +83,7 @@ FORMAT_BOUNDS = {
         0.20,
         0.50,
         "normal numbers: 0.134 and 7 %; the byte model, trained and at initialisation: at most "
-        "0.155 and 40 % (gradients behind a gate, many of them near 0)",
+        "0.155 and 40 % (gradients after a gate, many of them near 0)",
     ),
     "mxfp4": FormatBound(
         0.30, 0.75, "normal numbers: 0.162 and 11 %; the byte model: at most 0.233 and 67 %"

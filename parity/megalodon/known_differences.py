@@ -66,9 +66,9 @@ def _empty_loss(theirs: np.ndarray) -> float:
 KNOWN_DIFFERENCES = (
     KnownDifference(
         "ema-mask",
-        "the reference lets padding into the EMA; here masked inputs enter as 0",
+        "padding enters the EMA of the reference; here masked inputs enter as 0",
         "none at valid positions under right padding; masked positions are not compared",
-        "relative L2 of the logits at valid positions behind left padding",
+        "relative L2 of the logits at valid positions after left padding",
         _ema_mask,
     ),
     KnownDifference(
@@ -90,7 +90,7 @@ KNOWN_DIFFERENCES = (
         "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
         "tie_word_embeddings=False",
         "none once it is set",
-        "largest difference of head and embedding in a reference that was not told",
+        "largest difference of head and embedding in a reference without that setting",
         float,
     ),
     KnownDifference(
