@@ -26,7 +26,7 @@ NARROWING = 2.0**-29
 STUDENT = 10.0
 """Factor on a bound whose floor was measured with four seeds on as little as one element.
 
-The floor of a whole stage is known to within about ten per cent. The floor of one element is the
+The floor of a whole stage is accurate to about ten per cent. The floor of one element is the
 root mean square of four responses, so errors divided by it follow Student's t distribution with
 four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
 an exactly known floor would need 4.9."""

@@ -1,7 +1,7 @@
 """Recordings: stored results of a reference, for machines where the reference cannot run.
 
 A recording is a safetensors file of named arrays. Its metadata hold its provenance and the hash of
-the work it answers. Source: docs/parity.md "Fail closed".
+the work it belongs to. Source: docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def write(
 
     Args:
         name: file name without suffix.
-        work: hash of the work that the arrays answer.
+        work: hash of the work that the arrays belong to.
         arrays: arrays by name.
         provenance: what produced them: versions, host, date.
         folder: destination.

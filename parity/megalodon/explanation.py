@@ -79,10 +79,10 @@ class Explanation:
 def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     """Explain a case.
 
-    Three questions are asked in order, and the first "yes" is explained: is a stage wrong in
-    float64 on the oracle's inputs; is the loss, a cotangent or a gradient wrong although every
-    stage is correct; is a stage less accurate in float32 than calibrated. Streams and trajectories
-    have no stages to feed, so only their first divergence is reported.
+    Three failures are looked for in order, and the first one found is explained: a stage is
+    wrong in float64 on the oracle's inputs; the loss, a cotangent or a gradient is wrong although
+    every stage is correct; a stage is less accurate in float32 than calibrated. Streams and
+    trajectories have no stages to feed, so only their first divergence is reported.
 
     Args:
         case: the case to explain.

@@ -1,7 +1,7 @@
 """Deliberate differences from the reference, each with an id, a reason, a bound and a test.
 
 A known difference is measured against the reference, live or recorded. It must have the size it had
-when the decision was made, neither larger nor gone: if it vanishes, the reference has changed.
+when it was accepted: if it grows or vanishes, one of the implementations has changed.
 Source: docs/parity.md "Known differences".
 """
 

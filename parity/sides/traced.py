@@ -102,8 +102,8 @@ class Traced:
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
         """Return the operations between a stage and the preceding stages, and their results.
 
-        The evaluation is in float64 with `forced` replacing stages. A stage inside a loop has no
-        operations of its own: its iterations cannot be told apart.
+        The evaluation is in float64 with `forced` replacing stages. No operations are
+        returned for a stage inside a loop, whose iterations are not distinguished.
         """
         values = self._arguments(arrays, True)
         recorder = Recorder()

@@ -27,7 +27,7 @@ from stability.core.number_formats import by_name
 WEIGHT_ERROR = 0.1
 """Relative error of a softmax weight, from rounding its logit, above which a warning is given."""
 FLAT, PEAKED = 0.98, 0.05
-"""Relative entropy above which a head attends to all keys alike, and below which to one key."""
+"""Relative entropy above which a head attends to all keys equally, below which to one key."""
 SOURCE = "half a unit in the last place of the format at the largest logit, exponentiated"
 ENTROPY_SOURCE = "entropy over that of equal weights on the visible keys; 0 is one key"
 

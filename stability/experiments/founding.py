@@ -1,8 +1,8 @@
 """The founding case: norm weights at 1 that bfloat16 parameters and AdamW at 3e-4 never change.
 
 A small byte-level model whose RMSNorm weights start at 1.0 is trained as its authors did, with
-`to(bfloat16)` and AdamW; then with each of the three options they proposed; then with remedies they
-did not know. `megalodon-numerics founding-case DOC` trains all of them and rewrites the table
+`to(bfloat16)` and AdamW; then with each of the three options they proposed; then with other
+remedies. `megalodon-numerics founding-case DOC` trains all of them and rewrites the table
 between the markers in DOC and the chart beside it. Source: docs/stability.md "The founding case".
 """
 
@@ -60,7 +60,7 @@ class Variant:
     narrow: bool = True
     """Whether parameters are stored in bfloat16."""
     wide_norms: bool = False
-    """Whether norm weights alone are stored in float32 again after the cast."""
+    """Whether only norm weights are stored in float32 again after the cast."""
     norm_lr: float = 1.0
     """Factor on the learning rate of the norm weights."""
     init: float = 1.0
