@@ -68,7 +68,7 @@ KNOWN_DIFFERENCES = (
         "ema-mask",
         "padding enters the EMA of the reference; here masked inputs enter as 0",
         "none at valid positions under right padding; masked positions are not compared",
-        "relative L2 of the logits at valid positions after left padding",
+        "relative L2 of the logits at valid positions behind left padding",
         _ema_mask,
     ),
     KnownDifference(

@@ -132,7 +132,7 @@ WEIGHTS = "model.safetensors"
 DAMAGES = {
     "altered": (
         edit(WEIGHTS, lambda t: t[BETA].__setitem__((1, 3), t[BETA][1, 3] * 2)),
-        rf"{BETA} differs at \[1, 3\]: the model has .*, the folder .*same bits",
+        rf"{BETA} differs at \[1, 3\]: the model has .*, the folder .*bit-identical",
     ),
     "missing": (edit(WEIGHTS, lambda t: t.pop(BETA)), f"{BETA} is missing from the folder"),
     "unexpected": (

@@ -97,4 +97,4 @@ def test_a_stream_has_only_its_first_divergence(monkeypatch):
     asked(monkeypatch, divergence=failing(quantity="state/layers.0.k", note="shape"))
     told = explain(by_name("stream"))
     assert (told.quantity, told.note, told.stages) == ("state/layers.0.k", "shape", ())
-    assert "what comes before the first wrong one is right" in told.meaning
+    assert "all before the first wrong one are right" in told.meaning

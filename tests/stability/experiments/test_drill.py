@@ -134,7 +134,7 @@ def test_the_conclusion_follows_from_the_numbers() -> None:
     control, blanket = entries[0], entries[1]
     mended = control | {key: blanket[key] for key in ("name", "what", "kind")}
     assert "0% of the norm weights that start at 1 are frozen" in conclusion([control, mended])[1]
-    assert "its loss is float32's" in conclusion([control, mended])[1]
+    assert "its loss equals float32's" in conclusion([control, mended])[1]
 
 
 def test_a_run_that_is_not_finite_is_said_and_never_compared() -> None:
