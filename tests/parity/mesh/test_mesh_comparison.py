@@ -186,7 +186,7 @@ def test_stages_fed_right_values_are_right_where_an_error_was_only_carried():
     with bug(add_partial=one_and_a_half), refusal:
         (result,) = compared(MESHES[1:], reorder=False).results
     assert result.stages == () and result.start == "sum"
-    assert "marks cannot be replaced here: TypeError: no such type" in [*result.sentences()][-1]
+    assert "marks cannot be replaced: TypeError: no such type" in [*result.sentences()][-1]
 
 
 def test_replicas_of_an_argument_that_drifted_apart_are_found():
