@@ -1,9 +1,9 @@
-"""The names that the documents use, in a package whose own name no other project has.
+"""The documented names, in a package whose name no other project has.
 
-`import megalodon_numerics` imports nothing else; an attribute imports the module it is from. The
-code is in the packages `megalodon_jax`, `parity`, `stability` and `reports`. Where a project has a
-package of one of these names too, Python may find that one first: an attribute that needs ours then
-raises an `ImportError` with the file that was found, and attributes of the other packages work.
+`import megalodon_numerics` imports nothing else; accessing an attribute imports its module. The
+code is in the packages `megalodon_jax`, `parity`, `stability` and `reports`. If another project has
+a package of one of these names, Python may find that one first. An attribute that needs ours then
+raises an `ImportError` naming the file that was found; attributes of the other packages work.
 Source: docs/your-own-port.md "Beside packages of the same name".
 """
 
@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'megalodon_numerics' has no attribute {name!r}")
     home = own(_MODULES[name])
-    # `frozen_watch` is a module itself.
+    # `frozen_watch` is itself a module.
     return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 
@@ -142,7 +142,7 @@ def own(module: str) -> ModuleType:
     """Import a module of this project by its full name, such as `parity.port`.
 
     Raises:
-        ImportError: a package of another project is found under the name of one that it needs.
+        ImportError: another project's package shadows a package that the module needs.
     """
     package = module.partition(".")[0]
     # A package imports from those on its left, so these must be ours too.
@@ -159,12 +159,12 @@ def own(module: str) -> ModuleType:
 
 
 def _folder(package: str) -> Path:
-    """Return the folder of a package of ours: all of them lie beside this one."""
+    """Return the folder of one of our packages; all are in the parent folder of this one."""
     return Path(__file__).resolve().parent.parent / package
 
 
 def _found(package: str) -> Path | None:
-    """Return the file that `import package` runs or has run; None for a folder without one."""
+    """Return the file that `import package` runs or ran; None for a folder without one."""
     if package in sys.modules:
         file = getattr(sys.modules[package], "__file__", None)
     else:

@@ -14,15 +14,15 @@ _USAGE = 2
 
 
 def main() -> None:
-    """Run the command line with the packages of this project, whatever else has their names.
+    """Run the command line with this project's packages, even if others have the same names.
 
-    The process is ours alone, so packages of the working directory or of PYTHONPATH with the same
-    names are not looked at.
+    Packages of the same names in the working directory or in PYTHONPATH are ignored: no other
+    code shares this process.
     """
     _load("parity")
     from parity.executors.supervision import supervised
 
-    # JAX is imported by the first package, and its threads do not survive a fork.
+    # Fork before the first package imports JAX: its threads do not survive a fork.
     sys.exit(supervised(_command))
 
 
@@ -40,7 +40,7 @@ def _command() -> Any:
 
 
 def _load(name: str) -> None:
-    """Import a package of ours from the folder it lies in."""
+    """Import one of our packages from its own folder."""
     if name in sys.modules:
         return
     folder = _folder(name)

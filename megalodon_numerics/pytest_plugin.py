@@ -1,12 +1,12 @@
-"""A pytest plugin: what tests measure becomes a run like any other.
+"""Pytest plugin that stores the measurements of tests as a run.
 
-`pytest -m cuda --numerics-run runs` needs nothing else on a GPU machine: the folder that comes out
-is read by `report`, `compare`, `gate` and `history`. Measurements travel with the reports of the
-tests, so pytest-xdist brings them to the controller, and a worker that dies loses only its own.
-What becomes of them there is `reports.nightly.pytest_session`.
+`pytest -m cuda --numerics-run runs` is all that a GPU machine needs; `report`, `compare`, `gate`
+and `history` read the resulting folder. Measurements are part of the tests' reports. So
+pytest-xdist transfers them to the controller, and a crashed worker loses only its own.
+`reports.nightly.pytest_session` processes them there.
 
-pytest finds the plugin by its entry point, in every project of an environment where this one is
-installed. So nothing of this project is imported before a test or an option asks for it.
+pytest loads the plugin by its entry point in every project of an environment with this package.
+Therefore nothing else of this project is imported until a test or an option needs it.
 Source: docs/testing.md "Measurements of tests".
 """
 
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect on the process that sees all reports: the controller, or the only one."""
+    """Register the collector in the process that sees all reports: the controller or only one."""
     config.addinivalue_line("markers", MARK)
     root = config.getoption("--numerics-run")
     if root is None:
@@ -113,7 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         user_file_error = own("reports.user_module").UserFileError
     except ImportError as error:
         raise pytest.Collector.CollectError(str(error)) from error
-    # By keyword: a mark that is called with a function alone marks that function.
+    # By keyword: pytest would apply a mark called with only a function to that function.
     functions = [mark.kwargs["of"] for mark in marks if "of" in mark.kwargs]
     if not functions or not all(map(callable, functions)):
         got = ", ".join(map(repr, functions)) or "nothing"
@@ -131,10 +131,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(wrapper=True)
 @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """Attach what a test measured to its report, in types that survive a trip between processes.
+    """Attach a test's measurements to its report, in types that can cross process boundaries.
 
-    Each phase takes what was recorded since the one before: a fixture may measure and then fail,
-    and a test that is repeated records anew.
+    Each phase takes the measurements since the previous one: a fixture may measure and then fail,
+    and a repeated test records again.
     """
     report = yield
     if "numerics" in getattr(item, "fixturenames", ()) or _ROWS in item.stash:
@@ -153,8 +153,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 
 
 def _taken(item: pytest.Item, key: pytest.StashKey[list[Any]]) -> list[Any]:
-    """Return what a test recorded since the last call, and forget it."""
-    # The fixture holds the list itself, so it is emptied in place.
+    """Return a test's records since the last call, and clear them."""
+    # The fixture holds this list, so it is cleared in place.
     held = item.stash.get(key, [])
     taken = held.copy()
     held.clear()

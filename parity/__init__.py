@@ -1,8 +1,8 @@
-"""Parity: two programs that should compute the same thing, compared on the same work.
+"""Parity: comparison of two programs that should compute the same thing, on the same work.
 
-`engine` compares any two programs, `sides` makes one of a module of torch, Flax, NNX or Equinox,
-and `port` compares two of them; the rooms beside them are what was compared so far. Nothing is
-imported before it is asked for: a side needs its library.
+`engine` compares any two programs. `sides` wraps a torch, Flax, NNX or Equinox module, and `port`
+compares two sides. The other packages are the subjects compared so far. Everything is imported on
+first use, because a side needs its library.
 """
 
 from __future__ import annotations

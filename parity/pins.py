@@ -1,6 +1,6 @@
-"""Pins: an alignment of stages in a file, to be read, corrected and followed.
+"""Pins: an alignment of stages stored in a file, where a person can read and correct it.
 
-A line is a pair; what pairs with nothing is listed below. Source: docs/your-own-port.md.
+Each line is a pair; stages without a partner are listed below. Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LISTS = ("pairs", "only_in_port", "only_in_original")
 
 
 def write(alignment: Alignment, path: Path) -> Path:
-    """Write an alignment as pins, aside first and then renamed; returns the path.
+    """Write an alignment as pins, atomically; return the path.
 
-    A pair says beside the names what decided it and how the stage lies; a person who corrects one
-    may leave both out.
+    Each pair also records how it was found and the layout of the stage. A person who corrects a
+    pair may omit both.
     """
     pairs = [
         {
@@ -36,7 +36,7 @@ def write(alignment: Alignment, path: Path) -> Path:
     lists = (pairs, list(alignment.unaligned_port), list(alignment.unaligned_original))
     fields = [f'"schema": {SCHEMA}']
     for name, entries in zip(_LISTS, lists, strict=True):
-        # A line each, so that a diff shows the stage that changed.
+        # One line per entry, so that a diff shows which stage changed.
         lines = ",\n  ".join(json.dumps(entry) for entry in entries)
         fields.append(f'"{name}": [\n  {lines}\n]' if entries else f'"{name}": []')
     with written_aside(path) as aside:
@@ -45,10 +45,10 @@ def write(alignment: Alignment, path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[Pin, ...]:
-    """Return the pins of a file.
+    """Return the pins stored in a file.
 
     Raises:
-        AlignmentError: it is not there, or is no file of pins; the message says where.
+        AlignmentError: the file is missing or invalid; the message says where.
     """
     try:
         content = read_json_object(path)
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Pin, ...]:
         ) from error
     if content.get("schema") != SCHEMA:
         raise AlignmentError(
-            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it anew."
+            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it again."
         )
     for name in _LISTS:
         if not isinstance(content.get(name, []), list):
@@ -79,7 +79,7 @@ def _pair(entry: Any, path: Path) -> Pin:
         layout = Layout.from_json(entry["layout"]) if entry.get("layout") else None
     except (ValueError, TypeError, AttributeError) as error:
         raise AlignmentError(
-            f"{path}: the layout of {entry['port']!r} is none ({error}); leave it out."
+            f"{path}: the layout of {entry['port']!r} is invalid ({error}); omit it."
         ) from error
     return Pin(_name(entry["port"], path), _name(entry["original"], path), layout)
 

@@ -1,8 +1,8 @@
-"""Accuracy of a port pooled over draws of weights and inputs: one draw is one throw of dice.
+"""Accuracy of a port, pooled over several draws of weights and inputs.
 
-The gates of a small model respond to rounding together: one rounded weight moves all that follows
-it, and the 26 gates of a case are worth one or two independent numbers. A level that is to mean
-something on a second machine needs more draws of the same program. See docs/verdicts.md.
+The gates of a small model are strongly correlated: one rounded weight perturbs everything
+downstream, so the 26 gates of a case are worth one or two independent numbers. A level that is to
+be compared with another machine's needs more draws of the same program. See docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 
 POOLED = "rel_l2_pooled"
-"""The metric: geometric mean, over draws, of the relative L2 of a quantity. A root mean square is
-that of the worst draw, and scatters as it does: 0.27 in ln where this scatters 0.1."""
+"""Metric: geometric mean over draws of a quantity's relative L2 error.
+
+A root mean square is dominated by the worst draw and scatters as much: its standard deviation in ln
+is 0.27, that of the geometric mean 0.1."""
 DRAWS = 16
-"""At 16 the levels of the second architecture on the two most different hosts measured were 0.95
-to 1.13 of each other; at one, 0.4 to 3.5 (docs/verdicts.md)."""
+"""Number of draws. Between the two most different hosts measured, the levels of the second
+architecture have ratios of 0.95 to 1.13 with 16 draws, and 0.4 to 3.5 with one
+(docs/verdicts.md)."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -49,18 +52,18 @@ class Draw:
     inputs: tuple[Any, ...]
     """Arrays; floating ones float32."""
     original: Mapping[str, np.ndarray] | None = None
-    """What the original computes of it in float32, where it is at hand."""
+    """Stages computed by the original in float32, by name, if it is available."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What draws of a port say together."""
+    """Results of `pool`."""
 
     measurements: tuple[Measurement, ...]
     responses: dict[str, tuple[float, ...]]
-    """By quantity, the relative L2 response of each draw to one seed of rounding."""
+    """Relative L2 response of each draw to one seed of rounding perturbation, by quantity."""
     first: dict[str, tuple[float, ...]]
-    """By quantity, that of the first draw to each of several seeds."""
+    """Relative L2 response of the first draw to each of several seeds, by quantity."""
 
 
 def pool(
@@ -73,16 +76,18 @@ def pool(
 ) -> Pool:
     """Measure the error of a port over draws, and the noise floor of that error.
 
-    Every draw runs in float32 twice, which tells what repeats, in float64, and in float64 moved by
-    rounding with a seed of its own. The bound is that of a single draw, with the floor of the pool.
+    Every draw runs four times: twice in float32, to see which quantities repeat exactly; in
+    float64; and in float64 with a rounding perturbation of its own seed. The bound is that of a
+    single draw, with the pooled noise floor.
 
     Args:
-        function: the port, `function(model, *inputs)`, which returns one array; its intermediates
-            are marked by `checkpoint_name`, and so are derivatives, as `grad/<parameter>`.
-        draws: of equal shapes, so that they share two programs; originals for all or for none.
-        name: what measurements call the case.
-        suite: the port they are filed under; its name where it has one case only.
-        device: what they call the default device.
+        function: the port, `function(model, *inputs)`, which returns one array. It marks its
+            intermediates by `checkpoint_name`; derivatives are marked as `grad/<parameter>`.
+        draws: of equal shapes, so that all share two compiled programs. Either all have an original
+            or none.
+        name: name of the case in the measurements.
+        suite: port under which they are filed; default: the case's name.
+        device: name of the device in the measurements.
     """
     program = Program.of(function, draws[0].model, draws[0].inputs)
     live = all(draw.original is not None for draw in draws)
@@ -122,17 +127,17 @@ def pool(
 
 @dataclass(frozen=True)
 class Program:
-    """The port by its marks, to be run on one draw after the other, in two precisions, or moved."""
+    """A port with known marks; it runs on any draw, in float32, float64 or perturbed float64."""
 
     function: Callable[..., Any]
     model: Any
     inputs: tuple[Any, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the marks, in the order in which they are computed."""
+    """Shapes of the marks, in order of computation."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Trace the port once to learn its marks."""
+        """Trace the port once to find its marks."""
         found: dict[str, tuple[int, ...]] = {}
 
         def note(model: Any, inputs: Any) -> Any:
@@ -144,21 +149,21 @@ class Program:
         return cls(function, model, inputs, found)
 
     def on(self, model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Return the same port with other numbers of the same shapes."""
+        """Return the same port with other values of the same shapes."""
         return replace(self, model=model, inputs=inputs)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Names of the marks as they are computed; a compiled function returns them by alphabet."""
+        """Names of the marks in order of computation; a compiled function sorts them by name."""
         return tuple(self.shapes)
 
     def run(
         self, dtype: str, rng: np.random.Generator | None = None, exact: Arrays | None = None
     ) -> Arrays:
-        """Return marks and output; with `rng`, everything moved by what rounding does to it."""
+        """Return marks and output; with `rng`, perturb every value by float32's rounding error."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
-            # Offsets of 0: a run that moves nothing is the same program as one that does.
+            # Zero offsets let unperturbed and perturbed runs share one compiled program.
             offsets = {name: jnp.zeros(shape, dtype) for name, shape in self.shapes.items()}
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(moved(a, rng) - a) for n, a in exact.items()}
@@ -167,12 +172,12 @@ class Program:
             return {name: np.asarray(found[name]) for name in self.order}
 
     def responses(self, exact: Arrays) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 response of every quantity, seed by seed."""
+        """Return the relative L2 response of every quantity to each seed."""
         return rounding_noise.responses(exact, lambda rng: self.run("float64", rng, exact))
 
 
 def digest_of(order: tuple[str, ...], model: Any, inputs: tuple[Any, ...]) -> str:
-    """Return a hash of all that decides the numbers but the code: equal hashes mean equal work."""
+    """Return a hash of the marks, parameters and inputs; equal hashes mean equal work."""
     found = hashlib.sha256(repr(order).encode())
     named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
     arrays = {**named, **{f"input {i}": x for i, x in enumerate(jax.tree.leaves(inputs))}}
@@ -217,7 +222,7 @@ def _yardstick() -> Callable[..., Any]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the geometric mean, 0 where one of them is 0, and NaN where one is no number."""
+    """Return the geometric mean: NaN if a value is not finite, 0 if one is 0."""
     if not all(math.isfinite(value) for value in values):
         return math.nan
     return 0.0 if 0.0 in values else math.exp(sum(map(math.log, values)) / len(values))

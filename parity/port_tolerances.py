@@ -1,4 +1,4 @@
-"""What a port that is not Megalodon is held to (`parity.port`), and on which edges."""
+"""Edges and tolerances of ports other than Megalodon (`parity.port`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parity.engine.measurement import Kind
 
 
 class PortEdge(Edge):
-    """What is compared with what: the port's float64 is the truth for rounding."""
+    """Edges of a port comparison; the port's float64 run is the truth for rounding errors."""
 
     PORT64_ORIGINAL64 = "port64:original64"
     PORT32_PORT64 = "port32:port64"
@@ -21,42 +21,43 @@ class PortEdge(Edge):
 
 
 NARROWING = 2.0**-29
-"""Unit roundoff of float64 over that of float32."""
+"""Unit roundoff of float64 divided by that of float32."""
 
 STUDENT = 10.0
-"""How much wider a bound is where four seeds measured its floor on as little as one element.
+"""Factor on a bound whose floor was measured with four seeds on as little as one element.
 
-The floor of a whole stage is known within some ten per cent; that of one element is the root of
-four squares, and errors over it have Student's distribution with four degrees of freedom. Beyond t
-lie 6 t^-4 of it: one in a million beyond 49, where a floor that is known would have 4.9."""
+The floor of a whole stage is accurate to about ten per cent. The floor of one element is the
+root mean square of four responses, so errors divided by it follow Student's t distribution with
+four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
+an exactly known floor would need 4.9."""
 
 PORTS = (
     Rule(
         PortEdge.PORT32_PORT64,
         FORWARD,
-        "rounding of a port, against itself in float64: as for the JAX model, with more room, "
-        "since nobody calibrated it",
+        "rounding of a port, against itself in float64: as for the JAX model, with twice the "
+        "noise factor, since ports are not calibrated",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.ORIGINAL32_PORT64,
         FORWARD,
-        "rounding of the original, if the two compute the same: as for megalodon-hf",
+        "rounding of the original, if both compute the same function: as for megalodon-hf",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         FORWARD,
-        "the sum of both",
+        "the sum of both sides' bounds",
         absolute=6e-7,
         noise_factor=12.0,
     ),
     Rule(
         PortEdge.PORT32_PORT64,
         (Kind.GRADIENT,),
-        "rounding of a port's derivatives, with the room that those of megalodon-hf have",
+        "rounding of a port's derivatives: as for megalodon-hf",
         absolute=3e-7,
         noise_factor=8.0,
     ),
@@ -70,7 +71,7 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         (Kind.GRADIENT,),
-        "the sum of both",
+        "the sum of both sides' bounds",
         absolute=6e-7,
         noise_factor=16.0,
     ),
@@ -103,22 +104,22 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL64,
         FORWARD,
-        "rounding of a port that has no float64 of its own",
+        "rounding of a port that does not run in float64",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         PortEdge.PORT32_ORIGINAL64,
         (Kind.GRADIENT,),
-        "rounding of the derivatives of a port that has no float64 of its own",
+        "rounding of the derivatives of a port that does not run in float64",
         absolute=3e-7,
         noise_factor=8.0,
     ),
     Rule(
         PortEdge.PORTBF16_PORT64,
         FORWARD,
-        "rounding of a port in bfloat16: the factor of float32, and eight bits less than half a "
-        "unit of it where nothing is computed",
+        "rounding of a port in bfloat16: the noise factor of float32; the minimum is half a unit "
+        "of eight bits, for values that are stored without any computation",
         absolute=2.0**-8,
         noise_factor=6.0,
     ),
@@ -126,7 +127,7 @@ PORTS = (
         Rule(
             edge,
             (Kind.WEIGHTS,),
-            "both sides hold the same parameters, or nothing else can be compared",
+            "both sides have the same parameters; otherwise nothing else can be compared",
             metric="unmatched",
         )
         for edge in (PortEdge.PORT32_ORIGINAL32,)
@@ -135,7 +136,7 @@ PORTS = (
         Rule(
             edge,
             FORWARD,
-            "whole numbers and bools have no rounding: how many of them differ",
+            "number of integers and bools that differ; they have no rounding",
             metric="unequal",
         )
         for edge in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32)
@@ -144,7 +145,7 @@ PORTS = (
         Rule(
             edge,
             (Kind.LOGITS,),
-            "a token within the bound of the logits keeps its best token where the margin is clear",
+            "logits within their bound give the same best token wherever the margin exceeds it",
             metric="top1_flips",
         )
         for edge in PortEdge
@@ -152,8 +153,7 @@ PORTS = (
     Rule(
         PortEdge.PORT32_ORIGINAL32,
         (Kind.BLOCK,),
-        "a token whose router logits are within their bound keeps its experts where the margin is "
-        "clear",
+        "router logits within their bound give the same experts wherever the margin exceeds it",
         metric="expert_flips",
     ),
 )

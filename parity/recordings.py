@@ -1,7 +1,7 @@
-"""Recordings: what a reference computed, kept to be compared with where it cannot run.
+"""Recordings: stored results of a reference, for machines where the reference cannot run.
 
-A recording is a safetensors file of named arrays. Its metadata say what made it, and the hash of
-the work it answers for. Source: docs/parity.md "Fail closed".
+A recording is a safetensors file of named arrays. Its metadata hold its provenance and the hash of
+the work it belongs to. Source: docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RecordingError(ValueError):
-    """A recording is missing, corrupt, or of other work; the message names the remedy."""
+    """A recording is missing, corrupt, or of different work; the message names the remedy."""
 
 
 class ReferenceUnavailableError(RuntimeError):
@@ -35,13 +35,13 @@ def choose(
     recorded: Callable[[], T],
     why_unavailable: Callable[[], str | None],
 ) -> T:
-    """Return what a live reference gives, or a recorded one where it cannot run.
+    """Return the result of the live reference, or a recorded one where it cannot run.
 
     Args:
-        prefer: "live", "recorded", or "auto", live where it can run.
-        live: raises ReferenceUnavailableError where it cannot.
-        recorded: raises RecordingError where there is none.
-        why_unavailable: of the live one, None where it can run.
+        prefer: "live", "recorded", or "auto": live if it can run.
+        live: runs the reference; raises ReferenceUnavailableError if it cannot run.
+        recorded: reads the recording; raises RecordingError if there is none.
+        why_unavailable: reason why the live reference cannot run; None if it can.
     """
     if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
         return live()
@@ -49,15 +49,15 @@ def choose(
 
 
 def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a recording, which must answer for exactly this work.
+    """Return the arrays of a recording of exactly this work.
 
     Args:
-        path: its file.
-        work: hash of what is asked.
-        renew: the command that makes it, for an error.
+        path: the recording's file.
+        work: hash of the requested work.
+        renew: command that makes the recording, for the error message.
 
     Raises:
-        RecordingError: it is missing, corrupt, or of other work.
+        RecordingError: it is missing, corrupt, or of different work.
     """
     provenance = read_provenance(path, renew)
     if provenance["case_hash"] != work:
@@ -69,10 +69,10 @@ def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
 
 
 def read_provenance(path: Path, renew: str) -> dict[str, Any]:
-    """Return what a recording says of itself; `renew` is the command that makes it.
+    """Return the provenance of a recording; `renew` is the command that makes it.
 
     Raises:
-        RecordingError: the file is missing, corrupt, or of another schema.
+        RecordingError: the file is missing, corrupt, or has another schema.
     """
     if not path.is_file():
         raise RecordingError(
@@ -102,21 +102,21 @@ def write(
     provenance: Mapping[str, Any],
     folder: Path,
 ) -> Path:
-    """Write one recording, aside first and then renamed; returns its path.
+    """Write one recording atomically and return its path.
 
     Args:
-        name: of the file, without its ending.
-        work: hash of what the arrays answer for.
-        arrays: by name.
-        provenance: what made them.
-        folder: where to.
+        name: file name without suffix.
+        work: hash of the work that the arrays belong to.
+        arrays: arrays by name.
+        provenance: what produced them: versions, host, date.
+        folder: destination.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.safetensors"
     notes = {**provenance, "schema": SCHEMA, "case_hash": work}
     tensors = {name: np.array(array, order="C") for name, array in arrays.items()}
     with written_aside(path) as aside:
-        # Without spaces: all recordings together stay below 12 MiB.
+        # Compact JSON: all recordings together must stay below 12 MiB.
         text = json.dumps(notes, sort_keys=True, separators=(",", ":"))
         save_file(tensors, aside, metadata={"provenance": text})
     return path

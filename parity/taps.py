@@ -1,4 +1,4 @@
-"""`parity.megalodon.intermediates` under the name it had: programs import it from here."""
+"""Former module name of `parity.megalodon.intermediates`, kept for existing imports."""
 
 from parity.megalodon.intermediates import *  # noqa: F403
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES as BLOCK_TAPS  # noqa: F401

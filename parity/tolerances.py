@@ -1,8 +1,8 @@
-"""The one table of tolerances, and every other constant that decides what passes.
+"""The table of all tolerances and of the other constants that decide whether a check passes.
 
-The rules of edges are beside the subjects they are about, `parity.megalodon.tolerance_table`,
-`parity.mesh.tolerance_table` and `parity.port_tolerances`, and are collected here; formats, levels
-and drift are below. Source: docs/parity.md "Tolerances".
+The rules of an edge are declared beside its subject (`parity.megalodon.tolerance_table`,
+`parity.mesh.tolerance_table`, `parity.port_tolerances`) and collected here. Constants of formats,
+levels and drift are below. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ MESH_EDGES = tuple(MeshEdge)
 SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
 """Former names."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
-"""How far above float32's a held-out loss may be after a drill on each format, relative to it."""
+"""Largest relative excess of the held-out loss over float32's after a drill in each format."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatBound:
-    """What a product may lose in a low-precision format before a wider one is advised."""
+    """Largest error of a product in a low-precision format before a wider format is advised."""
 
     error: float
     """Relative L2 of the product."""
     underflow: float
-    """Share of an operand's elements that become 0."""
+    """Fraction of an operand's elements that underflow to 0."""
     reason: str
 
 
@@ -83,7 +83,7 @@ FORMAT_BOUNDS = {
         0.20,
         0.50,
         "normal numbers: 0.134 and 7 %; the byte model, trained and at initialisation: at most "
-        "0.155 and 40 % (gradients behind a gate, many of them near 0)",
+        "0.155 and 40 % (gradients after a gate, many of them near 0)",
     ),
     "mxfp4": FormatBound(
         0.30, 0.75, "normal numbers: 0.162 and 11 %; the byte model: at most 0.233 and 67 %"
@@ -99,9 +99,11 @@ FORMAT_BOUNDS = {
     ),
     "bfloat16": FormatBound(0.004, 0.001, "normal numbers and the byte model: 0.0025 and none"),
 }
-"""By format (`stability.products.what_if`): the largest seen on healthy tensors with 128 and more
-numbers along the contraction, and about a third more error and up to twice the underflow. Underflow
-is bounded too because outliers hide it: what they push to 0 is little of the product's norm."""
+"""Bounds by format (`stability.products.what_if`).
+
+Each is the largest value seen on healthy tensors with at least 128 numbers along the contraction,
+plus about a third for the error and up to twice for the underflow. Underflow has its own bound
+because outliers hide it: the numbers they push to 0 contribute little to the product's norm."""
 FIGURES = {
     "mxfp8 floor clips": ("clipped", 0.167, 0.004),
     "mxfp8 even clips": ("clipped", 0.119, 0.004),
@@ -112,51 +114,57 @@ FIGURES = {
     "nvfp4 loses": ("underflow", 0.068, 0.001),
     "nvfp4": ("mse", 0.009, 1e-4),
 }
-"""What formats do to normal numbers, known from elsewhere: metric, figure, and what sampling 2^21
-of them and the figure's own digits leave open. Clipped is a share of blocks."""
+"""Published effect of each format on normally distributed numbers: metric, value, tolerance.
+
+The tolerance covers the sampling error of 2^21 numbers and the digits of the published value.
+`clipped` is a fraction of blocks."""
 NOISE_WINDOW = 14
-"""Earlier runs whose median a noisy value is held against (docs/verdicts.md "Comparability")."""
+"""Earlier runs whose median a noisy value is compared with (docs/verdicts.md "Comparability")."""
 NOISE_LEAST = 5
-"""... and the fewest that say anything: a MAD of four numbers is mostly luck."""
+"""Fewest earlier runs for that comparison: the MAD of four numbers is mostly chance."""
 NOISE_MADS = 5.0
-"""Median absolute deviations of log10 of the error that a noisy value may be from the median."""
+"""Tolerance of a noisy value around that median, in median absolute deviations of log10(error)."""
 NOISE_FLOOR = 1.05
-"""... and the factor it may always be away, 5 %."""
+"""Smallest such tolerance, as a factor: 5 %."""
 DRIFT_TYPICAL = 1.3
-"""Factor by which a group's geometric mean may leave that of a run on the same machine, where it
-repeats bit by bit until the code or a library changes; docs/verdicts.md says what is found."""
+"""Largest ratio of a group's geometric mean to a run on the same machine. There it repeats bit by
+bit until the code or a library changes. docs/verdicts.md lists the changes that this detects."""
 DRIFT_DEVIATIONS = 4.0
-"""Standard deviations of the difference of two draws of rounding that the level of a group may be
-from that on another machine. The deviation is calibrated (docs/verdicts.md); at 3 none of 20 pairs
-of hosts was red, and a night has hundreds of levels."""
+"""Largest deviation of a group's level from another machine's, in standard deviations of the
+difference of two draws of rounding. The deviation is calibrated (docs/verdicts.md). With a limit of
+3, none of 20 pairs of hosts failed, but a night compares hundreds of levels."""
 DRIFT_WORST = 2.0
-"""... and the worst gate of the group: one small tensor varies more than a mean does."""
+"""Like `DRIFT_TYPICAL`, for the worst gate of a group: one small tensor varies more than a mean."""
 DRIFT_SHARE = 0.01
-"""Share of its tolerance below which a gate's value moves freely: a hundredfold is still left."""
+"""Gates below this fraction of their tolerance may drift freely: a factor of 100 remains."""
 UNBIASED = 5.0
-"""Standard deviations that the sum of the errors of stochastic rounding may be from 0: of draws
-that are fixed by what is rounded, on every machine, one set in two million is beyond it."""
+"""Largest deviation of the summed errors of stochastic rounding from 0, in standard deviations.
+The draws depend only on the rounded values, so every machine has the same; one set of draws in two
+million exceeds this."""
 INDEPENDENT = 0.05
-"""Largest relative difference between a product's error and that of two operands whose errors are
-independent, root of the sum of squares: what is left is sampling, over 10^4 and more elements."""
+"""Largest relative difference between a product's error and the root sum of squares of its
+operands' independent errors. The rest is sampling error over at least 10^4 elements."""
 MLA_MOE_LOGITS = 1e-5
-"""Largest relative L2 of float32 logits of MLA + MoE against Transformers that was asked for; what
-holds them is the bound from the noise floor. At most 8.5e-7 measured, with a tied head."""
+"""Required relative L2 of MLA + MoE's float32 logits against Transformers. The gate itself is the
+tighter bound from the noise floor. Measured: at most 8.5e-7, with a tied head."""
 ABSORBED = {"float32": 1e-5, "bfloat16": 0.05}
-"""Largest relative L2 between a layer of absorbed and of expanded MLA, by dtype of activations: the
-same mathematics in another order, hence a multiple of the rounding. Measured: 1.2e-7 on the model
-defects are planted in, 0.004 on the small size; values in the wrong order are off by 1."""
+"""Largest relative L2 between absorbed and expanded MLA of one layer, by dtype of activations.
+
+Both are the same mathematics in another order, so the bound is a multiple of the rounding error.
+Measured: 1.2e-7 on the model in which defects are planted, 0.004 on the small size. Values in the
+wrong order give 1."""
 LOST_APPLIED = 0.7
-"""Share of a token-by-token stream's error left when what rounding the poles lost is applied: 0.42
-and 0.51 measured, at 16,384 and 4,096 tokens; the rest is the rounding of the state itself."""
+"""Largest fraction of a token-by-token stream's error that remains when the rounding error of the
+poles is corrected. Measured: 0.42 at 16,384 tokens and 0.51 at 4,096. The rest is the rounding of
+the state itself."""
 LONG_CONTEXT = 1e-6
-"""Relative L2 of a float32 EMA with slow poles against float64, at 131,072 tokens."""
+"""Largest relative L2 of a float32 EMA with slow poles against float64, at 131,072 tokens."""
 LONG_CONTEXT_REFERENCE = 1e-3
-"""... and what it is at least when powers of the poles are computed in float32."""
+"""Smallest such error when powers of the poles are computed in float32: the negative control."""
 LONG_CONTEXT_GRADIENT = 2e-6
-"""... of the gradients, at 16,384 tokens; at most 8e-7 measured, on theta."""
+"""Largest such error of the gradients, at 16,384 tokens. Measured: at most 8e-7, on theta."""
 MEMORY_PER_DOUBLING = 2.2
-"""Largest growth of a program's memory when its sequence gets twice as long: linear, and slack."""
+"""Largest growth of a program's memory when the sequence doubles: 2 is linear, 0.2 is slack."""
 
 
 def rule(edge: Edge | str, kind: Kind, metric: str = "rel_l2") -> Rule | None:

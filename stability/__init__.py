@@ -1,1 +1,1 @@
-"""Stability: what low precision does to a model, with the number, its source and the remedy."""
+"""Stability: effects of low precision on a model, each with its number, source and remedy."""

@@ -1,3 +1,3 @@
-"""`stability.storage.diagnose` under the name it had: programs import it from here."""
+"""Former module name of `stability.storage.diagnose`, kept for existing imports."""
 
 from stability.storage.diagnose import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""`stability.recovery.guard` under the name it had: programs import it from here."""
+"""Former module name of `stability.recovery.guard`, kept for existing imports."""
 
 from stability.recovery.guard import *  # noqa: F403

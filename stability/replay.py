@@ -1,3 +1,3 @@
-"""`stability.nonfinite.replay` under the name it had: programs import it from here."""
+"""Former module name of `stability.nonfinite.replay`, kept for existing imports."""
 
 from stability.nonfinite.replay import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The stability suite: what low precision does, and already did, to a checkpoint."""
+"""The stability suite: probes of a checkpoint for present and future effects of low precision."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ from stability.storage.survival import AdamW, probe
 from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
-"""Steps, rows and tokens the survival probe trains on: few, as it trains a control beside it."""
+"""Steps, rows and tokens of the survival probe; few, since it also trains a float32 control."""
 POLE_STEPS = 200
-"""Steps the memory of poles is followed for: those of `stability.storage.simulate`."""
+"""Steps over which the memory of poles is followed, as in `stability.storage.simulate`."""
 KINDS = 3
-"""Kinds of leaf that remedies are tried on each night; the command `stability` tries all."""
+"""Kinds of leaf on which remedies are tried each night; the command `stability` tries all."""
 
 SIZE = 128
-"""Elements of a leaf they are tried on: small leaves have no more, and equal rows compile once."""
+"""Elements per leaf in these trials: enough for small leaves, and rows of equal length share one
+compiled program."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with `model.safetensors`, `config.json`, and what its training left beside them."""
+    """A folder with `model.safetensors`, `config.json` and optionally `training.json`."""
 
     folder: Path
     text: Path
-    """Bytes the probes take gradients on."""
+    """File whose bytes are the text on which probes take gradients."""
 
     @property
     def training(self) -> dict[str, Any] | None:
-        """What `training.json` says, or None without one."""
+        """Contents of `training.json`; None if there is none."""
         path = self.folder / "training.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     @property
     def optimiser(self) -> AdamW:
-        """AdamW as the checkpoint was trained; the founding case's 3e-4 when that is unknown."""
+        """AdamW as the checkpoint was trained; lr 3e-4, that of the founding case, if unknown."""
         training = self.training or {}
         return AdamW(
             lr=training.get("lr", 3e-4),
@@ -63,11 +64,11 @@ class Checkpoint:
         )
 
     def load(self) -> MegalodonForCausalLM:
-        """Load the model as stored, in float32; errors as `load_from_pretrained`."""
+        """Load the model as stored, in float32; raises as `load_from_pretrained`."""
         return load_from_pretrained(self.folder)
 
     def batches(self) -> np.ndarray:
-        """Token ids (steps, B, L) cut from the text at evenly spaced starts."""
+        """Return token ids (steps, B, L) cut from the text at evenly spaced positions."""
         text = np.frombuffer(self.text.read_bytes(), np.uint8)
         starts = np.linspace(0, len(text) - LENGTH, STEPS * BATCH_SIZE).astype(int)
         ids = text[starts[:, None] + np.arange(LENGTH)].astype(np.int32)
@@ -76,19 +77,19 @@ class Checkpoint:
 
 @dataclass
 class ProbeResults:
-    """Findings of the probes of one run; a probe that broke down is named, and hides no other."""
+    """Findings of all probes of one run; a probe that failed is named and does not stop others."""
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """Plain data for the page, by section: "poles", "remedies", "what if"."""
+    """JSON data for the page, by section: "poles", "remedies", "what if"."""
     executed: int = 0
     failures: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    """By probe as its findings name it, where what was run made findings of that probe alone."""
+    """Duration by probe name, for functions whose findings are all of one probe."""
 
 
 def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
-    """Audit what is stored, probe what a bfloat16 copy would lose, and try what would help."""
+    """Audit stored values, probe the losses of a bfloat16 copy, and try remedies."""
     results = ProbeResults()
     shared: set[str] = set()
     for name, probe_one in PROBES.items():
@@ -118,7 +119,7 @@ def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: Prob
 
 def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
     rows = ema_pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
-    # JSON has no infinity: None is a pole that never forgets.
+    # JSON has no infinity; None stands for a pole that never forgets.
     for row in rows:
         row["memory"] = row["memory"] if math.isfinite(row["memory"]) else None
     return ema_pole_findings.findings(model), rows
@@ -165,7 +166,7 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: Prob
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> Answer:
-    """Return what differs from the committed audits, the compiled view left out for its time."""
+    """Return differences from the committed audits, without the compiled view, which is slow."""
     findings: list[Finding] = []
     reason = why_unavailable()
     for name, audit in PROGRAMS.items():
@@ -203,5 +204,5 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Ans
     "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
 }
-"""Every probe of a night, in order; remedies are tried on what the first one found. All of them
-measure: what a command measured once is a document (`stability.core.documents`)."""
+"""All probes of a night, in order: remedies are tried on findings of the survival probe. Results
+that a command measured once are documents instead (`stability.core.documents`)."""

@@ -1,3 +1,3 @@
-"""`stability.storage.narrow_optimisers` under the name it had: programs import it from here."""
+"""Former module name of `stability.storage.narrow_optimisers`, kept for existing imports."""
 
 from stability.storage.narrow_optimisers import *  # noqa: F403

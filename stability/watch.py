@@ -1,3 +1,3 @@
-"""`stability.storage.frozen_watch` under the name it had: programs import it from here."""
+"""Former module name of `stability.storage.frozen_watch`, kept for existing imports."""
 
 from stability.storage.frozen_watch import *  # noqa: F403

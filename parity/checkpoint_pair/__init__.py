@@ -1,7 +1,8 @@
-"""Two checkpoints from outside, compared on a text: whole, or layer by layer.
+"""Comparison of two checkpoints from outside on a text: whole, or layer by layer.
 
-`files` opens and compares what is stored, `triangle` the models if they fit, `Walk` the layers one
-by one if they do not. `deployment` writes a folder for megalodon-hf and compares it with the model.
+`files` opens checkpoints and compares stored values. `triangle` compares models that fit into
+memory, `Walk` larger ones layer by layer. `deployment` writes a folder for megalodon-hf and
+compares it with the model.
 """
 
 from parity.checkpoint_pair.deployment import Export, ExportError, export_pretrained

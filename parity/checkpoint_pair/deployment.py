@@ -1,8 +1,8 @@
-"""An exported folder, verified before it is there: tensors, configuration and logits on both sides.
+"""Export of a folder, verified before it is put in place: tensors, configuration and logits.
 
-The folder is read back and compared with the model bit by bit, then loaded by megalodon-hf's own
-`from_pretrained` and by ours, and both run one text. Logits are held to the rule of the triangle
-for JAX against megalodon-hf, on a noise floor measured for these weights and this text. Source:
+The folder is read back and compared with the model bit by bit. It is then loaded by megalodon-hf's
+`from_pretrained` and by ours, and both run one text. Logits must meet the triangle's tolerance for
+JAX against megalodon-hf, with a noise floor measured for these weights and this text. Source:
 docs/guide.md "Deployment".
 """
 
@@ -39,17 +39,17 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 TOKENS = 40
-"""Most tokens of the text: the oracle runs it eleven times in float64."""
+"""Largest number of tokens of the text, which the oracle runs eleven times in float64."""
 EDGE = MegalodonEdge.JAX32_REFERENCE32
 
 
 class ExportError(ValueError):
-    """An export that is not what the model is; nothing was left in its place."""
+    """The exported folder differs from the model; it was removed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A folder that was written, and what of it was verified."""
+    """A written folder, and what was verified of it."""
 
     folder: Path
     verified: bool
@@ -71,26 +71,25 @@ def export_pretrained(
     verify: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> Export:
-    """Write a folder for megalodon-hf, and verify it before it takes its place.
+    """Write a folder for megalodon-hf, and verify it before it is put in place.
 
-    Verifying needs memory for the weights in float32 on both sides and in float64 once; `megalodon-
-    numerics parity --torch FOLDER --layerwise` compares a folder that is too large for that.
+    Verification needs memory for the weights in float32 on both sides and once in float64.
+    `megalodon-numerics parity --torch FOLDER --layerwise` compares a folder that is too large.
 
     Args:
         model: the model to export.
-        folder: where to; an earlier export there is replaced.
-        tokenizer: a folder whose tokenizer files are copied.
+        folder: destination; an earlier export there is replaced.
+        tokenizer: folder whose tokenizer files are copied.
         generation: generation settings: a mapping, a JSON file, or a folder with one.
-        dtype: storage dtype of all but the sensitive parameters; None keeps what is there.
-        max_shard_size: most bytes of a file of weights.
-        verify: whether to verify; where megalodon-hf cannot run the folder is read back alone, and
-            the record says so.
-        report: gets a line of progress per step.
+        dtype: storage dtype of all but the sensitive parameters; None: unchanged.
+        max_shard_size: largest size of a weights file in bytes.
+        verify: verify the folder. Without megalodon-hf it is only read back, as the record states.
+        report: called with a line of progress per step.
 
     Raises:
-        ExportError: the folder is not what the model is: the first tensor, field or logit that
-            differs is named, with the bound. Nothing is left, and an earlier export stays.
-        FileNotFoundError, ValueError: as for `megalodon_jax.deployment.write_pretrained`.
+        ExportError: the folder differs from the model. The message names the first differing
+            tensor, field or logit, with the bound. The new folder is removed, an earlier one kept.
+        FileNotFoundError, ValueError: see `megalodon_jax.deployment.write_pretrained`.
     """
 
     def check(aside: Path) -> dict[str, Any]:
@@ -120,10 +119,10 @@ def export_pretrained(
 
 
 def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
-    """Insist that a folder holds these tensors, bit by bit.
+    """Check bit by bit that a folder holds these tensors.
 
     Raises:
-        ExportError: it does not; the first difference is named.
+        ExportError: it does not; the message names the first difference.
     """
     held = open_tensors(checkpoint_file(folder))
     for name in (*expected, *held):
@@ -143,17 +142,17 @@ def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def verified(folder: Path, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Run a folder in megalodon-hf and in JAX; return the record of a verification that holds.
+    """Run a folder in megalodon-hf and in JAX; return the record of a successful verification.
 
     Raises:
-        ExportError: the two differ; the first tensor, field or logit is named, with the bound.
+        ExportError: the two differ; the message names the first tensor, field or logit.
         ReferenceUnavailableError: megalodon-hf cannot run.
     """
     report("loading the folder in megalodon-hf")
     theirs = Deployed.load(folder)
     if theirs.problems:
         raise ExportError(
-            f"export: megalodon-hf loads the folder with {'; '.join(theirs.problems)}"
+            f"export: megalodon-hf reports problems in the folder: {'; '.join(theirs.problems)}"
         )
     config = _plain(read_config(folder / "config.json"))
     _check_config(config, _plain(theirs.config), "megalodon-hf's configuration")
@@ -179,16 +178,16 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
     return {
         "verified": True,
         "reason": (
-            f"megalodon-hf {identity()} loaded the folder, its parameters are these bits, and its "
-            f"logits of {ids.size} tokens are {error:.1e} from JAX's, relative L2, within "
-            f"{bound:.1e} ({EDGE}: noise floor of these weights and this text)"
+            f"megalodon-hf {identity()} loaded the folder, its parameters are bit-identical, and "
+            f"its logits of {ids.size} tokens differ from JAX's by {error:.1e}, relative L2, "
+            f"within {bound:.1e} ({EDGE}: noise floor of these weights and this text)"
         ),
         "logits": {"error": error, "bound": bound, "tokens": int(ids.size)},
     }
 
 
 def text(config: MegalodonConfig) -> np.ndarray:
-    """Return token ids (1, L) to run: none is padding, and past a chunk where that is short."""
+    """Return token ids (1, L) without padding; longer than a chunk if chunks are short."""
     length = min(config.chunk_size + max(1, config.chunk_size // 8), TOKENS)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (1, max(2, length)))
     pad = config.pad_token_id
@@ -198,7 +197,7 @@ def text(config: MegalodonConfig) -> np.ndarray:
 
 
 def _plain(config: MegalodonConfig) -> MegalodonConfig:
-    """Return a configuration that computes in float32, with the products of everybody."""
+    """Return the configuration in float32 with default GEMM backend."""
     return dataclasses.replace(config.with_dtype("float32"), gemm_backend="default")
 
 
@@ -211,7 +210,7 @@ def _check_config(expected: MegalodonConfig, found: MegalodonConfig, what: str) 
 def _check_equal(
     name: str, expected: np.ndarray, found: np.ndarray, start: int, side: str = "the folder"
 ) -> None:
-    """Insist on equal bits of two arrays; `start` is the row of the tensor that they begin with."""
+    """Check that two arrays have equal bits; `start` is their first row in the tensor."""
     if found.shape != expected.shape:
         raise ExportError(
             f"export: {name} has shape {found.shape} in {side}, not {expected.shape}."
@@ -226,16 +225,16 @@ def _check_equal(
         place[0] += start
     raise ExportError(
         f"export: {name} differs at {place}: the model has {expected[at]!s}, {side} {found[at]!s}; "
-        "parameters must be the same bits."
+        "parameters must be bit-identical."
     )
 
 
 def _first_logit(ours: np.ndarray, theirs: np.ndarray, bound: float, error: float) -> str:
     if ours.shape != theirs.shape:
-        return f"export: JAX has logits {ours.shape}, megalodon-hf {theirs.shape}."
+        return f"export: logits have shape {ours.shape} in JAX, {theirs.shape} in megalodon-hf."
     rows, positions = ours.shape[:2]
     places = [(r, p) for r in range(rows) for p in range(positions)]
-    # A position that is within the bound may be where a greater one begins: the first beyond it.
+    # The first position beyond the bound; earlier ones within it may differ harmlessly.
     over = [at for at in places if not relative_l2(ours[at], theirs[at]) <= bound] or places
     row, position = over[0]
     pair = ours[over[0]].astype(np.float64), theirs[over[0]].astype(np.float64)

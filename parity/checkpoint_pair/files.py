@@ -1,7 +1,7 @@
-"""Checkpoints from outside: opened lazily, compared by name and value.
+"""Checkpoints from outside: opened lazily, and compared by name and value.
 
-Opening reads headers only. A tensor is read when it is asked for, by rows where that is enough, so
-a checkpoint larger than memory can be walked through. Source: docs/parity.md "Big checkpoints",
+Only headers are read when opening. Tensors are read on access, by rows where possible, so that a
+checkpoint larger than memory can be traversed. Source: docs/parity.md "Big checkpoints",
 docs/parity.md "Fail closed".
 """
 
@@ -31,7 +31,7 @@ from parity.engine.measurement import Verdict
 from parity.engine.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
-# Fields that do not enter an uncached evaluation: where precision, streams and training differ.
+# Fields that do not affect an uncached evaluation: precision, streams and training.
 _SILENT = frozenset(
     {
         *("max_cache_len", "cache_unbounded", "max_positions", "mask_ema"),
@@ -45,10 +45,10 @@ _SILENT = frozenset(
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint: its configuration, and its tensors by torch name."""
+    """A checkpoint: configuration, and tensors by torch name."""
 
     label: str
-    """Which of the two sides it is, in an error: "torch" or "jax"."""
+    """Name of the side in error messages: "torch" or "jax"."""
     path: Path
     config: MegalodonConfig
     tensors: dict[str, Tensor]
@@ -57,7 +57,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors in float32, the dtype they are compared in."""
+        """Bytes of all tensors in float32, in which they are compared."""
         return 4 * sum(math.prod(t.shape) for t in self.tensors.values())
 
     def wide(self, name: str) -> np.ndarray:
@@ -65,7 +65,7 @@ class Stored:
         return self.tensors[name].read().astype(np.float32)
 
     def problems(self, config: MegalodonConfig) -> list[WeightRow]:
-        """Return what keeps these tensors from being the weights of `config`, by headers alone."""
+        """Return mismatches between these tensors and the weights of `config`, from headers."""
         table = {row.name: row.shape for row in weight_table(config)}
         allowed = set(table) | ({HEAD} if config.tied else set())
         rows = [self._problem(n, f"missing, expected {table[n]}") for n in table if n not in self]
@@ -79,7 +79,7 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Return a failure if a head that should be the embedding is not."""
+        """Return a failure if the head of a tied model differs from the embedding."""
         if not self.config.tied or HEAD not in self or EMBEDDING not in self:
             return []
         row = compare_values(HEAD, self.tensors[EMBEDDING], self.tensors[HEAD])
@@ -97,35 +97,35 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class WeightRow:
-    """What comparing one parameter by name says."""
+    """Result of comparing one parameter."""
 
     name: str
     verdict: Verdict
     note: str = ""
     rel_l2: float = math.nan
     hashes: tuple[str, str] = ("", "")
-    """Of the values in float32, torch side first; equal hashes mean equal values."""
+    """Hashes of the values in float32, torch side first; equal hashes mean equal values."""
 
 
 def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
     """Open a checkpoint lazily: a directory, a safetensors file or index, or a torch file.
 
-    A torch file (`.bin`, `.pt`) is read as a whole, because a pickle has no other way.
+    A torch file (`.bin`, `.pt`) is read as a whole, since a pickle cannot be read lazily.
 
     Args:
-        label: what to call it in an error.
+        label: name of the side in error messages.
         path: a Hugging Face or native directory, or a file.
-        config: the configuration or the `config.json` to use; None takes the one beside the file.
+        config: the configuration or its `config.json`; None: the one beside the file.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or no configuration.
-        ValueError: a file is corrupt or truncated, a shard is missing, or the index does not say
-            what the shards hold.
+        FileNotFoundError: there is no checkpoint or no configuration.
+        ValueError: a file is corrupt or truncated, a shard is missing, or the index contradicts the
+            shards.
     """
     file = checkpoint_file(path)
     if not isinstance(config, MegalodonConfig):
         config = read_config(file.parent / "config.json" if config is None else config)
-    # What is compared is the weights: how a run multiplied them does not enter.
+    # Weights are compared, so the GEMM backend of a run is irrelevant.
     config = dataclasses.replace(config, gemm_backend="default")
     named = unprefixed(open_tensors(file), str(file)).items()
     tensors = {name: t for name, t in named if not name.endswith(_BUFFER)}
@@ -134,10 +134,10 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
 
 
 def converted(theirs: Stored) -> Stored:
-    """Return the JAX side as this project's own loader makes it from a torch checkpoint.
+    """Convert a torch checkpoint by this project's loader; return it as the JAX side.
 
     Raises:
-        ValueError: the checkpoint does not fit its configuration.
+        ValueError: the checkpoint does not match its configuration.
     """
     model = load_from_pretrained(theirs.path, theirs.config)
     tensors: dict[str, Tensor] = {n: ArrayTensor(a) for n, a in exported(model).items()}
@@ -145,7 +145,7 @@ def converted(theirs: Stored) -> Stored:
 
 
 def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[WeightRow]:
-    """Return the fields that make two configurations different mathematics."""
+    """Return the fields by which two configurations differ mathematically."""
     left, right = theirs.to_dict(), ours.to_dict()
     left["rope_base"], right["rope_base"] = theirs.effective_rope_base, ours.effective_rope_base
     left["output_size"], right["output_size"] = theirs.tied, ours.tied
@@ -157,7 +157,7 @@ def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[W
 
 
 def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
-    """Compare two tensors of one shape value by value in float32, a few rows at a time."""
+    """Compare two tensors of equal shape by value in float32, a few rows at a time."""
     digests = [hashlib.sha256()] * 2
     spoiled, difference, scale, only_rounded = [0, 0], 0.0, 0.0, True
     for rows in row_blocks(theirs.shape):
@@ -189,7 +189,7 @@ def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
 
 
 def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
-    """Compare every parameter of two checkpoints that both fit `theirs.config`."""
+    """Compare every parameter of two checkpoints that both match `theirs.config`."""
     for row in weight_table(theirs.config):
         yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
 

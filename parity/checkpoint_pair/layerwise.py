@@ -1,14 +1,15 @@
-"""Two checkpoints larger than memory, compared layer by layer.
+"""Layer-by-layer comparison of two checkpoints larger than memory.
 
-One layer at a time is read on each side, the activations are pushed through it, compared, and the
-layer is dropped. Memory is bounded by the largest layer and the activations; of the embedding only
-the rows of the text are read, and the head is applied in blocks of the vocabulary.
+One layer is read on each side, applied to the activations, compared and dropped. Memory is bounded
+by the largest layer and the activations: of the embedding only the rows of the text are read, and
+the head is applied in blocks of the vocabulary.
 
-There are two runs. Free-running, each side goes on with its own activations. Forced, both sides and
-the oracle are fed the reference's, so that what differs comes from this layer. Only forced errors
-carry a tolerance: the rules of `parity.tolerances` on a noise floor measured for this layer and
-input. A free error needs none, since it is at most the error of its input, amplified, plus the
-forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First divergence".
+There are two runs. In the free run each side continues with its own activations. In the forced run
+both sides and the oracle are fed the reference's activations, so that differences come from this
+layer. Only forced errors have a tolerance: the rules of `parity.tolerances`, with a noise floor
+measured for this layer and input. A free error needs none, since it is at most the amplified error
+of its input plus the forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First
+divergence".
 """
 
 from __future__ import annotations
@@ -42,61 +43,61 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.tolerance_table import NoiseFloors
 
 WIDE = 1 << 22
-"""Parameters of a layer up to which JAX also runs it in float64."""
+"""Largest number of parameters of a layer that JAX also runs in float64."""
 LOGITS_AT_ONCE, HEAD_AT_ONCE = 1 << 19, 1 << 20
-"""Elements of the logits and of the head that exist at once."""
+"""Largest numbers of elements of the logits and of the head that are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one layer did to the difference between the two sides."""
+    """Effect of one layer on the difference between the two sides."""
 
     name: str
     """`embed`, `layers.{i}`, `norm` or `logits`."""
     free: float
-    """Relative L2 between the sides, each on its own activations."""
+    """Relative L2 between the sides in the free run."""
     forced: float
-    """... both fed the reference's activations: the difference this step makes by itself."""
+    """Relative L2 in the forced run: the difference that this step introduces."""
     amplification: float
-    """By how much the step multiplies the relative error of its input; NaN for an exact input."""
+    """Factor by which the step multiplies the relative error of its input; NaN if that is 0."""
     share: float
-    """Largest share of a tolerance that a gate of this step uses; infinite where none applies."""
+    """Largest fraction of a tolerance used by a gate of this step; infinite if it has none."""
     where: str
     """Intermediate and edge of that gate."""
 
 
 @dataclass
 class Outcome:
-    """What a layer-by-layer comparison found."""
+    """Results of a layer-by-layer comparison."""
 
     steps: list[Step] = field(default_factory=list)
     weights: list[WeightRow] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
     losses: tuple[float, float] = (math.nan, math.nan)
-    """Mean negative log-likelihood in nats, free-running: JAX, and the reference."""
+    """Mean negative log-likelihood in nats in the free run: JAX, and the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """Activations into and out of a step."""
+    """Activations before and after a step."""
 
     free: np.ndarray
     fed: np.ndarray
     moved: np.ndarray
-    """What JAX made of `free`."""
+    """JAX's output for `free`."""
     going: np.ndarray
-    """What the reference made of `fed`."""
+    """The reference's output for `fed`."""
 
 
 class Walk:
-    """Walks two checkpoints of one configuration side by side.
+    """Compares two checkpoints of one configuration layer by layer.
 
     Args:
-        theirs: the torch side; the oracle and the reference compute with it.
-        ours: the JAX side; its tensors must fit the configuration of `theirs`.
+        theirs: the torch side, used by the oracle and the reference.
+        ours: the JAX side; its tensors must match the configuration of `theirs`.
         ids: token ids (B, L) int32, in range.
-        live: run megalodon-hf; without it the oracle, rounded to float32, stands in its place.
-        report: gets a line of progress per step.
+        live: run megalodon-hf; otherwise the oracle, rounded to float32, replaces it.
+        report: called with a line of progress per step.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Walk:
 
     def run(self) -> Outcome:
         """Compare embedding, layers, final norm and logits."""
-        # What is not finite fails its gates; NumPy need not warn of it too.
+        # Non-finite values fail their gates; NumPy's warnings are not needed.
         with np.errstate(all="ignore"):
             free, fed = self._embed()
             for index in (*range(self.config.num_layers), FINAL):
@@ -129,7 +130,7 @@ class Walk:
         self._table(EMBEDDING)
         ours, theirs = looked_up(self.ours, self.ids), looked_up(self.theirs, self.ids)
         exact = {"embed": looked_up(self.theirs, self.ids, np.float64)}
-        # The table and the intermediate each moved by one unit roundoff, signs at random.
+        # Table and intermediate are each perturbed by one unit roundoff with random signs.
         floors = {"embed": math.sqrt(2) * UNIT_ROUNDOFF}
         live = {"embed": theirs} if self.reference else None
         self._compare("embed", "embed", {"embed": ours}, live, exact, floors)
@@ -197,7 +198,7 @@ class Walk:
         wide: Arrays | None = None,
         flow: _Flow | None = None,
     ) -> None:
-        """Hold one step to every edge, and note what it did to the error."""
+        """Compare one step on every edge, and record its effect on the error."""
         rows = self._edge(MegalodonEdge.JAX64_ORACLE, floors).run(wide, exact) if wide else []
         rows += self._edge(MegalodonEdge.JAX32_ORACLE, floors).run(ours, exact)
         if theirs:
@@ -215,7 +216,7 @@ class Walk:
     def _note(self, name, last, rows: list[Measurement], out, forced, amplification) -> None:
         rows = [row for row in rows if row.verdict is not Verdict.INFO or row.quantity == "logits"]
         if not math.isfinite(out):
-            # Forced errors may all hold, and yet a side has run away from the other.
+            # Even if all forced errors pass, one side may have diverged.
             at = self._edge(MegalodonEdge.JAX32_REFERENCE32, {})
             rows.append(at.missing(last, "not finite in the free run on at least one side"))
         self.outcome.measurements += rows
@@ -236,7 +237,7 @@ class Walk:
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:
-    """Return the largest share of a tolerance used, and by which intermediate on which edge."""
+    """Return the largest used fraction of a tolerance, with its intermediate and edge."""
     gates = [row for row in rows if row.verdict is not Verdict.INFO]
     shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]
     share = max(shares, default=math.inf)

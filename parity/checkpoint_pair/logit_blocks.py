@@ -1,4 +1,4 @@
-"""Logits compared in blocks of the vocabulary, so that (B, L, V) never exists.
+"""Comparison of logits in blocks of the vocabulary, so that (B, L, V) is never in memory.
 
 Source: docs/parity.md "Metrics", docs/parity.md "Big checkpoints".
 """
@@ -25,9 +25,9 @@ _FORCED = {
 class LogitsApart:
     """Sums over blocks of logits; each block is (B, L, V').
 
-    `ours` and `theirs` are the two sides fed the reference's hidden states, `exact` and `noise` the
-    oracle without and with one unit roundoff of perturbation, `free` JAX on its own hidden states.
-    Without a reference its place is taken by `exact`.
+    `ours` and `theirs` are the sides fed the reference's hidden states; `exact` and `noise` are the
+    oracle without and with a perturbation of one unit roundoff; `free` is JAX with its own hidden
+    states. Without a reference, `exact` replaces `theirs`.
 
     Args:
         labels: (B, L) int32, not shifted; -100 is ignored.
@@ -41,7 +41,7 @@ class LogitsApart:
         self.live = False
 
     def add(self, start: int, **sides: np.ndarray | None) -> None:
-        """Take in the logits of tokens `start` and following of the vocabulary."""
+        """Add the logits of a block of the vocabulary that begins with token `start`."""
         self.live = sides["theirs"] is not None
         given = {name: block for name, block in sides.items() if block is not None}
         given = {"theirs": given["exact"]} | given
@@ -64,14 +64,14 @@ class LogitsApart:
 
     @property
     def floors(self) -> dict[str, float]:
-        """The noise floor of the logits, by quantity."""
+        """Noise floor of the logits, by quantity."""
         return {"logits": self.error("noise", "exact")}
 
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
-        """Return the gates of the forced logits, and what the free-running ones mean to a reader.
+        """Return the gates of the forced logits, and metrics of the free-running ones.
 
         Args:
-            edge: makes the comparison of an edge, with these `floors`.
+            edge: returns the comparison of an edge, with these `floors`.
         """
         rows = []
         for name, pair in _FORCED.items():
@@ -90,12 +90,12 @@ class LogitsApart:
         return [*rows, *info]
 
     def losses(self) -> tuple[float, float]:
-        """Return the mean negative log-likelihood, in nats: free-running JAX, and the reference."""
+        """Return the mean negative log-likelihood in nats: free-running JAX, and the reference."""
         return self._readers["free"].nll(), self._readers["theirs"].nll()
 
 
 class Reader:
-    """Best token and log-likelihood of targets (B, L), from logits that come block by block."""
+    """Computes best token and log-likelihood of targets (B, L) from blocks of logits."""
 
     def __init__(self, targets: np.ndarray):
         self.targets = targets
@@ -105,7 +105,7 @@ class Reader:
         self._chosen = np.full(targets.shape, np.nan)
 
     def add(self, start: int, logits: np.ndarray) -> None:
-        """Take in logits (B, L, V') of tokens `start` and following, float64."""
+        """Add logits (B, L, V'), float64, of a block that begins with token `start`."""
         peak = logits.max(axis=-1)
         self.best = np.where(peak > self._peak, start + logits.argmax(axis=-1), self.best)
         top = np.maximum(peak, self._peak)
@@ -116,7 +116,7 @@ class Reader:
         self._chosen[here] = logits[here, self.targets[here] - start]
 
     def nll(self) -> float:
-        """Return the mean over targets that count; NaN where a target was never seen."""
+        """Return the mean over valid targets; NaN if a target was in no block."""
         counted = self.targets != -100
         values = self._peak + np.log(self._total) - self._chosen
         return float(np.mean(values[counted])) if counted.any() else 0.0

@@ -1,4 +1,4 @@
-"""One layer of each implementation, holding nothing but that layer's weights.
+"""A single layer of each implementation, with only that layer's weights in memory.
 
 Source: docs/parity.md "Big checkpoints".
 """
@@ -34,27 +34,27 @@ from parity.megalodon.reference import LiveReference
 
 Arrays = dict[str, np.ndarray]
 FINAL = -1
-"""The index that stands for the final norm."""
+"""Index of the final norm."""
 FEW_SEEDS = 1
 CHEAP = 1e8
-"""Tokens times parameters of a layer below which its floor gets `SEEDS` seeds, above `FEW_SEEDS`.
+"""Tokens times parameters of a layer up to which its floor uses `SEEDS` seeds, else `FEW_SEEDS`.
 
-The response of a large tensor is a mean over its elements: one seed all but measures it.
+The response of a large tensor is a mean over its elements, so one seed is nearly exact.
 """
 
 
 def prefix_of(index: int) -> str:
-    """Return what the torch names of a layer, or of the final norm, start with."""
+    """Return the prefix of the torch names of a layer or of the final norm."""
     return "model.norm." if index == FINAL else f"model.layers.{index}."
 
 
 def last_intermediate(index: int) -> str:
-    """Return the intermediate that is the output of a layer, or of the final norm."""
+    """Return the name of the output of a layer or of the final norm."""
     return "norm" if index == FINAL else f"layers.{index}.{BLOCK_INTERMEDIATES[-1].name}"
 
 
 def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
-    """Return the embedded ids (B, L, D), reading only the rows of the table that they use."""
+    """Return the embedded ids (B, L, D), reading only the used rows of the table."""
     used, place = np.unique(ids, return_inverse=True)
     rows = stored.tensors[EMBEDDING].take(used).astype(dtype)[place.reshape(ids.shape)]
     config = stored.config
@@ -62,12 +62,12 @@ def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.nd
 
 
 class JaxLayer:
-    """A layer of the JAX model, or its final norm, in float32 and on request in float64.
+    """A layer of the JAX model, or its final norm, in float32 and optionally in float64.
 
     Args:
         ours: the JAX side.
-        config: the configuration of both sides.
-        index: of the layer, or `FINAL`.
+        config: configuration of both sides.
+        index: index of the layer, or `FINAL`.
     """
 
     def __init__(self, ours: Stored, config: MegalodonConfig, index: int):
@@ -81,7 +81,7 @@ class JaxLayer:
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Compare the parameters, as they are in the module, with the torch side's by name."""
+        """Compare the parameters held by the module with the torch side's, by name."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():
@@ -91,7 +91,7 @@ class JaxLayer:
         return rows
 
     def run(self, x: np.ndarray, dtype: str = "float32") -> Arrays:
-        """Return the intermediates, by full name, on activations x (B, L, D)."""
+        """Return the intermediates, by full name, for activations x (B, L, D)."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             module, x_in = self._module(dtype), jnp.asarray(x, dtype)
             if self.index == FINAL:
@@ -108,7 +108,7 @@ class JaxLayer:
         return replace_leaves(self._frame(dtype), weights)
 
     def _frame(self, dtype: str) -> Any:
-        # Only the residual's scale depends on the index; equal frames share one compiled program.
+        # Only the residual scale depends on the index; equal frames share a compiled program.
         index = self.index if self.config.rescale_nffn or self.index == FINAL else 0
         return _frame(self.config.with_dtype(dtype), index)
 
@@ -123,7 +123,7 @@ def _frame(config: MegalodonConfig, index: int) -> Any:
 
 
 def jax_logits(config: MegalodonConfig, x: np.ndarray, head: np.ndarray) -> np.ndarray:
-    """Return the logits (B, L, V') of hidden states (B, L, D) by rows of the head (V', D)."""
+    """Return the logits (B, L, V') of hidden states (B, L, D) and rows of the head (V', D)."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_projected(jnp.asarray(x), head, config.with_dtype("float32")))
 
@@ -145,9 +145,9 @@ def _projected(x, head, config: MegalodonConfig):
 
 
 class ReferenceLayer:
-    """One layer of megalodon-hf whose weights are replaced layer after layer, in float32.
+    """One layer of megalodon-hf in float32, whose weights are replaced for each layer.
 
-    The model it belongs to has a vocabulary of four, so that nothing but the layer takes memory.
+    Its model has a vocabulary of four, so that only the layer takes memory.
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run.
@@ -164,12 +164,12 @@ class ReferenceLayer:
             parameter.data = parameter.new_empty(0)
 
     def run(self, theirs: Stored, index: int, x: np.ndarray) -> Arrays:
-        """Return the intermediates of a layer, or of the final norm, on activations x (B, L, D)."""
+        """Return the intermediates of a layer or the final norm for activations x (B, L, D)."""
         if index == FINAL:
             with self._filled(self._model.model.norm, theirs, index) as norm:
                 return {"norm": _array(norm(self._tensor(x))[0])}
         if self.config.rescale_nffn and index != self._index:
-            # The residual's scale is a constant that the constructor derives from the index.
+            # The constructor derives the residual scale from the index.
             block = type(self._block)(self._model.config, index)
             self._block, self._index = block.requires_grad_(False).eval(), index
         intermediates: Arrays = {}
@@ -186,12 +186,12 @@ class ReferenceLayer:
         return intermediates
 
     def logits(self, x: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """Return the product of x (B, L, D) and rows of the head (V', D), as torch computes it."""
+        """Return the product of x (B, L, D) and rows of the head (V', D), computed by torch."""
         return _array(self._tensor(x) @ self._tensor(head).T)
 
     @contextlib.contextmanager
     def _filled(self, module: Any, theirs: Stored, index: int) -> Iterator[Any]:
-        """Context in which a module has its weights; outside of it, it takes no memory."""
+        """Load a module's weights within a context; outside it they take no memory."""
         for name, parameter in module.named_parameters():
             tensor = theirs.tensors[prefix_of(index) + name]
             parameter.data = parameter.new_empty(tensor.shape)
@@ -214,16 +214,15 @@ class ReferenceLayer:
         )
 
     def _tensor(self, array: np.ndarray) -> Any:
-        # torch itself may be imported in `parity.megalodon.reference` only; a parameter can make
-        # tensors too.
+        # Only `parity.megalodon.reference` may import torch; a parameter can create tensors too.
         return self._model.model.embed.weight.new_tensor(np.asarray(array, np.float32))
 
 
 def return_freed_memory() -> None:
-    """Have the C library return every large buffer to the system once it is freed (glibc).
+    """Make the C library return every large buffer to the system when it is freed (glibc).
 
-    Left alone it keeps freed buffers of up to 32 MiB for later, in pieces that the next layer's do
-    not fit: the process then grows with the number of layers. Holds for the whole process.
+    By default it keeps freed buffers of up to 32 MiB. They do not fit the next layer's tensors, so
+    the process would grow with the number of layers. Affects the whole process.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if set_option is not None:
@@ -239,7 +238,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 class OracleLayer:
-    """A layer of the oracle, or its final norm, with weights read when they are needed."""
+    """A layer of the oracle, or its final norm, with weights read on access."""
 
     def __init__(self, theirs: Stored, index: int):
         self.theirs, self.index = theirs, index
@@ -248,12 +247,12 @@ class OracleLayer:
         self.size = sum(math.prod(t.shape) for t in named)
 
     def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> Arrays:
-        """Return the intermediates in float64 on activations x (B, L, D).
+        """Return the intermediates in float64 for activations x (B, L, D).
 
         Args:
             x: the input.
-            rng: moves the input, every weight and every intermediate by one unit roundoff, up or
-                down.
+            rng: perturbs the input, every weight and every intermediate by one unit roundoff with
+                random signs; None: no perturbation.
         """
         intermediates: Arrays = {}
 
@@ -271,13 +270,13 @@ class OracleLayer:
         return intermediates
 
     def floors(self, x: np.ndarray, exact: Arrays) -> dict[str, float]:
-        """Return the RMS response of every intermediate to one unit roundoff, relative L2."""
+        """Return the RMS response of every intermediate to one unit roundoff, as relative L2."""
         seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
         return floors(exact, lambda rng: self.run(x, rng), seeds)
 
 
 class Widened:
-    """Weights in float64 by name after `prefix`, read when asked for and not kept."""
+    """Weights in float64, by name without `prefix`; read on access and not kept."""
 
     def __init__(self, stored: Stored, prefix: str, rng: np.random.Generator | None):
         self._stored, self._prefix, self._rng = stored, prefix, rng

@@ -1,4 +1,4 @@
-"""A checkpoint from outside on a text, whole: the triangle, gradients included.
+"""Comparison of a whole checkpoint from outside on a text: the triangle with gradients.
 
 Source: docs/parity.md "The triangle", docs/parity.md "Tolerances".
 """
@@ -38,17 +38,17 @@ def text_case(
     """Return the case of a checkpoint on a text.
 
     Args:
-        name: what to call it.
-        config: the model's configuration.
+        name: name of the case.
+        config: configuration of the model.
         ids: token ids (B, L) int32.
-        weights: float32 arrays by torch name; None where they are compared layer by layer.
-        digest: stands for the weights in the hash where there are none.
+        weights: float32 arrays by torch name; None if they are compared layer by layer.
+        digest: replaces the weights in the hash if there are none.
     """
     labels = ids
     if config.output_size > 0:
         labels = np.where(ids < config.output_size, ids, IGNORED).astype(np.int32)
     case = Case(name, "a checkpoint from outside", length=ids.shape[1], batch_size=ids.shape[0])
-    # A case derives these from itself; here they come from outside.
+    # Other cases compute these properties; here they are given.
     given: dict[str, Any] = {"config": config, "weights": dict(weights or {})}
     given["batch"] = Batch(ids, labels, np.ones(ids.shape, bool))
     vars(case).update(given)
@@ -60,16 +60,16 @@ def text_case(
 
 
 def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> list[Measurement]:
-    """Compare two checkpoints that fit in memory on the whole triangle, gradients included.
+    """Compare two checkpoints that fit in memory on the whole triangle, with gradients.
 
     Noise floors are measured for this checkpoint and text with the oracle.
 
     Args:
-        theirs: the torch side; the oracle and the reference compute with it.
-        ours: the weights the JAX model computes with.
+        theirs: the torch side, used by the oracle and the reference.
+        ours: the weights of the JAX model.
         ids: token ids (B, L) int32.
-        live: whether megalodon-hf can run; without it the edges to it are missing, and one row
-            that is not comparable says so.
+        live: whether megalodon-hf can run. Otherwise its edges are missing, and one row is "not
+            comparable".
     """
     weights = {row.name: theirs.wide(row.name) for row in weight_table(theirs.config)}
     case = text_case("checkpoint", theirs.config, ids, weights)
@@ -80,17 +80,17 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
         wide=Fixed(mine, JaxSubject("float64")),
         subject=Fixed(mine, JaxSubject("float32")),
     )
-    # What is not finite fails its gates; NumPy need not warn of it too.
+    # Non-finite values fail their gates; NumPy's warnings are not needed.
     with np.errstate(all="ignore"):
         noise = {case.name: {"hash": case.hash, "responses": noise_responses(case)}}
         return [_about_the_checkpoint(row) for row in suite.case(case, NoiseFloors(noise))]
 
 
 def _about_the_checkpoint(row: Measurement) -> Measurement:
-    """Make information of what says more about two libraries' products than about weights.
+    """Turn rows that depend more on the two libraries' products than on weights into information.
 
-    A healthy projection of 1024 features is 1.4 times as far from the truth in XLA as in torch: the
-    rule that JAX is no less accurate than the reference belongs to the case matrix.
+    The error of a healthy projection of 1024 features is 1.4 times as large in XLA as in torch. So
+    the rule that JAX is at least as accurate as the reference applies to the case matrix only.
     """
     if row.metric != "error_over_reference" or math.isnan(row.value):
         return row
@@ -99,40 +99,40 @@ def _about_the_checkpoint(row: Measurement) -> Measurement:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A subject that computes with weights of its own, whatever case it is asked about."""
+    """A subject with weights of its own, for any case."""
 
     case: Case
     subject: JaxSubject
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the named arrays of the case this subject was made with."""
+        """Return the named arrays of the case given to the constructor."""
         return self.subject.run(self.case)
 
 
 class Absent:
-    """Stands where megalodon-hf cannot run."""
+    """Placeholder for a reference that cannot run."""
 
     kind = "absent"
     omits = "everything"
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return no provenance."""
         return {}
 
     def gives(self, quantity: str) -> bool:
-        """Nothing."""
+        """Return False for every quantity."""
         return False
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Refuse, as a missing recording does."""
+        """Raise the error of a missing recording."""
         raise RecordingError("megalodon-hf did not run")
 
     def weights(self, case: Case) -> None:
-        """Nothing."""
+        """Return None."""
 
     low_precision = run
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Nothing."""
+        """Return no results."""
         return {}

@@ -1,6 +1,6 @@
-"""The second architecture: DeepSeek-V3's MLA and experts in JAX, compared with Transformers'.
+"""The second architecture: DeepSeek-V3's MLA and experts in JAX, compared with Transformers.
 
-`comparison` is its suite by the engine for any port; its probes and its training are in
+`comparison` is its suite, by the engine for any port. Its probes and training are in
 `stability.moe`.
 """
 

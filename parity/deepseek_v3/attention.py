@@ -1,4 +1,4 @@
-"""Multi-head latent attention: compressed keys and values, a rotary key all heads share.
+"""Multi-head latent attention: compressed keys and values, one rotary key shared by all heads.
 
 Source: DeepSeek-V3 technical report, equations 1 to 11; absorption, DeepSeek-V2 report
 (arXiv 2405.04434), section 2.1.2.
@@ -19,12 +19,12 @@ from parity.deepseek_v3.config import MLAMoEConfig
 
 
 class LayerCache(NamedTuple):
-    """What attention remembers of S positions: (B, S, rank + rotary), not heads times more."""
+    """Cache of one layer for S positions: (B, S, rank + rotary), independent of the heads."""
 
     latent: Float[Array, "B S R"]
-    """Compressed keys and values, normalised."""
+    """Compressed and normalised keys and values."""
     rotary: Float[Array, "B S r"]
-    """The rotary key all heads share, rotated."""
+    """The rotary key shared by all heads, rotated."""
 
 
 class RMSNorm(eqx.Module):
@@ -37,14 +37,14 @@ class RMSNorm(eqx.Module):
         self.weight, self.eps = jnp.ones(dim, jnp.float32), eps
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Normalise the last axis; returns the dtype it was given."""
+        """Normalise the last axis; the dtype is that of `x`."""
         wide = x.astype(widened(x.dtype))
         scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         return (wide * scale * self.weight.astype(wide.dtype)).astype(x.dtype)
 
 
 class Linear(eqx.Module):
-    """`x W^T`; a narrower weight, such as float8, is widened to the dtype of `x` by name."""
+    """`x W^T`; a narrower weight, such as float8, is explicitly widened to the dtype of `x`."""
 
     weight: Float[Array, "*experts out in"]
 
@@ -54,7 +54,7 @@ class Linear(eqx.Module):
 
 
 class Draw:
-    """Draws one weight after the other, N(0, std), float32."""
+    """Draws successive weights, N(0, std), float32."""
 
     def __init__(self, key: jax.Array, std: float):
         self.key, self.std = key, std
@@ -83,7 +83,7 @@ class Attention(eqx.Module):
         R, r, v = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
         queries = H * config.qk_head_dim
         direct = rank is None
-        # The latent norms' epsilon is the architecture's, whatever the configuration says.
+        # The epsilon of the latent norms is fixed by the architecture, not by the configuration.
         self.q_proj = draw(queries, D) if direct else None
         self.q_a_proj = None if direct else draw(rank, D)
         self.q_a_layernorm = None if direct else RMSNorm(rank, 1e-6)
@@ -108,13 +108,13 @@ class Attention(eqx.Module):
 
         Args:
             x: normalised hidden states.
-            positions: of the tokens.
-            past: latents to continue, with room for L more; None starts afresh.
-            filled: how many of its positions are.
-            absorbed: multiply queries instead of keys by the keys' matrix, so that heads never
-                exist in the cache (report, section 2.1.1, and DeepSeek-V2, appendix); the same
-                numbers up to rounding.
-            scope: what names of intermediates start with.
+            positions: positions of the tokens.
+            past: latents to continue, with room for L more; None starts a new cache.
+            filled: number of filled positions in `past`.
+            absorbed: multiply queries, instead of latents, by the key matrix, so that keys per head
+                are never computed (report, section 2.1.1, and DeepSeek-V2, appendix). The result
+                is equal up to rounding.
+            scope: prefix of the names of intermediates.
         """
         q_nope, q_rot = self.queries(x, positions, scope)
         now = self.compress(x, positions, scope)
@@ -132,7 +132,7 @@ class Attention(eqx.Module):
     def queries(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> tuple[Float[Array, "B L H n"], Float[Array, "B L H r"]]:
-        """Return the plain part of the queries, and the rotated part."""
+        """Return the non-rotary part and the rotated part of the queries."""
         if self.q_proj is not None:
             q = self.q_proj(x)
         else:
@@ -146,14 +146,14 @@ class Attention(eqx.Module):
     def compress(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> LayerCache:
-        """Return what is kept of the tokens."""
+        """Return the cache entries of the tokens."""
         both = self.kv_a_proj_with_mqa(x)
         latent, rot = jnp.split(both, [self.config.kv_lora_rank], axis=-1)
         latent = checkpoint_name(self.kv_a_layernorm(latent), f"{scope}kv_latent")
         return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
 
     def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
-        """Return the matrices that make keys and values of a latent, by head."""
+        """Return the matrices that compute keys and values from a latent, by head."""
         c = self.config
         both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
         return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]
@@ -189,7 +189,7 @@ class Attention(eqx.Module):
 def rotate(
     x: Float[Array, "B L H r"], positions: Num[Array, "B L"], config: MLAMoEConfig
 ) -> Float[Array, "B L H r"]:
-    """Turn pairs of the last axis by position times `config.rotations()`; angles in float32."""
+    """Rotate pairs of the last axis by position times `config.rotations()`; angles in float32."""
     wide = widened(x.dtype)
     rates = jnp.asarray(config.rotations(), wide)
     angles = (positions.astype(wide)[..., None] * rates)[:, :, None]
@@ -200,13 +200,13 @@ def rotate(
         first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = jnp.split(x.astype(wide), 2, axis=-1)
-    # Pairs come out as halves: a product of two rotated vectors does not see the order.
+    # Pairs are returned as halves: products of two rotated vectors do not depend on the order.
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return which of S keys each of L queries sees, `before` positions having come first."""
+    """Return which of S keys each of L queries sees, after `before` earlier positions."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

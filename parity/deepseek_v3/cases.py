@@ -1,6 +1,6 @@
-"""The five configurations that are compared with Transformers' DeepSeek-V3, and what they are fed.
+"""The five configurations compared with Transformers' DeepSeek-V3, with weights and inputs.
 
-Weights and text follow from the fields of a case, the same bytes on every machine. Source:
+Weights and text are determined by the fields of a case, bytewise equal on every machine. Source:
 docs/mla-moe.md "Parity".
 """
 
@@ -19,9 +19,9 @@ from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 
 SUBJECT = "mla-moe"
-"""The port by the name that measurements and stored runs know it by."""
+"""Name of the port in measurements and stored runs."""
 BUFFER = "e_score_correction_bias"
-"""What no gradient reaches; the reference keeps it as a buffer."""
+"""Name of the router's selection bias: it has no gradient, and is a buffer in the reference."""
 TINY = MLAMoEConfig(
     vocab_size=24,
     hidden_size=16,
@@ -44,7 +44,7 @@ TINY = MLAMoEConfig(
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration, its weights and its text, all of them following from the fields."""
+    """One configuration with weights and text, all determined by the fields."""
 
     name: str
     why: str
@@ -54,11 +54,11 @@ class Case:
     bias: float = 0.0
     """Standard deviation of the selection bias."""
     draw: int = 0
-    """Which draw of weights and text; levels are pooled over several (`pooled`)."""
+    """Number of the draw of weights and text; levels are pooled over several draws (`pooled`)."""
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """Weights by DeepSeek-V3's names, float32, none at its initial value."""
+        """Weights by DeepSeek-V3's names, float32, all different from their initial values."""
         rng = np.random.default_rng([0, self.draw] if self.draw else 0)
         drawn = {}
         for name, leaf in named_leaves(abstract(self.config)).items():
@@ -75,12 +75,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What measurements call it, beside cases of other architectures."""
+        """Case name in measurements, distinct from other architectures' cases."""
         return f"{SUBJECT} {self.name}"
 
     @property
     def hash(self) -> str:
-        """Equal hashes mean equal work."""
+        """Hash of configuration, weights and text; equal hashes mean equal work."""
         digest = hashlib.sha256(json.dumps(self.config.to_hf(), sort_keys=True).encode())
         for name in sorted(self.weights):
             digest.update(name.encode() + self.weights[name].tobytes())
@@ -88,7 +88,7 @@ class Case:
         return digest.hexdigest()[:16]
 
     def model(self) -> MLAMoEForCausalLM:
-        """Return our model with the weights."""
+        """Return our model with these weights."""
         return build(self.config, self.weights, self.name)
 
 
@@ -131,10 +131,10 @@ CASES = (
 
 
 def by_name(name: str) -> Case:
-    """Return a case.
+    """Return a case by name.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no such case.
     """
     for case in CASES:
         if case.name == name:

@@ -1,6 +1,6 @@
-"""DeepSeek-V3 directories in and out: `config.json` and safetensors, strictly.
+"""Strict reading and writing of DeepSeek-V3 directories: `config.json` and safetensors.
 
-Names are paths of the pytree; only a layer's experts, stacked here, are single modules there.
+Names are paths of the pytree, except that experts are stacked here and separate modules there.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @cache
 def abstract(config: MLAMoEConfig) -> MLAMoEForCausalLM:
-    """Return a model of shapes and dtypes without an array."""
+    """Return a model with shapes and dtypes instead of arrays."""
     return eqx.filter_eval_shape(MLAMoEForCausalLM, config, key=jax.random.key(0))
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return tensors by our names: `experts.0.up_proj.weight`, ... become one `experts.up_proj`.
+    """Rename tensors to ours: `experts.0.up_proj.weight`, ... become one `experts.up_proj`.
 
     Raises:
-        ValueError: experts are missing in between, or not of one shape.
+        ValueError: numbers of experts have gaps, or shapes differ.
     """
     found: dict[str, dict[int, np.ndarray]] = {}
     result = {}
@@ -60,7 +60,7 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def unstacked(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return tensors by DeepSeek-V3's names: the inverse of `stacked`."""
+    """Rename tensors to DeepSeek-V3's: the inverse of `stacked`."""
     result = {}
     for name, tensor in tensors.items():
         array, (layer, experts, rest) = np.asarray(tensor), name.partition(".experts.")
@@ -74,10 +74,10 @@ def unstacked(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def build(
     config: MLAMoEConfig, tensors: Mapping[str, np.ndarray], source: str = "state dict"
 ) -> MLAMoEForCausalLM:
-    """Return the model with the weights of a state dict by DeepSeek-V3's names, in their dtypes.
+    """Build the model from a state dict with DeepSeek-V3's names, keeping its dtypes.
 
     Raises:
-        ValueError: names or shapes are not those of the configuration; all are listed at once.
+        ValueError: names or shapes do not match the configuration; all problems are listed.
     """
     frame, held = abstract(config), stacked(tensors)
     expected = {name: leaf.shape for name, leaf in named_leaves(frame).items()}
@@ -97,8 +97,8 @@ def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
 
     Raises:
         FileNotFoundError: there is no `config.json` or no weights.
-        ValueError: it is of another architecture, quantised, corrupt, or config and weights do not
-            fit each other.
+        ValueError: it has another architecture, is quantised or corrupt, or configuration and
+            weights do not match.
     """
     path = Path(folder)
     file = path / "config.json"
@@ -119,10 +119,10 @@ def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
 
 
 def save(model: MLAMoEForCausalLM, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors` as Transformers reads them.
+    """Write `config.json` and `model.safetensors` in Transformers' format.
 
-    The weights are written aside and renamed, the configuration last: a folder with a
-    `config.json` is whole.
+    Files are written aside and renamed, the configuration last, so that a folder with a
+    `config.json` is complete.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Parity with Transformers' DeepSeek-V3, as anybody's port: five configurations.
+"""Parity with Transformers' DeepSeek-V3 as a port like any other, in five configurations.
 
-The reference runs in float32 and in float64, its casts to float32 lifted. Where Transformers is not
-installed, committed recordings of it answer. Source: docs/mla-moe.md "Parity"; `parity.port`.
+The reference runs in float32, and in float64 with its casts to float32 lifted. Without
+Transformers, committed recordings are used. Source: docs/mla-moe.md "Parity"; `parity.port`.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Found:
-    """A compared case."""
+    """Result of comparing a case."""
 
     case: Case
     report: Report
     measurements: tuple[Measurement, ...]
-    """The report's, and the gates on chosen experts."""
+    """Measurements of the report, and gates on the chosen experts."""
 
     @property
     def gates(self) -> tuple[Measurement, ...]:
-        """Measurements that a tolerance applies to."""
+        """Measurements with a tolerance."""
         return tuple(m for m in self.measurements if m.verdict != "info")
 
     @property
     def broken(self) -> tuple[Measurement, ...]:
-        """Gates that do not hold."""
+        """Gates that do not pass."""
         return tuple(m for m in self.gates if m.verdict != "pass")
 
     @property
     def held(self) -> int:
-        """How many gates hold."""
+        """Number of gates that pass."""
         return len(self.gates) - len(self.broken)
 
     def worst(self, quantity: str, *edges: str) -> float:
-        """Return the relative L2 of a quantity on the one of the edges that was measured."""
+        """Return the relative L2 of a quantity on the first of the edges that was measured."""
         return next(
             m.value
             for m in self.measurements
@@ -90,14 +90,14 @@ class Found:
 
 
 def forward(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss; logits and intermediates are marked. Positions as in `traced`."""
+    """Return the loss, with marks on logits and intermediates; `positions` as in `traced`."""
     return model.losses(ids, positions)[0]
 
 
 def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss; logits, intermediates and gradients are marked.
+    """Return the loss, with marks on logits, intermediates and gradients.
 
-    Positions are an input so that what float32 rounds in a rotation's angle is in the noise floor.
+    Positions are an input, so that the noise floor includes the rounding of rotation angles.
     """
 
     value, gradients = eqx.filter_value_and_grad(forward)(model, ids, positions)
@@ -108,11 +108,11 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
-    """Return our model on a case as a side, by its marks; its programs are compiled once.
+    """Return our model on a case as a side with marks; its programs are compiled once.
 
     Args:
-        case: the work.
-        model: another model in the place of ours, such as one with a defect.
+        case: the case.
+        model: another model, for example with a planted defect; None: ours.
     """
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
@@ -125,14 +125,14 @@ def compare(
     gradients: bool = True,
     device: str = "cpu",
 ) -> Found:
-    """Compare our model with what the reference said of a case.
+    """Compare our model with the reference's results of a case.
 
     Args:
-        case: the work.
-        answer: of the reference.
-        ours: from `side`, to compare again without compiling again, or another model.
-        gradients: whether they are compared too; they take most of the time.
-        device: what measurements call the default device.
+        case: the case.
+        answer: results of the reference.
+        ours: a side from `side`, to reuse its compiled programs or to compare another model.
+        gradients: also compare gradients, which take most of the time.
+        device: name of the default device in measurements.
     """
     ours = side(case) if ours is None else ours
     found = ours.run()
@@ -148,7 +148,7 @@ def compare(
         device=device,
         work=work.hash,
     )
-    # Recordings ask torch for nothing, and it takes seconds to import.
+    # Recordings do not need torch, whose import takes seconds.
     with reference.one_thread() if answer.kind == "live" else nullcontext():
         report = compare_port(port)
     rows = [replace(row, suite=SUBJECT) for row in report.measurements]
@@ -159,7 +159,7 @@ def compare(
 
 
 def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bool) -> Work:
-    """Return what rows are found by on another day: our numbers, and the marks of `traced`."""
+    """Return the work that identifies rows across runs: our numbers and the marks of `traced`."""
     trained = [n for n in ours.parameters() if not n.endswith(BUFFER)] if gradients else []
     marks = [name for name in stages if name != OUTPUT]
     order = (*marks, *map(Quantity.gradient, trained), OUTPUT)
@@ -167,7 +167,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
 
 
 def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[Measurement]:
-    """Compare float64 with the little of it that is recorded, which is no run of a side."""
+    """Compare float64 with the few recorded quantities, which are not a complete run."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
     comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
@@ -175,13 +175,13 @@ def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[M
 
 
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
-    """Measure a case over `parity.pooling.DRAWS` draws of weights and text; the first is its own.
+    """Measure a case over `parity.pooling.DRAWS` draws of weights and text, its own first.
 
     Args:
-        case: the work.
-        live: whether the reference runs on every draw; recordings hold the first only, and without
-            it our own error alone is pooled.
-        device: what measurements call the default device.
+        case: the case.
+        live: run the reference on every draw. Recordings hold only the first, so without the live
+            reference only our own error is pooled.
+        device: name of the default device in measurements.
 
     Raises:
         ReferenceUnavailableError: the reference cannot run here.
@@ -207,7 +207,7 @@ def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
 def _flips(
     case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Answer, device: str
 ) -> list[Measurement]:
-    """Count tokens that go to other experts although the choice was clear, for each layer."""
+    """Count tokens routed to other experts despite a clear margin, by layer."""
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
     bounds = {
@@ -230,7 +230,7 @@ def _flips(
 def chosen(
     logits: np.ndarray, bias: np.ndarray, config: MLAMoEConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return experts (T, k) and margins (T,) of router logits (T, E), as the router takes them."""
+    """Return experts (T, k) and margins (T,) from router logits (T, E), as the router does."""
     scores = scores_of(jnp.asarray(logits), config)
     experts, margin = choose(scores + jnp.asarray(bias, scores.dtype), config)
     return np.asarray(experts), np.asarray(margin)
@@ -239,16 +239,16 @@ def chosen(
 def expert_flips(
     ours: np.ndarray, theirs: np.ndarray, margin: np.ndarray, logits: np.ndarray, bound: float
 ) -> float:
-    """Count tokens whose set of experts differs although its margin is clear of the bound.
+    """Count tokens whose set of experts differs although the margin exceeds the bound.
 
-    A score moves by at most half of what its logit does, so logits within the relative L2 `bound`
-    change no choice whose margin is above `bound |logits|`.
+    A score changes by at most half as much as its logit. So logits within the relative L2 `bound`
+    cannot change a choice whose margin is above `bound |logits|`.
 
     Args:
         ours, theirs: experts (T, k), in any order.
-        margin: (T,), of `router.choose`.
-        logits: of the reference (T, E).
-        bound: relative L2 that passes.
+        margin: margins (T,) from `router.choose`.
+        logits: the reference's router logits (T, E).
+        bound: largest allowed relative L2 of the logits.
     """
     differs = (np.sort(ours, -1) != np.sort(theirs, -1)).any(-1)
     clear = margin > bound * np.linalg.norm(logits)

@@ -1,4 +1,4 @@
-"""Sizes of an MLA + mixture-of-experts decoder, under DeepSeek-V3's names, and what they must obey.
+"""Configuration of an MLA + mixture-of-experts decoder, with DeepSeek-V3's names and constraints.
 
 Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.1; YaRN (arXiv 2309.00071);
 docs/mla-moe.md "The stability guide" (`min_moe_layer`).
@@ -18,7 +18,7 @@ MODEL_TYPE = "deepseek_v3"
 
 @dataclass(frozen=True)
 class Yarn:
-    """RoPE stretched beyond the length it was trained at (YaRN), as `rope_scaling` gives it."""
+    """RoPE extended beyond its training length (YaRN), as given by `rope_scaling`."""
 
     factor: float
     original_max_position_embeddings: int
@@ -29,22 +29,22 @@ class Yarn:
 
     @property
     def amplitude(self) -> float:
-        """What cosine and sine are multiplied by."""
+        """Factor on cosine and sine."""
         if self.mscale and self.mscale_all_dim:
             return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
         return self.temperature(1.0)
 
     def temperature(self, scale: float) -> float:
-        """Return `0.1 scale ln(factor) + 1` (YaRN, section 3.4); 1 where nothing is stretched."""
+        """Return `0.1 scale ln(factor) + 1` (YaRN, section 3.4); 1 without extension."""
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class MLAMoEConfig:
-    """Everything that decides names, shapes and mathematics.
+    """All settings that determine names, shapes and mathematics.
 
     Raises:
-        ValueError: fields contradict each other; the message names both numbers.
+        ValueError: fields contradict each other; the message names both.
     """
 
     vocab_size: int = 256
@@ -52,12 +52,12 @@ class MLAMoEConfig:
     num_hidden_layers: int = 6
     num_attention_heads: int = 4
     q_lora_rank: int | None = 96
-    """Width queries are compressed to; None projects them directly."""
+    """Width of compressed queries; None projects them directly."""
     kv_lora_rank: int = 64
-    """Width keys and values are compressed to: what a cache holds, besides the rotary key."""
+    """Width of compressed keys and values; a cache holds these and the rotary key."""
     qk_nope_head_dim: int = 32
     qk_rope_head_dim: int = 16
-    """Width of the rotary part; its key is one for all heads and is never compressed."""
+    """Width of the rotary part; its key is shared by all heads and not compressed."""
     v_head_dim: int = 32
     intermediate_size: int = 768
     moe_intermediate_size: int = 128
@@ -66,7 +66,7 @@ class MLAMoEConfig:
     num_experts_per_tok: int = 4
     n_group: int = 4
     topk_group: int = 2
-    """Groups of experts a token may choose from: those with the largest two scores together."""
+    """Number of expert groups a token may choose from, by the sum of their best two scores."""
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"
@@ -76,14 +76,14 @@ class MLAMoEConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_interleave: bool = True
-    """Whether a rotated pair is two neighbours, or element i and i + half."""
+    """Whether rotated pairs are neighbouring elements; otherwise elements i and i + half."""
     rope_scaling: Yarn | None = None
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     activation_limit: float | None = None
-    """Hidden states are clipped to this magnitude after each block; None leaves them alone."""
+    """Clip hidden states to this magnitude after each block; None: no clipping."""
     dropout: float = 0.0
-    """Share of the embedding and of what attention and MLP add that training zeroes."""
+    """Dropout rate in training, of the embedding and of the outputs of attention and MLP."""
 
     def __post_init__(self) -> None:
         for expected, holds in self._rules():
@@ -108,9 +108,9 @@ class MLAMoEConfig:
                 f"n_routed_experts={E} must be a multiple of n_group={G}",
                 E % max(G, 1) == 0,
             ),
-            (f"topk_group={picked} groups are asked for of n_group={G}", picked <= G),
+            (f"topk_group={picked} must be at most n_group={G}", picked <= G),
             (
-                f"num_experts_per_tok={k} experts are asked for, but only {picked * each} can be "
+                f"num_experts_per_tok={k} must be at most {picked * each}, the experts that can be "
                 f"chosen: topk_group={picked} groups of {each}, of n_routed_experts={E}",
                 k <= picked * each,
             ),
@@ -137,12 +137,12 @@ class MLAMoEConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """Width of a query or key of one head, both parts."""
+        """Width of a query or key per head, both parts."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def score_scale(self) -> float:
-        """What a product of query and key is multiplied by."""
+        """Factor on products of queries and keys."""
         yarn = self.rope_scaling
         stretch = yarn.temperature(yarn.mscale_all_dim) if yarn and yarn.mscale_all_dim else 1.0
         return self.qk_head_dim**-0.5 * stretch**2
@@ -164,16 +164,16 @@ class MLAMoEConfig:
 
         low = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
         high = min(math.ceil(pair_that_turns(yarn.beta_slow)), d - 1)
-        # A ramp without a slope would divide by zero; the width is Transformers'.
+        # Avoids division by zero; the value 0.001 is Transformers'.
         width = high - low or 0.001
         stretched = np.clip((np.arange(d // 2) - low) / width, 0.0, 1.0)
         return plain * (1.0 - stretched) + plain / yarn.factor * stretched
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the fields as a DeepSeek-V3 `config.json` has them."""
+        """Return the fields in the format of a DeepSeek-V3 `config.json`."""
         held = asdict(self)
         held["first_k_dense_replace"] = held.pop("min_moe_layer")
-        # Fields of training that DeepSeek-V3 lacks are written where they are used only.
+        # Training fields unknown to DeepSeek-V3 are written only if they are used.
         if self.activation_limit is None:
             held.pop("activation_limit")
         if not self.dropout:
@@ -187,11 +187,11 @@ class MLAMoEConfig:
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> MLAMoEConfig:
-        """Read the fields of a DeepSeek-V3 `config.json`; those of no meaning here are ignored.
+        """Read the fields of a DeepSeek-V3 `config.json`; irrelevant ones are ignored.
 
         Raises:
-            ValueError: it describes another architecture, something this model lacks, or numbers
-                that contradict each other.
+            ValueError: it describes another architecture or an unsupported feature, or its numbers
+                contradict each other.
         """
         if (kind := given.get("model_type")) != MODEL_TYPE:
             raise ValueError(
@@ -217,8 +217,8 @@ class MLAMoEConfig:
         for name, value in expected.items():
             if (found := given.get(name, value)) not in (value, None):
                 raise ValueError(
-                    f"config.json says {name}={found!r}, but its other fields and this model make "
-                    f"it {value!r}."
+                    f"config.json has {name}={found!r}, but {value!r} follows from its other "
+                    "fields and this model."
                 )
 
 
@@ -243,7 +243,7 @@ def _yarn(given: Any, whole: Mapping[str, Any]) -> Yarn | None:
 
 _MAY_BE_ZERO = ("min_moe_layer",)
 SMALL = MLAMoEConfig()
-"""Widths are this project's choice: docs/mla-moe.md "Limits"."""
+"""Widths chosen by this project: docs/mla-moe.md "Limits"."""
 SIZES = {
     "small": SMALL,
     "medium": replace(
@@ -297,7 +297,7 @@ def by_size(name: str) -> MLAMoEConfig:
     """Return the configuration of a size.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no such size.
     """
     if name not in SIZES:
         raise ValueError(f"unknown size {name!r}: expected one of {', '.join(SIZES)}.")

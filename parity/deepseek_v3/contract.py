@@ -1,6 +1,6 @@
-"""Gates that a case of the second architecture must give, from its configuration and the reference.
+"""Gates that a case of the second architecture must report, by configuration and reference.
 
-Stages are those that the reference answers for, parameters those of our model; nothing is computed.
+Stages are those of the reference, parameters those of our model; nothing is computed.
 Source: docs/verdicts.md "Contract".
 """
 
@@ -24,17 +24,17 @@ LIVE = (
     PortEdge.ORIGINAL32_ORIGINAL64,
     PortEdge.PORT32_ORIGINAL32,
 )
-"""Edges of everything where both sides run in float64."""
+"""Edges of all quantities if both sides run in float64."""
 RECORDED = (PortEdge.PORT32_PORT64, PortEdge.ORIGINAL32_PORT64, PortEdge.PORT32_ORIGINAL32)
-"""Edges of everything where the original is a recording in float32."""
+"""Edges of all quantities if the original is a float32 recording."""
 
 
 def gates(case: Case, answer: Answer, ours: Side) -> Iterator[Gate]:
     """Yield the gates of a case on every edge.
 
     Args:
-        case: the work.
-        answer: of the reference: the names of its stages, and whether it is live.
+        case: the case.
+        answer: results of the reference, for the names of its stages and whether it is live.
         ours: our model as a side, for the names of its parameters.
     """
     live = answer.kind == "live"

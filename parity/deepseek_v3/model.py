@@ -1,8 +1,8 @@
-"""A compact decoder with multi-head latent attention and sparse experts; inference with a cache.
+"""A compact decoder with multi-head latent attention and sparse experts; cached inference.
 
 Paths of parameters are the names of a DeepSeek-V3 checkpoint, except that a layer's experts are
-stacked. Activations have the dtype of the embedding; norms, softmax, router and the sum over
-experts work in at least float32. Source: DeepSeek-V3 technical report, section 2.1.
+stacked. Activations have the dtype of the embedding. Norms, softmax, router and the sum over
+experts are computed in at least float32. Source: DeepSeek-V3 technical report, section 2.1.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from parity.deepseek_v3.router import Router, Routing, counts, z_loss
 
 
 class Cache(NamedTuple):
-    """Latents of all layers, and how many positions of them are filled."""
+    """Latents of all layers, and the number of filled positions."""
 
     layers: tuple[LayerCache, ...]
     length: Int[Array, ""]
 
 
 class BlockOutput(NamedTuple):
-    """What every block returns, dense or sparse: one type, so no caller asks which it was."""
+    """Output of every block, dense or sparse, so that callers need not distinguish them."""
 
     hidden: Float[Array, "B L D"]
     routing: Routing | None
@@ -39,11 +39,11 @@ class BlockOutput(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the model returns."""
+    """Output of the model."""
 
     logits: Float[Array, "B L V"]
     routing: dict[int, Routing]
-    """By layer, for sparse layers."""
+    """Routing of the sparse layers, by layer."""
     cache: Cache
 
 
@@ -76,10 +76,10 @@ class Experts(eqx.Module):
         self.down_proj = draw(E, D, hidden)
 
     def __call__(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
-        """Send every token through its experts and add up what they say, weighted.
+        """Apply its experts to every token, and return the weighted sum of their outputs.
 
-        Copies of tokens are sorted by expert, so each expert is one product over its own rows. The
-        sum is taken in the dtype of the weights, which is at least float32.
+        Copies of tokens are sorted by expert, so that each expert is one product over its rows. The
+        sum has the dtype of the weights, which is at least float32.
         """
         T, k = routing.chosen.shape
         order = jnp.argsort(routing.chosen.reshape(-1))
@@ -89,7 +89,7 @@ class Experts(eqx.Module):
         return jnp.zeros((T, x.shape[1]), said.dtype).at[tokens].add(said).astype(x.dtype)
 
     def each(self, rows: Float[Array, "n D"], load: Int[Array, " E"]) -> Float[Array, "n D"]:
-        """Map rows that are sorted by expert, `load` of them for each."""
+        """Apply the experts to rows sorted by expert; `load` is the number of rows of each."""
 
         def product(layer: Linear, x: Array) -> Array:
             weight = layer.weight.astype(x.dtype).swapaxes(1, 2)
@@ -100,7 +100,7 @@ class Experts(eqx.Module):
 
 
 class MoE(eqx.Module):
-    """Routed experts, and shared ones that every token sees (report, equation 12)."""
+    """Routed experts, plus shared ones applied to every token (report, equation 12)."""
 
     gate: Router
     experts: Experts
@@ -116,7 +116,7 @@ class MoE(eqx.Module):
     def __call__(
         self, x: Float[Array, "B L D"], scope: str = ""
     ) -> tuple[Float[Array, "B L D"], Routing]:
-        """Map (B, L, D), and say where its B * L tokens went."""
+        """Map (B, L, D); also return the routing of its B * L tokens."""
         flat = x.reshape(-1, x.shape[-1])
         logits = checkpoint_name(self.gate.logits(flat), f"{scope}router_logits")
         routing = self.gate.route(logits)
@@ -124,7 +124,7 @@ class MoE(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then a dense or a sparse MLP, each behind its norm and on a residual stream."""
+    """Attention, then a dense or sparse MLP, each with a norm before and a residual connection."""
 
     input_layernorm: RMSNorm
     self_attn: Attention
@@ -152,7 +152,7 @@ class Block(eqx.Module):
         scope: str = "",
         key: jax.Array | None = None,
     ) -> BlockOutput:
-        """Map (B, L, D); arguments as for `Attention`, and the key of dropout, None for none."""
+        """Map (B, L, D); arguments as for `Attention`, plus the dropout key (None: no dropout)."""
         attention_key, mlp_key = split_key(key, 2)
         normed = checkpoint_name(self.input_layernorm(x), f"{scope}attn_norm")
         attended, kept = self.self_attn(
@@ -180,7 +180,7 @@ class Decoder(eqx.Module):
 
 
 class MLAMoEForCausalLM(eqx.Module):
-    """The language model; a head that is tied is the embedding."""
+    """The language model; a tied head is the embedding."""
 
     model: Decoder
     lm_head: Linear | None
@@ -204,14 +204,14 @@ class MLAMoEForCausalLM(eqx.Module):
         absorbed: bool | None = None,
         key: jax.Array | None = None,
     ) -> Output:
-        """Return logits (B, L, V), where tokens were routed, and the cache after them.
+        """Return logits (B, L, V), the routing of tokens, and the updated cache.
 
         Args:
             ids: token ids.
-            positions: None counts from 0, or on from the cache.
-            cache: from `empty_cache`, or a call before; None attends to `ids` alone.
-            absorbed: see `Attention`; None means with a cache.
-            key: of dropout, while training; None drops nothing.
+            positions: None: counted from 0, or from the end of the cache.
+            cache: from `empty_cache` or an earlier call; None: attend to `ids` only.
+            absorbed: see `Attention`; None: only with a cache.
+            key: dropout key in training; None: no dropout.
         """
         B, L = ids.shape
         filled = 0 if cache is None else cache.length
@@ -241,9 +241,9 @@ class MLAMoEForCausalLM(eqx.Module):
         *,
         key: jax.Array | None = None,
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """Return the next-token loss in nats, and the router's z-loss apart; 0 without a router.
+        """Return the next-token loss in nats and, separately, the router's z-loss (0 if dense).
 
-        With a key dropout is on, as in training.
+        With a key, dropout is applied as in training.
         """
         out = self(ids, positions, key=key)
         loss = next_token_loss(out.logits, ids, dtype=widened(out.logits.dtype))
@@ -268,10 +268,10 @@ def _advance(model: MLAMoEForCausalLM, ids: Array, cache: Cache) -> tuple[Array,
 def generate(
     model: MLAMoEForCausalLM, prompt: Int[Array, "B L"], new_tokens: int
 ) -> Int[Array, "B T"]:
-    """Continue each prompt greedily by `new_tokens` tokens; returns prompt and continuation.
+    """Continue each prompt greedily by `new_tokens` tokens; return prompt and continuation.
 
     Raises:
-        ValueError: the prompt is empty, or no token is asked for.
+        ValueError: the prompt is empty, or no token is requested.
     """
     B, L = prompt.shape
     if L < 1 or new_tokens < 1:

@@ -1,4 +1,4 @@
-"""What Transformers' DeepSeek-V3 answers for a case: live, or from the committed recordings."""
+"""Results of Transformers' DeepSeek-V3 for a case: live, or from the committed recordings."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from parity.sides.side import AS_IS, OUTPUT, Precision, Run, Side, SideError, Tr
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
 RENEW = "megalodon-numerics parity record --subject mla-moe"
 RECORDED64 = ("logits", OUTPUT)
-"""What recordings hold in float64 as well; everything would be twice the size."""
+"""Quantities recorded in float64 as well; recording all would double the size."""
 OF_LOSS = {OUTPUT: np.ones((), np.float32)}
-"""Cotangents by which derivatives are those of the loss."""
+"""Cotangents with which gradients are those of the loss."""
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the reference said of a case, as a side of a port and by our names."""
+    """Results of the reference for a case, as a side of a port and under our names."""
 
     side: Side
     stages: dict[str, str]
-    """By our name, what the side calls it."""
+    """The side's stage names, by our names."""
     float32: Arrays
     """Intermediates, the loss as `output`, gradients as `grad/<parameter>`, experts stacked."""
     float64: Arrays
-    """`RECORDED64`."""
+    """The quantities `RECORDED64` in float64."""
     chosen: Arrays
-    """Experts of each token by `layers.{i}`, (T, k)."""
+    """Chosen experts of each token (T, k), by `layers.{i}`."""
     kind: str
     """"live" or "recorded"."""
     versions: dict[str, str]
     refusal: str
-    """What it says when it is cast to float64 as it is; empty where it runs."""
+    """Error message when it is simply cast to float64; empty if it runs."""
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Which stage is which, so that a gate is there whatever its values are."""
+        """Alignment of the stages by name, so that gates do not depend on values."""
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()
@@ -55,11 +55,11 @@ class Answer:
 
 
 class RecordedSide:
-    """What the reference computed in float32, as a side that answers nothing else.
+    """The reference's recorded float32 run as a side; it supports no other runs.
 
     Args:
-        case: the work.
-        arrays: float32, by our names, as of `Answer`.
+        case: the case.
+        arrays: float32 arrays by our names, see `Answer`.
     """
 
     kind = "torch"
@@ -79,12 +79,14 @@ class RecordedSide:
         """Return the recorded run.
 
         Raises:
-            SideError: another one is asked for, or derivatives of anything but the loss.
+            SideError: another run is requested, or gradients of anything but the loss.
         """
         if how.precision is not Precision.FLOAT32 or how.rounding is not None or how.forced:
-            raise SideError("recordings hold a float32 run; the rest needs the live reference")
+            raise SideError(
+                "recordings hold a float32 run only; other runs need the live reference"
+            )
         if how.cotangents is not None and dict(how.cotangents) != OF_LOSS:
-            raise SideError("recordings hold derivatives of the loss, and no others")
+            raise SideError("recordings hold derivatives of the loss only")
         gradients = {n: a for n, a in self.arrays.items() if Quantity(n).role is Role.GRADIENT}
         stages = {n: a for n, a in self.arrays.items() if n not in gradients and n != OUTPUT}
         named = {Quantity(n).name: a for n, a in gradients.items() if how.cotangents is not None}
@@ -96,7 +98,7 @@ def live(case: Case) -> Answer:
     """Run the reference on a case.
 
     Raises:
-        ReferenceUnavailableError: it cannot run here.
+        ReferenceUnavailableError: the reference cannot run here.
     """
     side = reference.side(case.config.to_hf(), case.weights, case.ids)
     stages = reference.stages(side)
@@ -119,7 +121,7 @@ def live(case: Case) -> Answer:
 
 
 def named(found: Trace, stages: Mapping[str, str]) -> Arrays:
-    """Return what a live run computed under our names: experts stacked, the loss the output."""
+    """Rename the results of a live run to ours; experts are stacked, the loss is the output."""
     gradients = stacked(found.gradients)
     return {
         **{name: found.stages[theirs] for name, theirs in stages.items()},
@@ -129,10 +131,10 @@ def named(found: Trace, stages: Mapping[str, str]) -> Arrays:
 
 
 def recorded(case: Case, folder: Path = FOLDER) -> Answer:
-    """Return what the reference said when it was recorded.
+    """Return the recorded results of the reference.
 
     Raises:
-        RecordingError: there is no recording of exactly this work by a version known here.
+        RecordingError: there is no recording of exactly this work by a supported version.
     """
     path = folder / f"{case.name}.safetensors"
     made = recordings.read_provenance(path, RENEW)
@@ -159,17 +161,17 @@ def recorded(case: Case, folder: Path = FOLDER) -> Answer:
 
 
 def answer(case: Case, which: str = "auto") -> Answer:
-    """Return the reference's answer: "live", "recorded", or live where it can run ("auto").
+    """Return the reference's results: "live", "recorded", or "auto": live if it can run.
 
     Raises:
-        ReferenceUnavailableError, RecordingError: as `live` and `recorded`.
+        ReferenceUnavailableError, RecordingError: see `live` and `recorded`.
     """
     sides = partial(live, case), partial(recorded, case)
     return recordings.choose(which, *sides, reference.why_unavailable)
 
 
 def record(case: Case, folder: Path = FOLDER) -> Path:
-    """Run the reference on a case and write what it says; errors as `live`."""
+    """Run the reference on a case and record its results; raises as `live`."""
     said = live(case)
     arrays = {f"float32/{n}": a for n, a in said.float32.items()}
     arrays |= {f"float64/{n}": a for n, a in said.float64.items()}
@@ -179,7 +181,7 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
 
 
 def record_all(names: Collection[str] = ()) -> Iterator[Path]:
-    """Run the reference on the cases, or those named, and yield what was written; errors as
+    """Run the reference on the named cases (default: all) and yield the written files; raises as
     `record`.
     """
     yield from map(record, map(by_name, names) if names else CASES)

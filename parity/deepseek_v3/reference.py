@@ -1,7 +1,7 @@
-"""Transformers' DeepSeek-V3 on given weights, live, as a side of a port.
+"""Transformers' DeepSeek-V3 with given weights, live, as a side of a port.
 
-In float64 its norms, rotations, softmax and router still round to float32, and its sum over experts
-then refuses to run; its side lifts those casts and nothing else, so that float64 means float64.
+In float64 its norms, rotations, softmax and router still cast to float32, and the sum over experts
+then fails. The side lifts those casts and changes nothing else.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _INTERMEDIATES = {
 
 
 def why_unavailable() -> str | None:
-    """Return why it cannot run here, or None when it can. Imports nothing heavy."""
+    """Return why it cannot run here, or None if it can, without heavy imports."""
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed; {INSTALL}"
     version = metadata.version("transformers")
     found = tuple(int(part) for part in version.split(".")[:2])
     if not LEAST <= found < BELOW:
-        return f"transformers {version} is installed, its DeepSeek-V3 is known in >=4.57,<5"
+        return f"transformers {version} is installed, the DeepSeek-V3 reference needs >=4.57,<5"
     return None
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a live run is made by."""
+    """Return name and versions of the live reference."""
     versions = {name: metadata.version(name) for name in ("transformers", "torch")}
     return {"reference": NAME, "versions": versions}
 
@@ -58,14 +58,14 @@ def provenance() -> dict[str, Any]:
 def side(
     fields: Mapping[str, Any], weights: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> TorchSide:
-    """Return it as a side: what it returns is the next-token loss, in nats.
+    """Return the reference as a side whose output is the next-token loss in nats.
 
-    Router logits (T, E) and the experts of each token (T, k), as floats, are stages below each
-    gate, which has no modules for them.
+    Gates have no submodules for their results. So router logits (T, E) and the experts of each
+    token (T, k), as floats, are added as stages below each gate.
 
     Args:
-        fields: of its configuration.
-        weights: float32, by its names.
+        fields: fields of its configuration.
+        weights: float32 weights, by its names.
         ids: token ids (B, L).
 
     Raises:
@@ -88,9 +88,9 @@ def side(
 
 
 def stages(reference: TorchSide) -> dict[str, str]:
-    """Return the stages of a side that have a name of ours, by that name.
+    """Return the side's stage names, by our names.
 
-    They are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
+    Our names are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
     """
     model: Any = reference.module
     known = dict(model.named_modules())
@@ -105,8 +105,8 @@ def stages(reference: TorchSide) -> dict[str, str]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context in which torch uses one thread: what it splits among several here takes longer, and
-    the order of its sums would follow the machine. Does nothing where torch is not installed.
+    """Restrict torch to one thread within a context. Its threads would be slower here, and the
+    order of its sums would depend on the machine. Has no effect without torch.
     """
     if why_unavailable():
         yield
@@ -122,7 +122,7 @@ def one_thread() -> Iterator[None]:
 
 
 def float64_refusal(reference: TorchSide) -> str:
-    """Return the error that a side ends in when its model is simply cast to float64, or ""."""
+    """Return the error message of the model when simply cast to float64, or ""."""
     import torch
 
     model = copy.deepcopy(reference.module).to(torch.float64)
@@ -144,20 +144,20 @@ def _model(fields: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
     ).eval()
     if fields.get("tie_word_embeddings"):
         weights = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
-    # Copies: loading must not hand torch the memory of arrays JAX may own.
+    # Copied: torch must not share memory with arrays that JAX may own.
     model.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
     return model
 
 
 def _make_rates(rotary: Any, _inputs: Any) -> None:
-    """Make the rotations' rates in the run, so that they are float64 where it is: a table made
-    beforehand is off by what float32 rounds, which is more than any difference of mathematics.
+    """Compute the rotation rates during the run, in float64 if the run is. A precomputed float32
+    table has rounding errors that exceed any real difference.
     """
     rotary.inv_freq, _ = rotary.rope_init_fn(rotary.config, "cpu")
 
 
 def _watch(gate: Any) -> None:
-    """Give a gate modules whose results are its logits and its choice."""
+    """Add submodules to a gate whose results are its logits and its choice."""
     from torch.nn import Identity
     from torch.nn.functional import linear
 
@@ -168,7 +168,7 @@ def _watch(gate: Any) -> None:
         gate.router_logits(linear(x.float(), gate.weight.float()))
 
     def choice(gate: Any, inputs: Any, result: Any) -> None:
-        # Whole numbers are no stage.
+        # Cast to floats, because integers are not stages.
         gate.chosen(result[0].to(gate.weight.dtype))
 
     gate.register_forward_pre_hook(logits)

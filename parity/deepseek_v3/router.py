@@ -1,4 +1,4 @@
-"""The router: scores, the choice of experts, their weights; all in at least float32.
+"""The router: scores, choice of experts and their weights, all in at least float32.
 
 Source: DeepSeek-V3 technical report, equations 12 to 16; node-limited choice, section 2.1.2.
 """
@@ -17,21 +17,21 @@ from megalodon_jax.config import widened
 from parity.deepseek_v3.config import MLAMoEConfig
 
 TINY = 1e-20
-"""What the sum of the chosen weights is kept away from 0 by; Transformers' number."""
+"""Added to the sum of the chosen weights to avoid division by 0; the value is Transformers'."""
 
 
 class Routing(NamedTuple):
-    """Where the T tokens of a layer go."""
+    """Routing of a layer's T tokens."""
 
     logits: Float[Array, "T E"]
     chosen: Int[Array, "T k"]
-    """Experts, in no particular order."""
+    """Chosen experts, in no particular order."""
     weights: Float[Array, "T k"]
-    """What their outputs are multiplied by."""
+    """Weights of their outputs."""
 
 
 class Router(eqx.Module):
-    """Scores tokens against experts; the selection bias moves the choice, never a weight."""
+    """Scores tokens against experts; the selection bias affects the choice but not the weights."""
 
     weight: Float[Array, "E D"]
     e_score_correction_bias: Float[Array, " E"]
@@ -43,7 +43,7 @@ class Router(eqx.Module):
         return x.astype(wide) @ self.weight.astype(wide).T
 
     def route(self, logits: Float[Array, "T E"]) -> Routing:
-        """Choose experts by score and bias, weigh them by score alone."""
+        """Choose experts by score plus bias; weight them by score alone."""
         config = self.config
         scores = scores_of(logits, config)
         chosen, _ = choose(scores + self.bias(scores.dtype), config)
@@ -53,12 +53,12 @@ class Router(eqx.Module):
         return Routing(logits, chosen, weights * config.routed_scaling_factor)
 
     def bias(self, dtype: DTypeLike) -> Float[Array, " E"]:
-        """Return the selection bias; no gradient reaches it, load does (`balanced`)."""
+        """Return the selection bias; it has no gradient and is updated by load (`balanced`)."""
         return jax.lax.stop_gradient(self.e_score_correction_bias.astype(dtype))
 
 
 def scores_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Float[Array, "T E"]:
-    """Return the affinity of tokens and experts, between 0 and 1."""
+    """Return the affinity between tokens and experts, in [0, 1]."""
     if config.scoring_func == "softmax":
         return jax.nn.softmax(logits, axis=-1)
     return jax.nn.sigmoid(logits)
@@ -67,19 +67,20 @@ def scores_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Float[Array,
 def choose(
     ranked: Float[Array, "T E"], config: MLAMoEConfig
 ) -> tuple[Int[Array, "T k"], Float[Array, " T"]]:
-    """Return the chosen experts (T, k) and by how much the choice is clear (T,).
+    """Return the chosen experts (T, k) and the margin of the choice (T,).
 
-    First `topk_group` groups by the sum of their best two, then `num_experts_per_tok` experts in
-    them. The margin is the smaller of the two gaps between the last that is in and the first that
-    is out: an error of less than half of it in every score, a quarter for groups, cannot change the
-    choice. It is infinite where there is no choice.
+    `topk_group` groups are chosen by the sum of their best two scores, then `num_experts_per_tok`
+    experts within them. A gap is the difference between the last chosen and the first rejected
+    value. The margin is the smaller of the experts' gap and half the groups' gap, since sums of two
+    scores change twice as much. An error below half the margin in every score cannot change the
+    choice. The margin is infinite if there is no choice.
 
-    A group that is out is out (-inf). Transformers gives its experts 0 instead, which differs
-    where a score and its bias are negative together.
+    Experts of rejected groups are excluded (-inf). Transformers gives them 0 instead, which differs
+    if score plus bias is negative.
 
     Args:
-        ranked: scores and selection bias together.
-        config: groups and how many of what.
+        ranked: scores plus selection bias.
+        config: numbers of groups and experts.
     """
     T, E = ranked.shape
     G = config.n_group
@@ -92,7 +93,7 @@ def choose(
 
 
 def _top(values: Float[Array, "T n"], k: int) -> tuple[Float[Array, " T"], Int[Array, "T k"]]:
-    """Return the gap between the k-th and the next value, and where the k largest are."""
+    """Return the gap between the k-th and the next value, and the indices of the k largest."""
     n = values.shape[-1]
     ordered, index = jax.lax.top_k(values, min(k + 1, n))
     gap = ordered[:, k - 1] - ordered[:, k] if k < n else jnp.full_like(values[:, 0], jnp.inf)
@@ -100,13 +101,13 @@ def _top(values: Float[Array, "T n"], k: int) -> tuple[Float[Array, " T"], Int[A
 
 
 def counts(routing: Routing) -> Int[Array, " E"]:
-    """Return how many tokens each expert got: int32, which is exact to 2^31."""
+    """Return the number of tokens of each expert: int32, exact up to 2^31."""
     experts = routing.logits.shape[-1]
     return jnp.zeros(experts, jnp.int32).at[routing.chosen.reshape(-1)].add(1)
 
 
 def balanced(bias: Float[Array, " E"], load: Int[Array, " E"], rate: float) -> Float[Array, " E"]:
-    """Return the selection bias after one step: up where fewer tokens than the mean went.
+    """Return the selection bias after one step: raised for experts with fewer tokens than the mean.
 
     Source: auxiliary-loss-free balancing, DeepSeek-V3 report section 2.1.2; `rate` is its gamma.
     """
@@ -116,6 +117,6 @@ def balanced(bias: Float[Array, " E"], load: Int[Array, " E"], rate: float) -> F
 
 
 def z_loss(logits: Float[Array, "T E"]) -> Float[Array, ""]:
-    """Return `mean(logsumexp(logits)^2)`, taken in at least float32 (ST-MoE, equation 5)."""
+    """Return `mean(logsumexp(logits)^2)`, computed in at least float32 (ST-MoE, equation 5)."""
     wide = logits.astype(widened(logits.dtype))
     return jnp.mean(jnp.square(jax.nn.logsumexp(wide, axis=-1)))

@@ -1,7 +1,7 @@
-"""Planted porting bugs: the harness is judged by whether it finds each and names where it starts.
+"""Planted porting bugs, which the comparison must find and locate.
 
-A fault is a small named patch of the JAX model, a witness among the cases, and the quantity that
-must first be reported there. Source: docs/parity.md "Faults".
+A fault is a small named patch of the JAX model, with a witness case and the quantity that must be
+reported first there. Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def by_name(name: str) -> Fault:
     """Return the fault called `name`.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is no such fault; the message lists all.
     """
     for fault in FAULTS:
         if fault.name == name:
@@ -62,10 +62,10 @@ def by_name(name: str) -> Fault:
 
 
 def select(names: Sequence[str] = (), family: str | None = None) -> tuple[Fault, ...]:
-    """Return the faults called `names`, or those of a family by its name, or all.
+    """Return the faults with these names, those of a family, or all.
 
     Raises:
-        ValueError: a fault or the family does not exist, or the two have nothing in common.
+        ValueError: a fault or the family does not exist, or no fault matches both.
     """
     chosen = tuple(map(by_name, names)) or FAULTS
     if family is None:

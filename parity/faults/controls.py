@@ -1,7 +1,7 @@
-"""Controls: two bugs planted every night, one that only float64 shows and one that only float32.
+"""Controls: two bugs planted every night, one visible only in float64 and one only in float32.
 
-A suite that compared the oracle with itself, or one dtype with itself, would pass every gate. So a
-night that does not find these two, each at its stage and on its edge, has shown nothing.
+A suite that compared the oracle or one dtype with itself would pass every gate. A night must
+therefore find both controls, each at its stage and on its edge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASE = by_name("length_c")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A bug, and the one edge of the triangle that shows it."""
+    """A bug, and the only edge of the triangle that shows it."""
 
     fault: Fault
     edge: MegalodonEdge
@@ -73,13 +73,13 @@ CONTROLS = (
         MegalodonEdge.JAX32_ORACLE,
     ),
 )
-"""Each is silent on the other's edge, so both are planted at once: one program for each dtype."""
+"""Each has no effect on the other's edge, so both are planted at once: one program per dtype."""
 
 
 def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
-    """Yield every control, and what `suite` reported in its place; nothing where it was found.
+    """Yield every control with a message if `suite` did not find it, or with an empty one.
 
-    Compiled programs are thrown away before and after.
+    Compiled programs are discarded before and after.
     """
     rows = []
     with contextlib.ExitStack() as planted:
@@ -87,7 +87,7 @@ def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
             planted.enter_context(control.fault.planted())
         for row in suite.case(CASE, floors):
             rows.append(row)
-            # After the conversion comes the reference, which no bug is planted in.
+            # The remaining rows concern the reference, in which no bug is planted.
             if row.quantity == WEIGHTS:
                 break
     for control in CONTROLS:

@@ -1,9 +1,9 @@
-"""The detection table: every planted fault is run, and must be found where it is.
+"""The detection table: every planted fault must be found at its stage.
 
-A fault counts as detected when its witness case breaks a shipped tolerance on an edge against the
-oracle, and as localised when the culprit is the stage it declares. Programs run operation by
-operation: a fault changes what is traced, so compiled ones could not be kept from one fault to
-the next. Source: docs/parity.md "Faults".
+A fault is detected if its witness case exceeds a shipped tolerance on an edge to the oracle, and
+localised if the culprit is the declared stage. Programs run operation by operation, because a fault
+changes the traced program, so that compiled programs could not be reused. Source: docs/parity.md
+"Faults".
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from parity.megalodon.suite import culprit
 from parity.megalodon.tolerance_table import NoiseFloors
 
 EDGES = (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)
-"""The edges that need no reference, sharpest first."""
+"""The edges without the reference, sharpest first."""
 REFUSED = "load"
-"""The stage of a fault that the strict loader refuses."""
+"""Stage of a fault that the strict loader rejects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What became of one fault on one case."""
+    """Result for one fault on one case."""
 
     fault: Fault
     case: str
     edge: str = ""
-    """The first edge that sees it; empty where none does."""
+    """First edge that fails; empty if none does."""
     found: str = ""
-    """The stage the culprit names; empty where nothing is wrong."""
+    """Stage of the culprit; empty if nothing fails."""
     signal: float = 0.0
-    """Error over tolerance at the culprit; infinite where the two cannot be compared."""
+    """Error divided by tolerance at the culprit; infinite if they cannot be compared."""
     note: str = ""
 
     @property
@@ -58,44 +58,44 @@ class Detection:
 
     @property
     def localised(self) -> bool:
-        """Whether what was reported is where the fault is."""
+        """Whether the reported stage is the fault's."""
         return self.found == self.fault.stage
 
 
 @dataclass
 class DetectionTable:
-    """What became of every fault, and how much of its tolerances a healthy model used."""
+    """Results for all faults, and the tolerances used by a healthy model."""
 
     detections: list[Detection]
     used: dict[tuple[MegalodonEdge, Kind], float]
-    """Largest share of a tolerance, by edge and kind, in the witnesses without a fault."""
+    """Largest used fraction of a tolerance in the witnesses without a fault, by edge and kind."""
 
 
 @dataclass
 class Laboratory:
-    """Runs cases against the oracle; what does not depend on the fault is done once."""
+    """Runs cases against the oracle, and caches results that do not depend on the fault."""
 
     floors: NoiseFloors = field(default_factory=NoiseFloors.load)
     edges: tuple[MegalodonEdge, ...] = EDGES
     compiled: bool = False
-    """Compile whole programs: for one fault on its own that is less work."""
+    """Compile whole programs, which is faster for a single fault."""
     used: dict[tuple[MegalodonEdge, Kind], float] = field(default_factory=dict)
-    """Largest share of a tolerance so far, by edge and kind, without a fault."""
+    """Largest used fraction of a tolerance without a fault so far, by edge and kind."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, MegalodonEdge]] = field(default_factory=set)
 
     def detect(self, fault: Fault, case: Case, edges: Sequence[MegalodonEdge] = ()) -> Detection:
-        """Plant a fault and return what the first edge that objects says.
+        """Plant a fault and return the result of the first edge that fails.
 
         Raises:
-            RuntimeError: the case fails without a fault: nothing could be concluded from it.
+            RuntimeError: the case fails without a fault, so it is useless as a witness.
         """
         for edge in edges or self.edges:
             self._control(case, edge)
             try:
                 found = culprit(self.rows(fault, case, edge))
             except ValueError as error:
-                # Only the loader may refuse; elsewhere an error is a mistake of the patch.
+                # Only the loader may reject; any other error is a mistake of the patch.
                 if fault.stage != REFUSED:
                     raise
                 return Detection(
@@ -106,8 +106,8 @@ class Laboratory:
         return Detection(fault, case.name)
 
     def rows(self, fault: Fault | None, case: Case, edge: MegalodonEdge) -> list[Measurement]:
-        """Return what the suite measures on one edge with a fault planted, or with none."""
-        # The same step many times over is worth compiling.
+        """Measure a case on one edge with a planted fault, or with none."""
+        # Compiling pays off for many repetitions of one step.
         compiled = self.compiled or case.steps > 0
         planted = fault.planted(compiled=compiled) if fault else nullcontext()
         with planted, jax.disable_jit(not compiled):
@@ -135,7 +135,7 @@ class Laboratory:
 
 
 def signal(found: Measurement) -> float:
-    """Return error over tolerance; infinite for what is no number or has no tolerance."""
+    """Return error divided by tolerance; infinite if it is not finite or has no tolerance."""
     if found.verdict is Verdict.NOT_COMPARABLE or not math.isfinite(found.value):
         return math.inf
     return math.inf if math.isnan(found.tolerance) else found.fraction
@@ -151,14 +151,14 @@ def run(
     """Return the detection of each fault on its witness, in the order of the faults.
 
     Args:
-        faults: which; an executor's workers find them by name in the catalogue.
+        faults: the faults; an executor's workers find them in the catalogue by name.
         report: called with a line of progress.
-        executor: who shares the work; None, like work of one batch, for this process.
-        each: ask every edge about every fault, a row for each; not only those before the first
-            that objects.
+        executor: runs batches in parallel; None or a single batch: this process.
+        each: measure every fault on every edge, one row each, instead of stopping at the first edge
+            that fails.
 
     Raises:
-        RuntimeError: a witness fails without a fault, or a worker had no answer.
+        RuntimeError: a witness fails without a fault, or a worker failed.
     """
     batches = _batches(faults)
     if executor is None or len(batches) == 1:
@@ -176,7 +176,7 @@ def run(
 
 
 def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
-    """Group faults by the shape of their witness, since equal shapes share compiled operations."""
+    """Group faults by the shape of their witness: equal shapes share compiled operations."""
     groups: dict[tuple[int, ...], list[Fault]] = {}
     for fault in faults:
         case = by_name(fault.witness)
@@ -196,7 +196,7 @@ def _inline(batch: list[Fault], each: bool) -> DetectionTable:
 
 
 def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
-    """Return batches as items; a fault holds functions, so only its name travels."""
+    """Return batches as work items; faults hold functions, so they are sent by name."""
     return [
         Item(
             f"{batch[0].witness} and cases of its shape, {len(batch)} faults",
@@ -208,7 +208,7 @@ def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
 
 
 def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
-    """Run a batch on a worker; returns detections and used tolerances as JSON values."""
+    """Run a batch on a worker; return detections and used tolerances as JSON values."""
     with traced_checks(False):
         done = _inline([fault_by_name(name) for name in names], each)
     return {
@@ -220,7 +220,7 @@ def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
 
 
 def _table(value: Mapping[str, Any]) -> DetectionTable:
-    """Return what `run_batch` did."""
+    """Read the result of `run_batch`."""
     detections = [Detection(fault_by_name(name), *rest) for name, *rest in value["detections"]]
     used = {(MegalodonEdge(edge), Kind(kind)): share for edge, kind, share in value["used"]}
     return DetectionTable(detections, used)
@@ -234,7 +234,7 @@ def missed(detections: Iterable[Detection]) -> list[Detection]:
 
 
 def as_dict(detection: Detection) -> dict[str, Any]:
-    """Return a detection as JSON values; an infinite signal is None."""
+    """Return a detection as JSON values; an infinite signal becomes None."""
     return {
         "fault": detection.fault.name,
         "family": detection.fault.family.value,

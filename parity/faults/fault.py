@@ -1,4 +1,4 @@
-"""What a planted bug is, and the few tools its patches are written with."""
+"""Planted bugs, and tools for writing their patches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from megalodon_jax.layers import attention
 from parity.megalodon import runner
 
 Plant = Callable[[Any], Any]
-"""Takes a healthy attribute and returns the faulty one."""
+"""Maps a healthy attribute to the faulty one."""
 Weights = dict[str, Any]
 
 
 class Family(StrEnum):
-    """Where in a port a bug is made (docs/parity.md "Faults")."""
+    """Part of a port in which a bug is made (docs/parity.md "Faults")."""
 
     CONVERSION = "conversion"
     NORMS = "norms"
@@ -31,7 +31,7 @@ class Family(StrEnum):
     ATTENTION = "attention"
     CEMA = "CEMA"
     WIRING = "wiring"
-    """How the layers of a block are connected."""
+    """Connections between the layers of a block."""
     CACHES = "caches"
     LOSS = "loss"
     GRADIENTS = "gradients"
@@ -41,7 +41,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute of the JAX model, and what stands there instead."""
+    """Replacement of one attribute of the JAX model."""
 
     owner: Any
     attribute: str
@@ -49,7 +49,7 @@ class Patch:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Context in which the attribute is the faulty one."""
+        """Replace the attribute by the faulty one within a context."""
         faulty = self.plant(getattr(self.owner, self.attribute))
         with patch.object(self.owner, self.attribute, faulty):
             yield
@@ -57,23 +57,23 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One bug: how people make it, where it is planted, and where it must first show."""
+    """One bug: how it is made, where it is planted, and where it must be found."""
 
     family: Family
     name: str
     how: str
     stage: str
-    """The first quantity that must be reported; "load" where the model must be refused."""
+    """First quantity that must be reported; "load" if the model must be rejected."""
     patch: Patch
     witness: str = "length_c"
-    """The cheapest case of the matrix that shows it."""
+    """Cheapest case of the matrix that shows it."""
 
     @contextlib.contextmanager
     def planted(self, *, compiled: bool = True) -> Iterator[None]:
-        """Context in which the JAX model has this bug.
+        """Plant this bug in the JAX model within a context.
 
-        Compiled functions would go on as if nothing had happened, so they are thrown away;
-        `compiled=False` keeps them, for work that is done under `jax.disable_jit`.
+        Compiled functions would ignore the patch, so they are discarded. `compiled=False` keeps
+        them, for work under `jax.disable_jit`.
         """
         with contextlib.ExitStack() as stack:
             if compiled:
@@ -94,15 +94,15 @@ def fault(
     attribute: str = "__call__",
     witness: str = "length_c",
 ) -> Fault:
-    """Return the fault of one attribute of one owner; the catalogue fixes what a family shares."""
+    """Build the fault of one attribute of one owner; catalogues fix what a family shares."""
     return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness)
 
 
 def around(faulty: Callable[..., Any]) -> Plant:
-    """Return the plant of what stands in a function's place: `faulty(healthy, *its arguments)`."""
+    """Return the plant that replaces a function: `faulty(healthy, *its arguments)`."""
 
     def plant(healthy: Callable[..., Any]) -> Callable[..., Any]:
-        # A function, not a partial: in a class it must become a method.
+        # A function, not a partial, so that it becomes a method in a class.
         def call(*args: Any, **options: Any) -> Any:
             return faulty(healthy, *args, **options)
 
@@ -114,7 +114,7 @@ def around(faulty: Callable[..., Any]) -> Plant:
 def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
     """Return the patch of a faulty checkpoint conversion.
 
-    `change` gets the configuration and the weights by torch name, and edits the weights.
+    `change` receives the configuration and the weights by torch name, and edits the weights.
     """
 
     @around
@@ -123,14 +123,14 @@ def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
         change(config, weights)
         return build(config, weights, **options)
 
-    # The subject's name for it: what loads a case, and nothing else.
+    # Patched under the runner's name, which only the loading of a case uses.
     return Patch(runner, "build_model", plant)
 
 
 def on_copy(**changes: Callable[[Any], Any]) -> Plant:
-    """Return a plant for a method that runs on a copy of its module with fields changed.
+    """Return a plant for a method that runs on a copy of its module with changed fields.
 
-    Each change gets the module and returns the field's value.
+    Each change maps the module to the field's value.
     """
 
     @around
@@ -142,13 +142,13 @@ def on_copy(**changes: Callable[[Any], Any]) -> Plant:
 
 
 def shifted_gain(field: str, offset: float) -> Plant:
-    """Return a plant that adds a number to the gain of a norm, where it has one."""
+    """Return a plant that adds a number to the gain of a norm, if it has one."""
 
     return _where_present(field, lambda gain: gain + offset)
 
 
 def zeroed(field: str) -> Plant:
-    """Return a plant that takes a parameter for 0, where there is one."""
+    """Return a plant that sets a parameter to 0, if there is one."""
 
     return _where_present(field, jnp.zeros_like)
 
@@ -162,12 +162,12 @@ def _where_present(field: str, change: Callable[[Any], Any]) -> Plant:
 
 
 def on_result(change: Callable[..., Any]) -> Plant:
-    """Return a plant that changes what a function returns: `change(result, *its arguments)`."""
+    """Return a plant that changes a function's result: `change(result, *its arguments)`."""
     return around(lambda call, *args, **options: change(call(*args, **options), *args))
 
 
 def marked(change: Callable[..., Any], at: str) -> Plant:
-    """Change a value of the attention half before it gets its name: `change(value, self, x)`."""
+    """Change a value in attention before it is marked: `change(value, self, x)`."""
 
     @around
     def plant(call, self, x, *args, **options):
@@ -183,7 +183,7 @@ def marked(change: Callable[..., Any], at: str) -> Plant:
 
 
 def altered(module: Any, **fields: Any) -> Any:
-    """Return a shallow copy of a module with fields replaced, static ones too, unchecked."""
+    """Return a shallow copy of a module with replaced fields, including static ones, unchecked."""
     copy = object.__new__(type(module))
     for field in dataclasses.fields(module):
         value = fields.get(field.name, getattr(module, field.name))
@@ -192,7 +192,7 @@ def altered(module: Any, **fields: Any) -> Any:
 
 
 def rounded(x: Any, bits: int = 7) -> Any:
-    """Return `x` with `bits` of mantissa in its own dtype; 7 is bfloat16 and 10 is TF32."""
+    """Round `x` to `bits` mantissa bits in its own dtype; 7 is bfloat16, 10 is TF32."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
 
 
@@ -200,7 +200,7 @@ def unique(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     """Return the faults as a tuple.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two have the same name.
     """
     names = [fault.name for fault in faults]
     twice = {name for name in names if names.count(name) > 1}

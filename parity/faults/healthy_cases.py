@@ -1,8 +1,8 @@
-"""Random small healthy cases: the other half of judging the harness is that it stays silent.
+"""Random small healthy cases, for which the comparison must report nothing.
 
-A case is a function of its index alone. `VARIATIONS` neighbours share a configuration and shapes,
-so that they share one compilation; weights, inputs, masks, shifts and the order of cuts differ.
-Source: docs/parity.md "Faults".
+A case is determined by its index. `VARIATIONS` neighbours share a configuration and shapes, and so
+one compilation; weights, inputs, masks, shifts and the order of cuts differ. Source: docs/parity.md
+"Faults".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 VARIATIONS = 8
-"""Neighbouring indices that share a configuration."""
+"""Number of consecutive indices that share a configuration."""
 SHORTEST = 10
-"""Tokens a text has at least. With a target or two, some gradient is 0, or 1 less a probability
-that rounds to 1: the truth then has no digits that a relative error could be taken of."""
+"""Smallest number of tokens of a text. With one or two targets a gradient may be 0, or 1 minus a
+probability that rounds to 1, and a relative error would then be meaningless."""
 EDGES = {edge.dtype: edge for edge in (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)}
 
 
@@ -43,7 +43,7 @@ def healthy(index: int) -> Case:
         "pad_inside": bool(rng.random() < 0.25),
     }
     if structure.cuts:
-        # The first call starts the cache and compiles another program than the rest.
+        # The first call starts the cache and compiles another program, so it is not permuted.
         rest = rng.permutation(structure.cuts[1:])
         data["cuts"] = (structure.cuts[0], *(int(count) for count in rest))
     elif structure.padding != "none":
@@ -52,7 +52,7 @@ def healthy(index: int) -> Case:
 
 
 def _structure(rng: np.random.Generator) -> Case:
-    """Return what the neighbours share: the configuration and every shape."""
+    """Return the configuration and shapes that neighbours share."""
 
     def one(*choices: Any) -> Any:
         return choices[rng.integers(len(choices))]
@@ -103,10 +103,10 @@ def shared_alarms(
     executor: Executor,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Measurement]:
-    """Return what `alarms` yields for the first `count` cases, by an executor's workers.
+    """Return the alarms of the first `count` cases, computed by an executor's workers.
 
     Raises:
-        RuntimeError: a worker had no answer.
+        RuntimeError: a worker failed.
     """
     items = [
         Item(
@@ -122,7 +122,7 @@ def shared_alarms(
 
 
 def group_alarms(first: int, last: int, dtype: str) -> list[dict[str, Any]]:
-    """Return the alarms of neighbouring cases as JSON values, on a worker."""
+    """Return the alarms of neighbouring cases as JSON values; runs on a worker."""
     with traced_checks(False):
         return [asdict(m) for m in alarms(range(first, last), dtype)]
 
@@ -132,11 +132,11 @@ def alarms(
     dtype: str = "float64",
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Measurement]:
-    """Run healthy cases against the oracle and yield whatever breaks a tolerance: nothing should.
+    """Run healthy cases against the oracle and yield all rows that exceed their tolerance.
 
     Args:
-        indices: which cases.
-        dtype: "float64", with absolute tolerances, or "float32", whose floors are measured now.
+        indices: indices of the cases.
+        dtype: "float64", with absolute tolerances, or "float32", whose floors are measured here.
         report: called with a line of progress per configuration.
     """
     edge, subject, group, count = EDGES[dtype], JaxSubject(dtype), -1, 0
@@ -144,7 +144,7 @@ def alarms(
         if index // VARIATIONS != group:
             group = index // VARIATIONS
             report(f"  healthy_{index}: {count} cases done")
-            # Nothing compiled for another configuration is of use again.
+            # Compiled programs of this configuration are not needed again.
             jax.clear_caches()
         case, count = healthy(index), count + 1
         floors = NoiseFloors({})

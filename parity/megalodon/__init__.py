@@ -1,7 +1,7 @@
-"""Megalodon as a subject: cases, the float64 oracle, the JAX model as a runner, references, floors.
+"""Megalodon as a subject: cases, float64 oracle, runner of the JAX model, references, noise floors.
 
-`Suite` puts every case on every edge of the triangle; `intermediates` names what all sides have on
-the way.
+`Suite` compares every case on every edge of the triangle. `intermediates` names the intermediates
+that all sides have.
 """
 
 from parity.megalodon.cases import CASES, Case, by_name

@@ -1,4 +1,4 @@
-"""Every stage of a case, free-running and fed the oracle's values, as one account.
+"""Account of a case: the error of every stage, as run and when fed the oracle's values.
 
 Source: docs/parity.md "First divergence".
 """
@@ -29,24 +29,24 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Account:
-    """All stages of a case in the order they are computed."""
+    """All stages of a case, in order of computation."""
 
     case: Case
     dtype: str
     stages: tuple[Stage, ...]
     worst: Worst | None
-    """Of the culprit, on its own."""
+    """Element of the culprit with the largest error, when fed the oracle's values."""
     where: str = ""
-    """Which of its elements break its tolerance, on its own."""
+    """Elements of the culprit that exceed its tolerance, when fed the oracle's values."""
 
     @property
     def culprit(self) -> Stage | None:
-        """The first stage that is wrong on its own."""
+        """The first stage that is wrong when fed the oracle's values."""
         return next((stage for stage in self.stages if stage.broken), None)
 
     @property
     def carried(self) -> tuple[Stage, ...]:
-        """Stages that hold on their own although their free error would not pass."""
+        """Stages that are correct on correct inputs but exceed their tolerance as run."""
         return tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)
 
 
@@ -54,9 +54,9 @@ def account(case: Case, dtype: str = "float64") -> Account:
     """Run every stage of a case free and forced, and compare both with the oracle.
 
     Args:
-        case: one without cuts; a stream has states, not intermediates.
-        dtype: "float64" asks whether the mathematics is the same, "float32" whether the rounding
-            is no worse than calibrated (ten more runs of the oracle).
+        case: a case without cuts; a stream has states, not intermediates.
+        dtype: "float64" tests whether the mathematics is the same; "float32" whether rounding
+            errors are as calibrated (ten more runs of the oracle).
 
     Raises:
         ValueError: the case is a stream.

@@ -1,8 +1,8 @@
-"""The case matrix: configuration, weights and inputs that every implementation is given.
+"""The case matrix: configurations, weights and inputs given to every implementation.
 
-Weights and inputs are functions of the case alone and the same bytes on every machine: raw bits of
-a counter-based generator and exact arithmetic, no transcendental function. Every parameter is
-non-trivial, because a parameter at its initial 0 hides the bugs that touch it. Source:
+Weights and inputs depend on the case alone and are bytewise equal on every machine: raw bits of a
+counter-based generator and exact arithmetic, without transcendental functions. Every parameter
+differs from its initial value, because a parameter at 0 hides bugs that involve it. Source:
 docs/parity.md "Same work".
 """
 
@@ -26,9 +26,9 @@ from parity.engine.metrics import IGNORED
 from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 SUITE = "parity"
-"""What measurements of Megalodon are filed under."""
+"""Suite of Megalodon's measurements."""
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
-"""The committed checkpoint: a byte-level model trained by `train`, with held-out text."""
+"""The committed byte-level checkpoint, trained by `train`, with held-out text."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 61,
@@ -56,9 +56,9 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is fed: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool.
+    """Inputs of a model: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool.
 
-    segments (B, L) int32 has the documents of packed rows, None where rows are one text.
+    segments (B, L) int32 numbers the documents of packed rows; None if each row is one text.
     """
 
     ids: np.ndarray
@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work: a configuration with weights, inputs and a reason to exist."""
+    """One piece of work: a configuration with weights, inputs and the reason for testing it."""
 
     name: str
     why: str
@@ -84,20 +84,20 @@ class Case:
     padding: Literal["none", "right", "left", "interior"] = "none"
     pad_inside: bool = False
     decay_shift: float = 0.0
-    """Added to the logits of alpha and delta: -7 each is a memory of a million tokens."""
+    """Added to the logits of alpha and delta; -7 each gives a memory of a million tokens."""
     mean_shift: float = 0.0
-    """Added to the embedding: activations with a large common mean."""
+    """Added to the embedding, which gives activations a large common mean."""
     checkpoint: Path | None = None
     cuts: tuple[int, ...] = ()
-    """How a cached stream cuts the text into calls; empty means one uncached call."""
+    """Numbers of tokens per call of a cached stream; empty: one uncached call."""
     steps: int = 0
-    """How many steps of AdamW are taken; 0 means none (`parity.megalodon.trajectory`)."""
+    """Number of AdamW steps; 0: no training (`parity.megalodon.trajectory`)."""
     labels_at_padding: bool = False
-    """Leave labels where the mask is False, for the loss to leave out by itself."""
+    """Keep labels where the mask is False, so that the loss must ignore them itself."""
     documents: tuple[tuple[int, ...], ...] = ()
-    """Lengths of the documents packed into each row; empty means one text per row."""
+    """Lengths of the documents packed into each row; empty: one text per row."""
     known_difference: str = ""
-    """The deliberate difference (`known_differences`) that keeps the reference out of this case."""
+    """Known difference (`known_differences`) because of which the reference does not run this."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -116,7 +116,7 @@ class Case:
 
     @property
     def _pad(self) -> int:
-        """What stands at masked positions."""
+        """Token id at masked positions."""
         return self.config.pad_token_id or 0
 
     @cached_property
@@ -144,12 +144,12 @@ class Case:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """What identifies the case besides its bytes, as JSON values."""
+        """JSON data that identifies the case, together with its bytes."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["why"], fields["overrides"]
-        # The hash of a case knows the field by the name it had when recordings were made.
+        # The hash uses the field's name at the time when recordings were made.
         fields["seam"] = fields.pop("known_difference")
-        # What a case does not use leaves its hash, and so its recording, as it was.
+        # Omitting unused fields keeps the hashes, and so the recordings, of older cases valid.
         names = ("steps", "labels_at_padding", "documents", "seam")
         unused = {name for name in names if not fields[name]}
         fields = {name: value for name, value in fields.items() if name not in unused}
@@ -168,14 +168,14 @@ class Case:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Names of what is computed, in order."""
+        """Names of the computed quantities, in order."""
         if self.steps:
             return trajectory([row.name for row in weight_table(self.config)], self.steps)
         return computed(self.config)
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """The id that is right for each position of the logits (B, L), `IGNORED` for none."""
+        """Correct token id for each position of the logits (B, L); `IGNORED` for none."""
         targets = np.full_like(self.batch.labels, IGNORED)
         targets[:, :-1] = self.batch.labels[:, 1:]
         segments = self.batch.segments
@@ -186,25 +186,25 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """What the comparer needs to know of it."""
+        """Description of the work for the comparison."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 
     @property
     def padding_differs(self) -> bool:
-        """Whether megalodon-hf computes something else at padding, which it lets into its EMA: it
-        is compared with at valid positions only. The rows of a stream it is given one by one.
+        """Whether megalodon-hf differs at padding, because its EMA includes it. The comparison with
+        it then covers valid positions only. It runs the rows of a stream one by one.
         """
         return self.batch.padded and self.config.mask_ema and not self.cuts
 
     @property
     def valid(self) -> np.ndarray:
-        """Where tokens are valid, (B, L) bool."""
+        """Valid positions, (B, L) bool."""
         return self.batch.mask
 
     def _segments(self) -> np.ndarray | None:
-        """Return the number of each token's document in its row; what is left over is of the last
-        one, and a shortened case has fewer.
+        """Return the number of each token's document in its row. Remaining tokens belong to the
+        last document; a shortened case has fewer documents.
         """
         if not self.documents:
             return None
@@ -244,18 +244,18 @@ def _bits(name: str, count: int) -> np.ndarray:
 
 
 def _normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Sum of four 16-bit uniforms, centred and scaled to unit variance: exact in float64."""
+    """Return the sum of four 16-bit uniforms, with mean 0 and variance 1; exact in float64."""
     quarters = _bits(name, int(np.prod(shape))).view(np.uint16).reshape(*shape, 4)
     centred = quarters.sum(-1, dtype=np.int64) - 2 * 65535
     return centred / float((4 * (65536**2 - 1) / 12) ** 0.5)
 
 
 CUTS = (C + 5, C + 5, 1, 1)
-"""Calls that start and end inside chunks, longer than a chunk and single tokens."""
+"""Calls that start and end inside chunks, exceed a chunk, or have a single token."""
 DOCUMENTS = ((7, C, 1, 2 * C + 12), (C + 7 + 2 * C + 13,))
-"""Lengths of documents in packed rows: none but the first begins where a chunk of the row does."""
+"""Lengths of documents in packed rows; only the first starts at a chunk boundary of the row."""
 NEW_TOKENS = 12
-"""Tokens a stream goes on for, greedily, after its text."""
+"""Number of tokens generated greedily after the text of a stream."""
 
 CASES = (
     Case("plain", "defaults; three chunks and a tail"),
@@ -361,7 +361,7 @@ def by_name(name: str) -> Case:
     """Return the case called `name`.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is no such case; the message lists all.
     """
     for case in CASES:
         if case.name == name:

@@ -1,8 +1,8 @@
-"""Gates that a case of Megalodon must give, from its configuration and the reference's kind.
+"""Gates that a case of Megalodon must report, from its configuration and the kind of reference.
 
-Nothing is computed: names of intermediates come from the map (`intermediates`), names of
-parameters from the weight table. `parity.megalodon.suite` measures exactly these; a test compares
-the two. Source: docs/verdicts.md "Contract".
+Nothing is computed: names of intermediates come from `intermediates`, names of parameters from the
+weight table. `parity.megalodon.suite` must measure exactly these gates; a test compares the two.
+Source: docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import STATES, stages, trajectory
 
 ALL = "all gates"
-"""Quantity of a gate that is about every tensor of a case together."""
+"""Quantity of gates that concern all tensors of a case together."""
 
 
 @runtime_checkable
 class Answers(Protocol):
-    """What a contract needs to know of a reference."""
+    """The part of a reference's interface that the contract needs."""
 
     kind: str
 
     def gives(self, quantity: str) -> bool:
-        """Whether it answers for a quantity the oracle has."""
+        """Whether it computes a quantity of the oracle."""
         ...
 
 
 def quantities(case: Case) -> tuple[str, ...]:
-    """Return the names of all arrays that every side computes of a case."""
+    """Return the names of all arrays that every side computes for a case."""
     config = case.config
     parameters = [row.name for row in weight_table(config)]
     if case.steps:
@@ -76,7 +76,7 @@ def gates(case: Case, reference: Answers) -> Iterator[Gate]:
 
 
 def known_difference_gates() -> Iterator[Gate]:
-    """Yield the gates of the deliberate differences."""
+    """Yield the gates of the known differences."""
     suite, edge = known_differences.SUITE, str(known_differences.EDGE)
     for difference in known_differences.KNOWN_DIFFERENCES:
         yield Gate(suite, suite, edge, Kind.KNOWN_DIFFERENCE.value, difference.id, "seam")

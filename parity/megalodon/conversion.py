@@ -1,4 +1,4 @@
-"""The way of weights between the formats, and whether every byte arrives.
+"""Round trip of weights through all formats, checked byte by byte.
 
 Source: docs/parity.md "Same work": conversion round trip with value hashes.
 """
@@ -20,25 +20,25 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def round_trip(case: Case) -> dict[str, np.ndarray]:
-    """Return the weights of a case after the way to JAX, to torch's layout, a file, and back."""
+    """Convert a case's weights to JAX, to torch's layout, to a file, and back; return them."""
     there = state_dict(JaxSubject("float32").load(case))
     back = build_model(case.config, load(save(there)), source=case.name)
     return {name: np.asarray(leaf) for name, leaf in named_leaves(back).items()}
 
 
 def changed(held: Arrays, given: Arrays) -> list[str]:
-    """Return the parameters whose name, dtype, shape or bytes differ; a tied head is no parameter.
+    """Return parameters that are missing or differ in dtype, shape or bytes, without a tied head.
 
     Args:
-        held: what arrived.
-        given: what was sent.
+        held: parameters after the conversion.
+        given: parameters before it.
     """
     names = (set(held) | set(given)) - ({HEAD} if HEAD not in given else set())
     return sorted(n for n in names if value_hash(held.get(n)) != value_hash(given.get(n)))
 
 
 def value_hash(array: np.ndarray | None) -> str:
-    """Return a hash of dtype, shape and bytes; empty for nothing."""
+    """Return a hash of dtype, shape and bytes; empty for None."""
     if array is None:
         return ""
     digest = hashlib.sha256(f"{array.dtype.name} {array.shape} ".encode())

@@ -1,4 +1,4 @@
-"""The edges of Megalodon: JAX model, float64 oracle and megalodon-hf."""
+"""Edges of Megalodon's comparison: JAX model, float64 oracle and megalodon-hf."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from parity.engine.edge import Edge
 
 
 class MegalodonEdge(Edge):
-    """Which sides are compared, the sharpest edge of the triangle first."""
+    """Compared pairs of sides; the sharpest edge of the triangle comes first."""
 
     JAX64_ORACLE = "jax64:oracle"
-    """Same mathematics?"""
+    """Tests the mathematics: in float64 both must agree."""
     JAX32_ORACLE = "jax32:oracle"
-    """How accurate are we?"""
+    """Tests the rounding error of the JAX model."""
     JAX32_REFERENCE32 = "jax32:reference32"
-    """Can a checkpoint move?"""
+    """Tests whether a checkpoint can be exchanged between JAX and the reference."""
     REFERENCE32_ORACLE = "reference32:oracle"
-    """Do we understand the reference?"""
+    """Tests the rounding error of the reference, and thereby the oracle."""
     RECORDED32_LIVE32 = "recorded32:live32"
-    """Are the recordings still true?"""
+    """Tests whether recordings still match the live reference."""
     JAXBF16_ORACLE = "jaxbf16:oracle"
-    """Are products in bfloat16 as accurate as those of torch's autocast?"""
+    """Tests whether bfloat16 products are as accurate as those of torch's autocast."""
     AUTOCAST_ORACLE = "autocast:oracle"
     REFERENCEBF16_ORACLE = "referencebf16:oracle"
     PRODUCTS32_FLOAT64 = "products32:float64"
-    """Are only the operands of a low-precision product narrow?"""
+    """Tests whether a low-precision product rounds nothing but its operands."""
 
 
 TRIANGLE = tuple(MegalodonEdge)[:4]

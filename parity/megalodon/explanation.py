@@ -1,6 +1,7 @@
-"""Where a failing case leaves the oracle first, whether it starts there, and what acts there.
+"""Explanation of a failing case: its first divergence, root cause, and the lines involved.
 
-Plain data: a command prints it, and a night stores it. Source: docs/parity.md "When a case fails".
+The result is plain data, which a command prints and a night stores. Source: docs/parity.md "When a
+case fails".
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from parity.megalodon.noise_floors import forward_truth
 from parity.megalodon.shrink import EDGE, failure
 
 NOTE = 400
-"""Characters of a note at most."""
+"""Largest number of characters of a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The account of a case; one that holds has no `quantity`."""
+    """Explanation of a case; `quantity` is empty if the case passes."""
 
     case: str
     edge: str = str(EDGE)
-    """Whose stages these are."""
+    """Edge on which the stages were compared."""
     quantity: str = ""
-    """The first divergence: a stage that is wrong on its own, else what is wrong although every
-    stage is right."""
+    """Root cause: the first stage that is wrong on correct inputs. If there is none, the first
+    wrong quantity."""
     value: float = math.nan
-    """Its relative L2 error; of a stage, fed the oracle's inputs."""
+    """Relative L2 error of `quantity`; for a stage, on the oracle's inputs."""
     tolerance: float = math.nan
     meaning: str = ""
-    """What it means that it is this quantity, or what holds: sentences for a person."""
+    """Interpretation for a person, in sentences."""
     stages: tuple[Stage, ...] = ()
-    """In the order they are computed; empty for a stream and for a trajectory."""
+    """Stages in order of computation; empty for a stream or trajectory."""
     worst: Worst | None = None
-    """The element of `quantity` that differs most, where that is a stage."""
+    """Element of `quantity` with the largest error, if that is a stage."""
     parameters: tuple[str, ...] = ()
-    """Those that act there, by torch name."""
+    """Parameters used by that stage, by torch name."""
     note: str = ""
-    """What the comparison noted, such as another shape."""
+    """Note of the comparison, such as a mismatch of shapes."""
     where: str = ""
-    """Which elements of a stage break its tolerance, fed the oracle's inputs (`engine.where`)."""
+    """Elements of the stage that exceed its tolerance on correct inputs (`engine.where`)."""
     lines: tuple[Line, ...] = ()
-    """Lines that make a stage wrong, the one to begin with first."""
+    """Source lines that make the stage wrong, the most likely first."""
 
     @property
     def holds(self) -> bool:
@@ -61,32 +62,32 @@ class Explanation:
 
     @property
     def culprit(self) -> Stage | None:
-        """The stage that is wrong on its own; None where every stage is right."""
+        """The stage that is wrong on correct inputs; None if every stage is correct."""
         return next((s for s in self.stages if s.broken and s.name == self.quantity), None)
 
     @property
     def also_broken(self) -> tuple[str, ...]:
-        """Other stages that are wrong on their own."""
+        """Other stages that are wrong on correct inputs."""
         return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
 
     @property
     def carried(self) -> int:
-        """How many stages are wrong only because of what they were fed."""
+        """Number of stages that are wrong only because of their inputs."""
         return sum(not s.broken and not s.free <= s.tolerance for s in self.stages)
 
 
 def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
-    """Return the account of a case.
+    """Explain a case.
 
-    Asked in this order: is any stage wrong in float64, fed the right inputs; is loss, a cotangent
-    or a gradient wrong although every stage is right; is any stage less accurate in float32 than
-    calibrated. The first yes is explained. A stream and a trajectory have no stages to feed, so
-    theirs is the first divergence alone.
+    Three failures are looked for in order, and the first one found is explained: a stage is
+    wrong in float64 on the oracle's inputs; the loss, a cotangent or a gradient is wrong although
+    every stage is correct; a stage is less accurate in float32 than calibrated. Streams and
+    trajectories have no stages to feed, so only their first divergence is reported.
 
     Args:
-        case: what to explain.
-        others: accounts of other cases with the same bug: lines of a stage that one of them names
-            are not looked for again, which takes 3 to 15 seconds.
+        case: the case to explain.
+        others: explanations of other cases with the same bug. If one has the lines of the same
+            stage, they are reused, because finding them takes 3 to 15 seconds.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"
@@ -104,8 +105,8 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     if narrow.culprit is not None:
         return _starting(narrow, narrow.culprit, others)
     holds = (
-        f"no divergence. {len(narrow.stages)} stages hold on their own, in float64 and float32; "
-        "loss, cotangents and gradients hold in float64."
+        f"no divergence. {len(narrow.stages)} stages pass on their own, in float64 and float32; "
+        "loss, cotangents and gradients pass in float64."
     )
     return Explanation(case.name, _edge(narrow), meaning=holds, stages=narrow.stages)
 
@@ -137,7 +138,7 @@ def _starting(report: Account, culprit: Stage, others: Iterable[Explanation]) ->
 def _lines(
     report: Account, stage: str, edge: str, others: Iterable[Explanation]
 ) -> tuple[tuple[Line, ...], str]:
-    """Return the lines of a stage, and a note about them."""
+    """Return the lines that make a stage wrong, and a note about them."""
     known = (o for o in others if o.lines and (o.quantity, o.edge) == (stage, edge))
     if (other := next(known, None)) is not None:
         return other.lines, f"its lines are those of case {other.case}"
@@ -147,8 +148,8 @@ def _lines(
             return lines(report.case, stage, exact, broken), ""
         return narrow_lines(report.case, stage, exact), ""
     except Exception as error:
-        # The account stands without lines: what is wrong may be what keeps them from being read.
-        return (), f"its lines are not known: {type(error).__name__}: {error}"[:NOTE]
+        # The explanation is useful without lines, and the bug itself may prevent finding them.
+        return (), f"its source lines are unknown: {type(error).__name__}: {error}"[:NOTE]
 
 
 def _diverging(
@@ -167,27 +168,31 @@ def _diverging(
 
 
 def _optimiser(divergence: Measurement) -> str:
-    """Say what a trajectory's first wrong quantity means."""
+    """Interpret the first wrong quantity of a trajectory."""
     moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (
-            "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
-            "is added to it, such as decay or a clip."
+            "The first moment is wrong after one step. Either the gradient is wrong (explain "
+            "'plain'), or a change made to it is, such as decay or clipping."
         )
     if moment == ("1", "nu"):
-        return "The gradient is right: the second moment is not made of its square as it should be."
+        return "The gradient is right: the second moment is not computed correctly from its square."
     if moment == ("1", "drift"):
         return (
-            "Both moments are right after one step: bias correction, epsilon, learning rate or "
-            "decay is wrong where they become an update."
+            "Both moments are right after one step: the update is not computed correctly from "
+            "them. Look at bias correction, epsilon, learning rate and decay."
         )
-    return "The first step is right: what is carried from step to step is wrong, such as the count."
+    return (
+        "The first step is right: a state carried from step to step is wrong, such as the step "
+        "count."
+    )
 
 
 def _stream(divergence: Measurement) -> str:
     return (
-        "States are in order of the layers: what comes before the first wrong one is right, so "
-        f"look between it and the state before it ({divergence.case} is a stream: no other names)."
+        "States are listed in layer order, and all before the first wrong one are right. Look "
+        f"between it and the state before it ({divergence.case} is a stream: its stages have no "
+        "names)."
     )
 
 
@@ -195,12 +200,9 @@ def _backward(divergence: Measurement) -> str:
     quantity = Quantity(divergence.quantity)
     if quantity.role is Role.COTANGENT:
         return (
-            "Every stage is right, and so is every cotangent behind this one: the derivative of "
-            f"what is computed from {quantity.name} is wrong."
+            "Every stage and every cotangent after this one is right: the derivative of the "
+            f"operation that uses {quantity.name} is wrong."
         )
     if quantity.role is Role.GRADIENT:
-        return (
-            "Every stage and every cotangent is right: only the derivative by this parameter is "
-            "wrong."
-        )
-    return "Every stage is right: what is computed from the logits is wrong."
+        return "Every stage and cotangent is right: only the gradient of this parameter is wrong."
+    return "Every stage is right: a result computed from the logits is wrong."

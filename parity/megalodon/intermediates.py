@@ -1,4 +1,4 @@
-"""The map of intermediates: every one with a name, and where each implementation has it.
+"""Map of intermediates: the name of each, and its location in every implementation.
 
 Source: docs/parity.md "Intermediates".
 """
@@ -22,17 +22,17 @@ class Intermediate:
     """One intermediate of a block."""
 
     name: str
-    """Its name in the JAX model and, after `layers.{i}.`, everywhere else."""
+    """Its name in the JAX model; elsewhere prefixed by `layers.{i}.`."""
     reference: str
-    """The module of the reference's block whose output it is; empty for the block itself."""
+    """Submodule of the reference's block that outputs it; empty for the block itself."""
     parameters: tuple[str, ...]
-    """Parameters, relative to the block, that act between those before it and this one."""
+    """Parameters, relative to the block, used since the preceding intermediates."""
     channels_first: bool = False
-    """Whether the reference has it as (B, D, L)."""
+    """Whether its layout in the reference is (B, D, L)."""
     argument: int | None = None
-    """Which positional argument of the module it is, where it is not the output."""
+    """Index of the submodule's positional argument that it is; None: it is the output."""
     silu: bool = False
-    """Whether the reference applies SiLU to the module's output without giving it a name."""
+    """Whether the reference applies SiLU to the submodule's output without a module for it."""
 
 
 BLOCK_INTERMEDIATES = (
@@ -47,11 +47,11 @@ BLOCK_INTERMEDIATES = (
     Intermediate("attn", "attn", ("attn.wh1", "attn.wh2")),
     Intermediate("ffn", "", ("ffn",)),
 )
-"""Intermediates of a block in the order they are computed; q and k are taken before RoPE."""
+"""Intermediates of a block in order of computation; q and k are before RoPE."""
 
 
 def stages(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return the names of all intermediates of a model in the order they are computed."""
+    """Return the names of all intermediates of a model, in order of computation."""
     blocks = (
         f"layers.{i}.{row.name}" for i in range(config.num_layers) for row in BLOCK_INTERMEDIATES
     )
@@ -59,11 +59,11 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
 
 
 STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
-"""What a cache holds per block; the final norm has the first three."""
+"""Contents of a cache per block; the final norm has the first three."""
 
 
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return all that a case computes in order: intermediates, states, loss, cotangents."""
+    """Return all quantities of a case in order: intermediates, states, loss, cotangents."""
     forward = stages(config)
     blocks = (
         Quantity.state(f"layers.{i}.{name}") for i in range(config.num_layers) for name in STATES
@@ -74,11 +74,11 @@ def computed(config: MegalodonConfig) -> tuple[str, ...]:
 
 
 def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
-    """Return what a trajectory compares, in order: moments first, then how far they moved.
+    """Return the quantities of a trajectory in order: moments first, then displacements.
 
     Args:
-        parameters: by torch name.
-        steps: how many are taken; noted after the first and the last.
+        parameters: parameters by torch name.
+        steps: number of steps; quantities are recorded after the first and the last.
     """
     first, last = (
         [
@@ -92,9 +92,9 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
 
 
 def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
-    """Return the names of the axes of an intermediate, a cotangent of one or a state; () of others.
+    """Return the axis names of an intermediate, its cotangent or a state; () for other quantities.
 
-    Blocks of channels are named where what acts on them acts by blocks.
+    An axis of channels is divided into blocks where operations act on blocks.
     """
     named = Quantity(quantity)
     stage = named.name.rpartition(".")[2]
@@ -119,9 +119,9 @@ def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:
-    """Return the parameters that act between an intermediate and those before it, by torch name.
+    """Return the parameters used between the preceding intermediates and this one, by torch name.
 
-    `stage` may be a cotangent: what acts on it acts after the intermediate, so it has no own.
+    Empty for a cotangent: parameters that affect it act after the intermediate.
     """
     layer, _, name = stage.rpartition(".")
     named = {row.name: row.parameters for row in BLOCK_INTERMEDIATES}
@@ -139,7 +139,7 @@ def capture(
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
     """Return `function` with its intermediates as a second result (`engine.instrument.capture`).
 
-    The model marks what every block has by its name alone; the blocks are counted here.
+    The model's marks have equal names in all blocks; here they get the number of their block.
     """
     per_block = {row.name: f"layers.{{}}.{row.name}" for row in BLOCK_INTERMEDIATES}
     return instrument.capture(function, numbered=per_block, offsets=offsets, forced=forced)

@@ -1,8 +1,8 @@
-"""Deliberate differences from the reference: each has an id, a reason, a measured bound and a test.
+"""Deliberate differences from the reference, each with an id, a reason, a bound and a test.
 
-A known difference is measured from what the reference does there, live or recorded. It must be as
-large as it was when the decision was made, neither more nor gone: a difference that vanished is a
-reference that changed. Source: docs/parity.md "Known differences".
+A known difference is measured against the reference, live or recorded. It must have the size it had
+when it was accepted: if it grows or vanishes, one of the implementations has changed.
+Source: docs/parity.md "Known differences".
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from parity.megalodon.tolerance_table import KNOWN_DIFFERENCE_BOUNDS
 
 EDGE = MegalodonEdge.JAX32_REFERENCE32
 SUITE = "seams"
-"""What measurements of them are filed under, and their case: the name that stored runs have."""
+"""Suite and case name of their measurements: the former word, which stored runs use."""
 INITIAL_SPREAD = 0.02
-"""The standard deviation that Transformers' post_init draws with (its `initializer_range`)."""
+"""Standard deviation of the initial weights in Transformers' post_init (`initializer_range`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDifference:
-    """One place where being different is the decision."""
+    """One deliberate difference."""
 
     id: str
     reason: str
     bound: str
-    """Where the difference is, and where there must be none."""
+    """Where the difference occurs, and where it must not."""
     measured: str
-    """What the number is."""
+    """Definition of the measured number."""
     measure: Callable[[np.ndarray], float]
-    """The number, from what the reference does."""
+    """Computes the number from the reference's result."""
 
 
 @runtime_checkable
 class Facts(Protocol):
-    """A reference that knows what it does at the known differences: live or recorded."""
+    """A reference, live or recorded, with results for the known differences."""
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return what every known difference is measured from, by its id."""
+        """Return the reference's result for every known difference, by id."""
         ...
 
 
@@ -66,7 +66,7 @@ def _empty_loss(theirs: np.ndarray) -> float:
 KNOWN_DIFFERENCES = (
     KnownDifference(
         "ema-mask",
-        "the reference lets padding into the EMA; here masked inputs enter as 0",
+        "padding enters the EMA of the reference; here masked inputs enter as 0",
         "none at valid positions under right padding; masked positions are not compared",
         "relative L2 of the logits at valid positions behind left padding",
         _ema_mask,
@@ -90,7 +90,7 @@ KNOWN_DIFFERENCES = (
         "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
         "tie_word_embeddings=False",
         "none once it is set",
-        "largest difference of head and embedding in a reference that was not told",
+        "largest difference of head and embedding in a reference without that setting",
         float,
     ),
     KnownDifference(
@@ -106,7 +106,7 @@ KNOWN_DIFFERENCES = (
 
 
 def work_hash() -> str:
-    """Return what identifies the work that known differences are measured on."""
+    """Return a hash of the work on which known differences are measured."""
     cases = ("left_padding", "labels_at_padding", "plain", "untied_head")
     parts = [by_name(name).hash for name in cases] + [
         difference.id for difference in KNOWN_DIFFERENCES
@@ -115,7 +115,7 @@ def work_hash() -> str:
 
 
 def measure(reference: Facts, device: str = "cpu") -> Iterator[Measurement]:
-    """Yield one measurement per known difference: a failure where it is not what it was.
+    """Yield one measurement per known difference; it fails if the size has changed.
 
     Raises:
         RecordingError: there is no recording of exactly this work.
@@ -130,7 +130,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     least, most = KNOWN_DIFFERENCE_BOUNDS[difference.id]
     note = ""
     if not value >= least:
-        note = f"the difference is gone: at least {least:g} was measured when it was decided"
+        note = f"the difference may be gone: at least {least:g} was measured when it was accepted"
     return Measurement(
         case=SUITE,
         edge=str(EDGE),
@@ -140,7 +140,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
         metric="seam",
         value=value,
         tolerance=most,
-        # Written so that NaN fails.
+        # Comparisons with NaN are false, so NaN fails.
         verdict=Verdict.PASS if least <= value <= most else Verdict.FAIL,
         dtype="float32",
         device=device,

@@ -1,4 +1,4 @@
-"""From a stage that is wrong on its own to the lines of the JAX model that make it wrong.
+"""Finds the source lines of the JAX model that make a stage wrong.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -30,29 +30,29 @@ NARROW = "first operation in less than float32"
 def lines(
     case: Case, stage: str, exact: Mapping[str, np.ndarray], broken: Collection[str] = ()
 ) -> tuple[Line, ...]:
-    """Return the lines that make a stage wrong in float64, the one to begin with first.
+    """Return the lines that make a stage wrong in float64, the most likely first.
 
-    The JAX model is evaluated operation by operation, fed the oracle's values at the stages before,
-    and each number is looked for among those of the oracle (`engine.unseen`).
+    The JAX model is evaluated operation by operation, with the oracle's values at the preceding
+    stages. Each result is searched for among the oracle's results (`engine.unseen`).
 
     Args:
-        case: no stream and no trajectory.
-        stage: an intermediate that is wrong on its own.
+        case: a case that is neither a stream nor a trajectory.
+        stage: an intermediate that is wrong on correct inputs.
         exact: the oracle's intermediates.
-        broken: all stages that are wrong on their own; what is done in the others is right.
+        broken: all stages that are wrong on correct inputs; operations of other stages are correct.
     """
     seen = Seen(oracle_operations.results(case, stage))
     operations, values, recorded = _operations(case, "float64", stage, exact)
     narrow = first_narrow(operations)
     if narrow is not None:
-        # The program asks for float64 here: one rounding below float32 is enough.
+        # The program is float64, so a single rounding to less than float32 is the cause.
         return (Line.at(narrow.source[0], NARROW),)
     beside = map(_trimmed, recorded.beside([*map(_mark, {stage, *broken})]))
     return tuple(search(operations, values, seen, "the oracle", [*beside]).lines())
 
 
 def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tuple[Line, ...]:
-    """Return the line of a stage's first operation in less than float32, if there is one."""
+    """Return the line of a stage's first operation narrower than float32, if there is one."""
     found = first_narrow(_operations(case, "float32", stage, exact)[0])
     return () if found is None else (Line.at(found.source[0], NARROW),)
 
@@ -60,8 +60,8 @@ def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tup
 def _operations(
     case: Case, dtype: str, stage: str, exact: Mapping[str, np.ndarray]
 ) -> tuple[dict[int, Operation], dict[int, np.ndarray], Recorder]:
-    """Return the operations of the JAX model between a stage and those before it, their results,
-    and all operations.
+    """Return the JAX model's operations between a stage and the preceding ones, their results, and
+    the record of all operations.
     """
     subject, batch = JaxSubject(dtype), case.batch
     with subject.types(), jax.default_matmul_precision("highest"):
@@ -81,14 +81,14 @@ def _operations(
 
 
 def _mark(stage: str) -> str:
-    """Return what a stage is called among the marks of the model: the second `q` is `q#2`."""
+    """Return the name of a stage among the model's marks: the second `q` is `q#2`."""
     layer, _, name = stage.rpartition(".")
     turn = int(layer.rpartition(".")[2]) + 1 if layer else 1
     return name if turn == 1 else f"{name}#{turn}"
 
 
 def _trimmed(operation: Operation) -> Operation:
-    """Return an operation without the frames of the harness, which are outside of the model."""
+    """Return an operation without the traceback frames outside the model."""
     here, source = f"/{Path(__file__).name}:", operation.source
     own = (i for i, frame in enumerate(source) if here in f"/{frame}" and "logits)" in frame)
     return replace(operation, source=source[: next(own, len(source))])

@@ -1,8 +1,8 @@
-"""bfloat16 on both sides, each by its own error against the oracle.
+"""bfloat16 on both sides, each compared with the oracle.
 
-JAX computes products in bfloat16 with float32 parameters; torch does so under autocast, or is cast
-as a whole. No side is the truth for another, so the question is which one is worse, and by how
-much. Source: docs/parity.md "bfloat16".
+JAX computes products in bfloat16 with float32 parameters. torch does so under autocast, or the
+whole model is cast. Neither side is the truth for the other, so their errors against the oracle are
+compared. Source: docs/parity.md "bfloat16".
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
 
 CASES = ("plain", "byte_lm")
-"""What is measured: an untrained model and a trained one."""
+"""Measured cases: an untrained and a trained model."""
 OURS, AUTOCAST = MegalodonEdge.JAXBF16_ORACLE, MegalodonEdge.AUTOCAST_ORACLE
 MODES = {AUTOCAST: "autocast", MegalodonEdge.REFERENCEBF16_ORACLE: "cast"}
-"""The mode of the reference that stands on the left of an edge to the oracle."""
+"""Mode of the reference on the left of each edge to the oracle."""
 
 
 def measure(
@@ -33,17 +33,17 @@ def measure(
     floors: Bounds,
     device: str = "cpu",
 ) -> Iterator[Measurement]:
-    """Yield the error of every side on logits and loss, and gate ours, also over autocast's.
+    """Yield the error of every side on logits and loss; gate ours, also relative to autocast's.
 
-    Ours is known for every intermediate. The error of the loss, a scalar, is near 0 by luck: no
-    gate.
+    Ours is measured for every intermediate. The error of the loss, a scalar, may be near 0 by
+    chance, so it has no gate.
 
     Args:
-        case: one without cuts and steps.
+        case: a case without cuts and steps.
         theirs: `autocast/logits`, `cast/loss` and so on, from the reference.
         exact: the oracle's arrays of the case.
-        floors: those of float32, which the table scales.
-        device: what this ran on.
+        floors: float32 noise floors, which the tolerance table scales.
+        device: name of the device.
     """
     answers = {OURS: JaxSubject("bfloat16").intermediates_and_loss(case)}
     for edge, mode in MODES.items():

@@ -1,9 +1,9 @@
-"""The oracle's answer to a case, and its noise floor: what rounding everywhere does to each number.
+"""Results of the oracle, and their noise floors under a rounding perturbation.
 
-The oracle runs again with everything moved by the roundoff of float32
-(`parity.engine.rounding_noise`); the floor is the root mean square of the relative L2 response over
-the seeds, and the responses are kept. A float32 implementation that rounds correctly cannot be
-expected below it. Source: docs/parity.md "Tolerances".
+The oracle is run again with every value perturbed by float32's unit roundoff
+(`parity.engine.rounding_noise`). The floor is the root mean square of the relative L2 responses to
+several seeds, which are stored. A correctly rounding float32 implementation cannot be expected to
+be below it. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from parity.executors.item import Item
 from parity.executors.sweep import Executor, collect
 from parity.megalodon import oracle, perturbation, trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case, by_name
-from parity.megalodon.ragged import row_alone, together
+from parity.megalodon.ragged import combine_rows, row_alone
 from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
 Arrays = dict[str, np.ndarray]
 
 
 def truth(case: Case, *, mask_ema: bool | None = None) -> Arrays:
-    """Return the oracle's arrays for a case, float64; `mask_ema` None means as configured."""
+    """Return the oracle's arrays of a case, float64; `mask_ema` None: as configured."""
     return _run(case, _wide(case.weights), oracle.unchanged, mask_ema)
 
 
 def forward_truth(case: Case) -> Arrays:
-    """Return the oracle's intermediates of a case without cuts, float64, and no derivatives."""
+    """Return the oracle's intermediates of a case without cuts, float64, without derivatives."""
     return _forward(case, _wide(case.weights), oracle.unchanged)
 
 
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return what rounding does to every quantity of a case, as relative L2 by seed."""
+    """Return the response of every quantity of a case to rounding, as relative L2 by seed."""
 
     def run(rng: np.random.Generator) -> Arrays:
         if case.steps:
@@ -50,7 +50,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 
 
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return what rounding does to every intermediate of a forward pass, as relative L2 by seed."""
+    """Return the response of every intermediate to rounding, as relative L2 by seed."""
 
     def run(rng: np.random.Generator) -> Arrays:
         weights = perturbation.weights(case.weights, rng)
@@ -60,9 +60,9 @@ def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, 
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
-    """Return the floor of every stage of a case, fed the right values, as relative L2.
+    """Return the noise floor of every stage of a case on correct inputs, as relative L2.
 
-    Weights, what a stage is fed and what it returns are moved, and nothing is carried on.
+    Weights, inputs and results of a stage are perturbed; perturbations are not carried downstream.
     """
     exact = forward_truth(case)
 
@@ -80,13 +80,13 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
 
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
-    """Return the floors with those of further cases measured now: a checkpoint nobody committed."""
+    """Return the floors plus those of further cases, measured now, as for a user's checkpoint."""
     entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
     return NoiseFloors(floors.cases | entries)
 
 
 def responses_of(name: str) -> dict[str, list[float]]:
-    """Return the responses of a case by its name, on a worker."""
+    """Return the responses of a case by name; runs on a worker."""
     found = noise_responses(by_name(name))
     return {quantity: [float(value) for value in values] for quantity, values in found.items()}
 
@@ -94,10 +94,10 @@ def responses_of(name: str) -> dict[str, list[float]]:
 def shared_responses(
     cases: Iterable[Case], executor: Executor, report: Callable[[str], None] = lambda line: None
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the responses of cases by their names, from an executor's workers.
+    """Return the responses of cases by name, computed on an executor's workers.
 
     Raises:
-        RuntimeError: a worker had no answer.
+        RuntimeError: a worker failed.
     """
     items = [Item(case.name, f"{__name__}:responses_of", {"name": case.name}) for case in cases]
     return {answer.name: answer.value for answer in collect(items, executor, report=report)}
@@ -110,9 +110,9 @@ def write(
 ) -> None:
     """Calibrate the cases and rewrite the committed table; review the change as a diff.
 
-    One line per quantity, with its response to every seed: their root mean square is the noise
-    floor, and how far they scatter says how far two machines may be apart (docs/verdicts.md).
-    `responses` are those that workers have measured (`shared_responses`); None to measure them now.
+    Each line is one quantity with its response to every seed. Their root mean square is the noise
+    floor; their scatter shows by how much two machines may differ (docs/verdicts.md). `responses`
+    are those measured by workers (`shared_responses`); None: measure them now.
     """
     parts = []
     for case in cases:
@@ -158,7 +158,7 @@ def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) 
         return trajectory.of_oracle(case)
     if case.cuts and batch.padded:
         rows = (row_alone(case, row) for row in range(case.batch_size))
-        return together(
+        return combine_rows(
             case, [oracle.stream(case.config, weights, *row, NEW_TOKENS, hook=hook) for row in rows]
         )
     if case.cuts:

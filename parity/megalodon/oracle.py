@@ -1,11 +1,11 @@
 """The oracle: Megalodon in float64 NumPy, written from the equations of docs/model.md.
 
-It is slow and plain on purpose: where a recurrence defines a layer there is a loop over tokens. It
-knows neither JAX nor torch. NumPy is imported through HIPS autograd, which computes the same values
-and can also differentiate them, so parameter gradients have an independent truth.
+It is deliberately slow and simple: a layer that is defined by a recurrence is a loop over tokens.
+It uses neither JAX nor torch. NumPy is imported through HIPS autograd, which computes the same
+values and differentiates them, so that gradients have an independent truth.
 """
 
-# autograd.numpy is made at import, so a type checker sees an empty module.
+# autograd.numpy is filled at import, so a type checker sees an empty module.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from megalodon_jax.config import MegalodonConfig
 
 Array = Any
 Weights = Mapping[str, Array] | DictBox
-"""Parameters by name; a box of them while autograd differentiates by them."""
+"""Parameters by name; a box of them while autograd differentiates with respect to them."""
 Hook = Callable[[str, Array], Array]
-"""Sees every named intermediate (`parity.megalodon.intermediates`) and returns the value to go on
-with."""
+"""Called with every named intermediate (`parity.megalodon.intermediates`); its return value
+replaces the intermediate downstream."""
 
 VARIANCE_FLOOR = 1e-6
 
 
 @runtime_checkable
 class Lookup(Protocol):
-    """Parameters by name, of one layer or of all, in memory or read when they are asked for."""
+    """Parameters by name, of one layer or all, in memory or read on access."""
 
     def __getitem__(self, name: str, /) -> Array:
         """Return a parameter in float64."""
@@ -45,7 +45,7 @@ class Lookup(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What every layer of one forward pass shares."""
+    """Values shared by all layers of one forward pass."""
 
     config: MegalodonConfig
     mask: Array
@@ -56,11 +56,11 @@ class Context:
     hook: Hook
     states: dict[str, Array]
     call_ends: frozenset[int]
-    """Positions at which a stream hands its states to the next call, rounded once more."""
+    """Positions at which a stream passes its states to the next call; they are rounded there."""
 
 
 def unchanged(name: str, value: Array) -> Array:
-    """The hook that only lets values pass."""
+    """Hook that returns values unchanged."""
     return value
 
 
@@ -84,10 +84,10 @@ def forward(
         ids: token ids (B, L).
         mask: True where a token is valid, (B, L).
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
-        hook: called with the name and value of every intermediate; what it returns goes on.
-        cuts: lengths of the calls a cached stream is fed in; empty means one uncached call.
-        states: filled with what a cache holds after the last token.
-        segments: of each token the document it is of (B, L); equal neighbours are one document.
+        hook: called with name and value of every intermediate; its result replaces the value.
+        cuts: numbers of tokens per call of a cached stream; empty: one uncached call.
+        states: filled with the contents of a cache after the last token.
+        segments: document of each token, (B, L); equal neighbours are one document.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
     visible = visibility(config, ids.shape[1], cuts)
@@ -115,7 +115,7 @@ def loss(
     ignore_index: int = -100,
     segments: Array | None = None,
 ) -> Array:
-    """Return the mean next-token cross-entropy in nats over targets that count."""
+    """Return the mean next-token cross-entropy in nats over valid targets."""
     targets = labels[:, 1:]
     valid = targets != ignore_index
     if mask is not None:
@@ -141,10 +141,10 @@ def run(
     hook: Hook = unchanged,
     segments: Array | None = None,
 ) -> dict[str, Array]:
-    """Return every intermediate, the `loss`, and its derivatives, by reverse differentiation.
+    """Return every intermediate, the `loss`, and its gradients by reverse-mode differentiation.
 
-    Derivatives by parameters are named `grad/<name>`, by intermediates `bar/<name>`; the latter are
-    intermediates too and pass through `hook`. Arguments as for `forward` and `loss`.
+    Gradients of parameters are named `grad/<name>`, those of intermediates `bar/<name>`; the latter
+    pass through `hook` too. Arguments are those of `forward` and `loss`.
     """
     intermediates: dict[str, Array] = {}
     bars: dict[str, Array] = {}
@@ -176,8 +176,8 @@ def stream(
 ) -> dict[str, Array]:
     """Return the `logits` of a cached stream, its final `state/...`, and `generated` tokens.
 
-    There is no cache here: every token is computed from the whole text under the visibility the
-    cuts imply, and each greedy token is one more call.
+    There is no cache here: every token is computed from the whole text with the visibility that the
+    cuts imply, and each greedy token is a further call.
     """
     states: dict[str, Array] = {}
     logits = forward(config, weights, ids, hook=hook, cuts=cuts, states=states)
@@ -191,7 +191,7 @@ def stream(
 
 
 def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> Array:
-    """Return which key (column) each query (row) may see, (L, L) bool, before padding."""
+    """Return which key (column) each query (row) sees, (L, L) bool, before padding."""
     t, C = np.arange(length), config.chunk_size
     causal = t[None, :] <= t[:, None]
     window = config.effective_max_cache_len
@@ -218,7 +218,7 @@ def document_positions(segments: Array) -> Array:
 
 
 def documents_visibility(config: MegalodonConfig, positions: Array) -> Array:
-    """Return `visibility` of packed documents, (B, L, L): each in chunks of its own."""
+    """Return `visibility` for packed documents, (B, L, L): each document has its own chunks."""
     t = np.arange(positions.shape[1])
     begin, chunk = t - positions, positions // config.chunk_size
     causal = t[None, :] <= t[:, None]
@@ -227,7 +227,7 @@ def documents_visibility(config: MegalodonConfig, positions: Array) -> Array:
 
 
 def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
-    """One layer; names in `w` are relative to `model.layers.{index}.`."""
+    """Compute one layer; names in `w` are relative to `model.layers.{index}.`."""
     config, name = ctx.config, f"layers.{index}."
     u = ctx.hook(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
     c = ctx.hook(name + "cema", complex_ema(ctx, u, w, name))
@@ -248,14 +248,14 @@ def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
 
 
 def embed(config, table: Array, ids: Array) -> Array:
-    """Look tokens up; the padding row takes part but receives no gradient from it."""
+    """Look up token embeddings; the padding row has values but gets no gradient."""
     is_pad = (ids == config.pad_token_id)[..., None]
     x = np.where(is_pad, constant(table)[ids], table[ids])
     return x * math.sqrt(config.model_dim) if config.scale_emb else x
 
 
 def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> Array:
-    """Welford over the group means of valid tokens, one token after the other."""
+    """Welford's algorithm over the group means of valid tokens, token by token."""
     config, mask = ctx.config, ctx.mask
     B, L, D = x.shape
     groups = x.reshape(B, L, config.norm_num_groups, -1)
@@ -286,7 +286,7 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
 
 
 def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
-    """`h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
+    """Compute `h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
     u = u * ctx.mask[..., None] if ctx.mask_ema else u
     N = ctx.config.cema_ndim
     alpha, delta = sigmoid(w["attn.cema.alpha"][..., 0]), sigmoid(w["attn.cema.delta"][..., 0])
@@ -323,7 +323,7 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """`softmax(q k^T) v` over visible keys, `visible` (B, Q, K); 0 for a query that sees none."""
+    """`softmax(q k^T) v` over visible keys, `visible` (B, Q, K); 0 for a query without keys."""
     visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
@@ -332,7 +332,7 @@ def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
 
 
 def held_tokens(config: MegalodonConfig, length: int) -> int:
-    """Return how many of the latest tokens a cache still holds after `length` tokens."""
+    """Return the number of latest tokens that a cache holds after `length` tokens."""
     window = config.effective_max_cache_len
     if window is None:
         return length
@@ -340,7 +340,7 @@ def held_tokens(config: MegalodonConfig, length: int) -> int:
 
 
 def rope(config, x: Array, positions: Array | None = None) -> Array:
-    """Rotate half-split pairs at positions (B, L); None counts from the first token of the row."""
+    """Rotate half-split pairs at positions (B, L); None: positions count from the row's start."""
     at = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2]) if positions is None else positions
     half = config.head_dim // 2
     rates = config.effective_rope_base ** (-np.arange(half) / half)
@@ -368,13 +368,13 @@ def silu(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """Logistic function; this form keeps every digit of small values (slow decay needs them)."""
+    """Logistic function; this form is accurate for small values, as slow decay needs."""
     return 1 / (1 + np.exp(-x))
 
 
 @primitive
 def constant(x: Array) -> Array:
-    """Return `x` as it is, and no gradient."""
+    """Return `x` with a zero gradient."""
     return x
 
 
@@ -383,7 +383,7 @@ defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
 
 @primitive
 def watched(x: Array, name: str, store: dict[str, Array], hook: Hook) -> Array:
-    """Return `x` as it is; the derivative by it passes through `hook` and is put into `store`."""
+    """Return `x`; its gradient passes through `hook` and is stored in `store`."""
     return x
 
 

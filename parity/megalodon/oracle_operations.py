@@ -1,4 +1,4 @@
-"""Everything the oracle computes on the way to a stage, operation by operation.
+"""Results of all operations of the oracle up to a stage.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -15,9 +15,9 @@ from parity.megalodon.cases import Case
 
 
 class _Recording(Node):
-    """A node of autograd's trace that keeps nothing but the value of its operation."""
+    """Node of autograd's trace that stores only the result of its operation."""
 
-    # autograd makes one for each operation whose inputs depend on what is traced.
+    # autograd creates a node for each operation whose inputs depend on traced values.
     def __init__(self, value, fun, args, kwargs, parent_argnums, parents):
         self.results: list[Any] = parents[0].results
         self.results.append(value)
@@ -29,10 +29,10 @@ class _Recording(Node):
 def results(case: Case, stage: str) -> list[np.ndarray]:
     """Return the results of the oracle's operations in float64, up to a stage.
 
-    Those of earlier layers are left out: a number of theirs says nothing about this one.
+    Operations of earlier layers are omitted: a match with their results would be meaningless.
 
     Args:
-        case: no stream and no trajectory.
+        case: a case that is neither a stream nor a trajectory.
         stage: an intermediate.
     """
     batch, config = case.batch, case.config

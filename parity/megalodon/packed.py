@@ -1,7 +1,7 @@
-"""Packed documents of a case, each alone, and what they gave put together again.
+"""Splits packed rows of a case into documents, and joins the documents' results.
 
-megalodon-hf knows no documents in a row: it runs each by itself. Source: docs/parity.md "Packed
-documents".
+megalodon-hf does not support packed rows; it runs each document alone. Source: docs/parity.md
+"Packed documents".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parity.megalodon.oracle import document_positions
 
 
 def spans(case: Case) -> Iterator[tuple[int, slice]]:
-    """Yield the row and the tokens of each document, row by row."""
+    """Yield the row and the token range of each document, row by row."""
     assert case.batch.segments is not None
     for row, positions in enumerate(document_positions(case.batch.segments)):
         begins = [*np.flatnonzero(positions == 0), len(positions)]
@@ -34,7 +34,7 @@ def documents(case: Case) -> Iterator[Batch]:
 def joined_documents(
     case: Case, found: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Return arrays (1, n, ...) of documents as arrays (B, L, ...); 0 where one has none."""
+    """Join arrays (1, n, ...) of documents to arrays (B, L, ...), with zeros where one has none."""
     shape, joined = case.batch.ids.shape, {}
     for (row, span), arrays in zip(spans(case), found, strict=True):
         for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Which of Megalodon's numbers float32 rounds, and by how much: what a rounding perturbation moves.
+"""Rounding perturbation of Megalodon: which values float32 rounds, and by how much.
 
 Source: docs/parity.md "Tolerances".
 """
@@ -15,12 +15,12 @@ from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, summed
 
 
 def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
-    """Return a hook for the oracle that moves what passes, also while it is being differentiated.
+    """Return a hook for the oracle that perturbs values, also during differentiation.
 
     Args:
-        rng: where the signs come from.
-        features: of the hidden states. The tied head moves as the embedding it is, so what the sum
-            of the logits loses is put on the logits.
+        rng: generator of the signs.
+        features: number of features of the hidden states. A tied head is perturbed as the embedding
+            it is, so the rounding of the logits' sums is applied to the logits.
     """
 
     def move(name: str, value: Any) -> Any:
@@ -31,14 +31,15 @@ def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
 
 
 def weights(named: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return every weight in float64, moved as `of_weight` says."""
+    """Return every weight in float64, perturbed according to `of_weight`."""
     return {n: moved(w.astype(np.float64), rng, of_weight(n, w.shape)) for n, w in named.items()}
 
 
 def of_weight(name: str, shape: tuple[int, ...]) -> float:
-    """Return by how much a weight moves: as a product over its columns, or as itself.
+    """Return the relative perturbation of a weight.
 
-    The embedding moves as itself, also where it is the head: what the sum of the logits loses is
-    put on the logits.
+    A linear weight is perturbed by the error of a sum over its columns, others by one roundoff. So
+    is the embedding, even if it is the head: the rounding of the logits' sums is applied to the
+    logits.
     """
     return summed(shape[-1]) if role_of(name) is Role.LINEAR else UNIT_ROUNDOFF

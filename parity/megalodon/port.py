@@ -1,7 +1,7 @@
-"""Megalodon as anybody's port: megalodon-hf live and our model, nothing named, nothing annotated.
+"""Megalodon as a port by a user: live megalodon-hf against our model, without any annotation.
 
-The suites of this folder know every intermediate and hold them to calibrated bounds; this is what
-somebody sees who knows neither model. Source: docs/ports-detection.md "Megalodon's own bugs".
+The suites of this folder know every intermediate and have calibrated bounds. This comparison shows
+what a user without that knowledge gets. Source: docs/ports-detection.md "Megalodon's own bugs".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parity.port import Port
 from parity.sides import EquinoxSide, TorchSide
 
 LOSS = "output.loss"
-"""The output whose derivatives are compared."""
+"""Output whose gradients are compared."""
 
 
 def port(
@@ -28,12 +28,12 @@ def port(
     *,
     gradients: bool = False,
 ) -> Port:
-    """Return a case as a port: logits and loss of one call without a cache, where not padded.
+    """Return a case as a port: logits and loss of one uncached call, at valid positions.
 
     Args:
-        case: the work; no stream and no trajectory.
-        change: of our model, such as a defect.
-        gradients: whether derivatives of the loss are compared too; they take most of the time.
+        case: a case that is neither a stream nor a trajectory.
+        change: modifies our model, for example to plant a defect.
+        gradients: also compare gradients of the loss; they take most of the time.
 
     Raises:
         ValueError: the case is a stream or a trajectory.
@@ -66,7 +66,7 @@ def port(
         call=ours,
         **{name: jnp.asarray(x) for name, x in mask.items()},
     )
-    # What either computes at padding is its own business.
+    # The sides may differ at padding.
     return Port(
         "megalodon",
         original,

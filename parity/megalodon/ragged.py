@@ -1,7 +1,7 @@
-"""A cached stream whose rows have different lengths: what a row is alone, and rows put together.
+"""Cached streams with rows of different lengths: splits off single rows, and combines results.
 
-The oracle and megalodon-hf run such a case row by row, on the tokens of each. Source:
-docs/model.md "Caches".
+The oracle and megalodon-hf run such a case row by row, without padding. Source: docs/model.md
+"Caches".
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the ids (1, n) of a row without its padding, and the calls that feed it any.
+    """Return the ids (1, n) of a row without padding, and its numbers of tokens per call.
 
     Raises:
-        ValueError: it has no token.
+        ValueError: the row has no token.
     """
     mask = case.batch.mask[row]
     if not mask.any():
@@ -33,8 +33,8 @@ def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
     return case.batch.ids[row : row + 1, mask], tuple(n for n in counts if n)
 
 
-def together(case: Case, rows: Sequence[Arrays]) -> Arrays:
-    """Return what rows gave alone as one batch: logits where the tokens are, 0 at padding."""
+def combine_rows(case: Case, rows: Sequence[Arrays]) -> Arrays:
+    """Combine the results of single rows to a batch; logits are 0 at padding."""
     found = stacked([{n: a for n, a in row.items() if n != "logits"} for row in rows])
     mask, first = case.batch.mask, rows[0]["logits"]
     logits = np.zeros((*mask.shape, first.shape[-1]), first.dtype)
@@ -44,7 +44,7 @@ def together(case: Case, rows: Sequence[Arrays]) -> Arrays:
 
 
 def stacked(rows: Sequence[Arrays]) -> Arrays:
-    """Return arrays (1, ...) of rows as arrays (B, ...); what a row has fewer of ends in zeros."""
+    """Stack arrays (1, ...) of rows to arrays (B, ...), padded with zeros to equal sizes."""
 
     def joined(arrays: list[np.ndarray]) -> np.ndarray:
         shape = np.max([a.shape for a in arrays], axis=0)

@@ -1,8 +1,7 @@
-"""Recordings of the live reference: what CI and users without it compare with.
+"""Recordings of the live reference, for comparison in CI and without the reference installed.
 
-One safetensors file per case with every array and its provenance. A recording answers for exactly
-the case it was made from: another hash is refused, never compared. Source: docs/parity.md
-"Recordings".
+Each case is one safetensors file with all arrays and their provenance. A recording is valid only
+for exactly its case; one with another hash is refused. Source: docs/parity.md "Recordings".
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from parity.recordings import read, read_provenance, write
 
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 BFLOAT16 = ".bfloat16"
-"""What follows a case's name in the name of its recording in bfloat16."""
+"""Suffix of a case's name in the name of its bfloat16 recording."""
 DIFFERENCES_FILE = "known_differences"
 RENEW = "make record"
-"""The command that makes recordings of megalodon-hf."""
+"""Command that records megalodon-hf."""
 
 
 @dataclass(frozen=True)
 class RecordedReference:
-    """Answers for megalodon-hf from the committed recordings."""
+    """Reads megalodon-hf's results from the committed recordings."""
 
     folder: Path = FOLDER
     kind = "recorded"
     omits = "cotangents, v and gate, which are not recorded to keep the repository small"
 
     def gives(self, quantity: str) -> bool:
-        """Whether recordings hold a quantity the oracle has; see `omits`."""
+        """Whether recordings contain a quantity of the oracle; see `omits`."""
         what = Quantity(quantity)
         omitted = what.role is Role.VALUE and what.stage in ("v", "gate")
         return what.role is not Role.COTANGENT and not omitted
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What made the recordings (as the first one says)."""
+        """Provenance of the recordings, taken from the first one."""
         return read_provenance(self.folder / f"{CASES[0].name}.safetensors", RENEW)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
@@ -56,14 +55,14 @@ class RecordedReference:
         return self._read(case.name, case.hash)
 
     def weights(self, case: Case) -> None:
-        """Nothing: what the reference made of the weights is not recorded."""
+        """Return None: the reference's converted weights are not recorded."""
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16 by mode; errors as `run`."""
+        """Return logits and loss in bfloat16 by mode; raises as `run`."""
         return self._read(case.name + BFLOAT16, case.hash)
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return what every known difference is measured from, by its id; errors as `run`."""
+        """Return the reference's result for every known difference, by id; raises as `run`."""
         return self._read(DIFFERENCES_FILE, known_differences.work_hash())
 
     def _read(self, name: str, work: str) -> dict[str, np.ndarray]:
@@ -71,9 +70,9 @@ class RecordedReference:
 
 
 def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[Path]:
-    """Run the reference on a case and write what it gives, in bfloat16 too where that is measured.
+    """Run the reference on a case and write its results, including bfloat16 where measured.
 
-    A case that a known difference keeps the reference out of has no recording.
+    A case that the reference cannot run because of a known difference has no recording.
     """
     if case.known_difference:
         return []
@@ -88,13 +87,13 @@ def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[
 
 
 def record_all(names: Collection[str] = (), folder: Path = FOLDER) -> Iterator[Path]:
-    """Run the live reference on the cases, or those named, and yield what was written.
+    """Run the live reference on the named cases (default: all) and yield the written files.
 
-    Without names it also runs at every known difference.
+    Without names, the known differences are recorded too.
 
     Raises:
-        ReferenceUnavailableError: it cannot run here.
-        ValueError: there is no case of a name.
+        ReferenceUnavailableError: the reference cannot run here.
+        ValueError: a name is unknown.
     """
     reference = LiveReference()
     for case in map(by_name, names) if names else CASES:

@@ -1,4 +1,4 @@
-"""The JAX model as a runner: a case in, named arrays out."""
+"""Runner of the JAX model: maps a case to named arrays."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ Outputs = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class JaxSubject:
-    """Runs the JAX model in one dtype: "float32", "float64", or "bfloat16".
+    """Runs the JAX model in "float32", "float64" or "bfloat16".
 
-    The last computes products in bfloat16 with float32 parameters.
+    In "bfloat16", products are bfloat16 and parameters float32.
     """
 
     dtype: str = "float32"
 
     def run(self, case: Case) -> Outputs:
-        """Return what a case computes; or what its stream or its trajectory gives.
+        """Return the results of a case, or of its stream or trajectory.
 
-        That is every intermediate, the loss, and its derivatives by every parameter and every
-        intermediate.
+        A case without cuts and steps gives every intermediate, the loss, and its gradients with
+        respect to every parameter and intermediate.
         """
         batch = case.batch
         if case.steps:
@@ -52,7 +52,7 @@ class JaxSubject:
                 return trajectory.of_jax(case, self.load(case), self.dtype)
         if case.cuts:
             return self._stream(case)
-        # Products in float32 mean float32 here: a GPU may not shorten them to TF32.
+        # "highest", because a GPU may compute float32 products in TF32 otherwise.
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
@@ -68,8 +68,8 @@ class JaxSubject:
     def intermediates(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
         """Return every intermediate of a forward pass.
 
-        With `forced`, each is computed from those intermediates in place of the ones before it:
-        every stage on its own.
+        With `forced`, each intermediate is computed from the forced values of the preceding ones,
+        so that every stage is tested on its own.
         """
         batch = case.batch
         with self.types(), jax.default_matmul_precision("highest"):
@@ -88,7 +88,7 @@ class JaxSubject:
         }
 
     def loss_without_targets(self, case: Case) -> float:
-        """Return the loss where every label is ignored."""
+        """Return the loss with all labels ignored."""
         logits = self.intermediates(case)["logits"]
         return float(self._loss(case, logits, np.full_like(case.batch.labels, IGNORED)))
 
@@ -108,7 +108,7 @@ class JaxSubject:
                 cut = slice(start, start + count)
                 mask = None if valid[:, cut].all() else jnp.asarray(valid[:, cut])
                 logits, cache = step(model, ids[:, cut], cache, mask)
-                # What a model returns at padding means nothing.
+                # Logits at padding are meaningless.
                 pieces.append(logits if mask is None else jnp.where(mask[..., None], logits, 0.0))
                 if model.config.cache_unbounded:
                     cache = reserve_cache(cache, case.length + NEW_TOKENS)
@@ -141,19 +141,19 @@ class JaxSubject:
         return self.dtype == "float64"
 
     def types(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which arrays of this dtype exist."""
+        """Return a context in which arrays of this dtype can exist."""
         return jax.enable_x64(self.dtype == "float64")
 
 
 def advance(model, ids, cache, mask):
-    """Feed ids to a stream; `mask` is None where nothing is padded."""
+    """Feed ids to a stream; `mask` is None if there is no padding."""
     return model(ids, mask, cache=cache, return_cache=True)
 
 
 def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
-    """Return what a cache holds by name, keys and values in order of position.
+    """Return the contents of a cache by name, with keys and values in order of position.
 
-    Rows with positions of their own are read one by one; what one has fewer of ends in zeros.
+    Rows with their own positions are read separately and padded with zeros to equal sizes.
     """
     outputs = {}
     if cache.per_row and (rows := cache.position.shape[0]) > 1:
@@ -182,7 +182,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
 
 
 def packed(case: Case) -> jax.Array | None:
-    """Return the segment ids of a case, where it has some."""
+    """Return the segment ids of a case, or None."""
     segments = case.batch.segments
     return None if segments is None else jnp.asarray(segments)
 
@@ -206,7 +206,7 @@ def evaluate(model, ids, labels, mask, segments=None):
 
 
 def evaluate_intermediates(model, ids, mask, forced, segments=None):
-    """Return the intermediates, each computed from those forced in place of the ones before it."""
+    """Return the intermediates, each computed from the forced values of the preceding ones."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params, ids, mask, segments):

@@ -1,4 +1,4 @@
-"""The smallest case that still fails the same way: what to look at with a debugger.
+"""Finds the smallest case that still fails in the same way, for use with a debugger.
 
 The search is greedy, as in property-based testing. Source: docs/parity.md "First divergence".
 """
@@ -23,12 +23,12 @@ from parity.megalodon.tolerance_table import NoiseFloors
 
 EDGE = MegalodonEdge.JAX64_ORACLE
 LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
-"""The smallest sizes that mean something: LayerNorm over fewer features is constant."""
+"""Smallest meaningful sizes: LayerNorm over fewer features is constant."""
 Report = Callable[[str], None]
 
 
 def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
-    """Return where the JAX model in float64 leaves the oracle first, or None; needs no floors."""
+    """Return the first divergence of the float64 JAX model from the oracle, or None."""
     comparison = Comparison(case.work, EDGE, NoiseFloors({}), "float64")
     subject = JaxSubject("float64")
     if forward_only:
@@ -37,18 +37,17 @@ def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
 
 
 def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
-    """Return the smallest case found that fails at the same intermediate, and its first divergence.
+    """Return the smallest case that fails at the same intermediate, and its first divergence.
 
-    The layer may change, the intermediate within it not: otherwise the search would wander to
-    another bug.
+    The layer may change but not the intermediate, so that the search does not move to another bug.
 
     Raises:
-        ValueError: the case does not fail, so there is nothing to shrink.
+        ValueError: the case does not fail.
     """
     if case.steps:
         raise ValueError(
-            f"{case.name} is a trajectory, and starts where a gradient or the optimiser does. "
-            "Shrink a case of one step, for example 'plain'."
+            f"{case.name} is a trajectory: its divergence starts in a gradient or in the "
+            "optimiser. Shrink a case of one step, for example 'plain'."
         )
     found = failure(case)
     if found is None:
@@ -60,15 +59,15 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
         Quantity(found.quantity).stage,
         found.quantity in stages(case.config) and not case.cuts,
     )
-    # What made the failure go away once is not tried again on each smaller case.
+    # A change that made the failure vanish is not tried again on smaller cases.
     held: set[str] = set()
     while True:
         for change, candidate in _candidates(case):
-            # One layer of one layer is the same case, which would fail again for ever.
+            # A change without effect would fail again forever.
             if change in held or candidate == case:
                 continue
             again = None
-            # A width that another one must divide gives no configuration at all.
+            # Some sizes must be multiples of others; an invalid configuration raises ValueError.
             with contextlib.suppress(ValueError):
                 again = failure(candidate, forward_only=forward_only)
             if again is not None and Quantity(again.quantity).stage == wanted:
@@ -81,7 +80,7 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
 
 
 def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
-    """Yield smaller cases, the boldest change of each dimension first."""
+    """Yield smaller cases, the largest change of each dimension first."""
     sizes = {**SMALL, **case.overrides}
     if case.checkpoint is None and sizes != sizes | LEAST:
         least = dataclasses.replace(case, batch_size=1, overrides={**case.overrides, **LEAST})

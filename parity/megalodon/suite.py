@@ -1,6 +1,6 @@
 """The parity suite: every case on every edge of the triangle.
 
-`parity.megalodon.edges` says what each edge asks. Source: docs/parity.md "The triangle".
+`parity.megalodon.edges` documents the edges. Source: docs/parity.md "The triangle".
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Arrays = dict[str, np.ndarray]
 
 @runtime_checkable
 class Reference(Protocol):
-    """Anything that answers for megalodon-hf: live or recorded."""
+    """Source of megalodon-hf's results: live or recorded."""
 
     kind: str
     omits: str
-    """What it has no answer for, in words."""
+    """Quantities that it does not have, as text."""
 
     def gives(self, quantity: str) -> bool:
-        """Whether it answers for a quantity the oracle has."""
+        """Whether it has a quantity of the oracle."""
         ...
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What made the answers."""
+        """Provenance of the results."""
         ...
 
     def run(self, case: Case) -> Arrays:
@@ -52,7 +52,7 @@ class Reference(Protocol):
         ...
 
     def weights(self, case: Case) -> Arrays | None:
-        """Return its state dict after loading the weights of a case; None if it is not at hand."""
+        """Return its state dict after loading a case's weights; None if it is not available."""
         ...
 
     def low_precision(self, case: Case) -> Arrays:
@@ -60,13 +60,13 @@ class Reference(Protocol):
         ...
 
     def known_differences(self) -> Arrays:
-        """Return what every known difference is measured from, by its id (`known_differences`)."""
+        """Return the result for every known difference, by id (`known_differences`)."""
         ...
 
 
 @runtime_checkable
 class Subject(Protocol):
-    """Anything that answers for the JAX model in one dtype."""
+    """Source of the JAX model's results in one dtype."""
 
     def run(self, case: Case) -> Arrays:
         """Return the named arrays of a case."""
@@ -77,30 +77,29 @@ WIDE, NARROW = JaxSubject("float64"), JaxSubject("float32")
 
 
 def choose_reference(prefer: str = "auto") -> Reference:
-    """Return the live reference when it can run, else the recordings.
+    """Return the live reference if it can run, else the recordings.
 
     Args:
         prefer: "auto", "live" or "recorded".
 
     Raises:
-        ReferenceUnavailableError: "live" was asked for and cannot run.
+        ReferenceUnavailableError: "live" was requested but cannot run.
     """
     return choose(prefer, LiveReference, RecordedReference, why_unavailable)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The triangle: who answers at each corner."""
+    """The triangle: sources of results at its corners."""
 
     reference: Reference
     wide: Subject = WIDE
     subject: Subject = NARROW
     device: str = "cpu"
     on_failure: OnFailure | None = None
-    """Told of each tensor that broke its tolerance."""
+    """Called for each tensor that exceeds its tolerance."""
     truths: dict[tuple[str, bool], Arrays] = field(default_factory=dict)
-    """What the oracle answered, by the hash of a case and whether masked inputs of its EMA are 0:
-    a suite that runs the case again takes it from there."""
+    """Cached results of the oracle, by hash of the case and `mask_ema`, for repeated cases."""
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
         """Yield the measurements of one case, edge by edge."""
@@ -120,18 +119,18 @@ class Suite:
         yield from edge(MegalodonEdge.JAX32_ORACLE).run(ours, exact)
         yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))
         if case.known_difference:
-            # Where being different is the decision there is no edge;
-            # `parity.megalodon.known_differences` measures it.
+            # A known difference has no edge to the reference; it is measured by
+            # `parity.megalodon.known_differences`.
             return
         try:
             theirs = self.reference.run(case)
         except RecordingError as error:
             yield not_comparable(case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)
             return
-        # The reference lets padding into its EMA: it is held to the oracle that does the same.
+        # The reference's EMA includes padding, so the oracle for it does the same.
         differs = case.padding_differs
         as_reference = self._truth(case, False) if differs else exact
-        # What the reference has no answer for is asked of the other two alone, above.
+        # Quantities that the reference lacks were compared between the other two above.
         exact, as_reference, ours = (
             {name: array for name, array in arrays.items() if self.reference.gives(name)}
             for arrays in (exact, as_reference, ours)
@@ -158,7 +157,7 @@ def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
 
 
 def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> Measurement:
-    """Return the row that says an edge could not be measured."""
+    """Return the row for an edge that could not be measured."""
     return Measurement(
         case=case.name,
         edge=str(edge),
@@ -178,7 +177,7 @@ def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> M
 
 
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
-    """Return the first stage that diverges in a case, on the sharpest edge that shows it."""
+    """Return the first diverging stage of a case, on the sharpest edge that shows it."""
 
     def bluntness(row: Measurement) -> int:
         return TRIANGLE.index(row.edge) if row.edge in TRIANGLE else len(TRIANGLE)

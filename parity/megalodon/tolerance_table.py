@@ -1,7 +1,7 @@
-"""What Megalodon is held to: a bound and a reason for each edge of the triangle and each kind.
+"""Tolerances of Megalodon: a bound and a reason for each edge of the triangle and each kind.
 
-Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
-weight, every named intermediate and every sum is moved by what rounding does to it
+float32 bounds are multiples of a calibrated noise floor. The floor is the response of the oracle
+when every weight, named intermediate and sum is perturbed by its rounding error
 (`parity.engine.rounding_noise`), per case and quantity (`parity.megalodon.noise_floors`, stored in
 `data/noise.json`). Source: docs/parity.md "Tolerances".
 """
@@ -25,14 +25,13 @@ KNOWN_DIFFERENCE_BOUNDS = {
     "untied-head": (0.0, 0.0),
     "initialisation": (0.0, 0.05),
 }
-"""The least and the most that each deliberate difference may be
-(`parity.megalodon.known_differences` says of what).
+"""Smallest and largest value of each deliberate difference, as defined in
+`parity.megalodon.known_differences`.
 
 Measured: 0.062, 0.087, 0, 0 and 0.007."""
 KNOWN_DIFFERENCES_RECORDED = 1e-4
-"""Largest relative difference between what a known difference amounts to live and in its recording:
-it is told to four digits. 0 measured with the versions that recorded it; another torch may round
-otherwise."""
+"""Largest relative difference between the live and the recorded value of a known difference: four
+digits. Measured: 0 with the recording's versions; another torch may round differently."""
 DISCRETE = (
     Edge.JAX64_ORACLE,
     Edge.REFERENCE32_ORACLE,
@@ -40,12 +39,12 @@ DISCRETE = (
     Edge.JAX32_REFERENCE32,
     Edge.RECORDED32_LIVE32,
 )
-"""Edges on which tokens are compared as well."""
+"""Edges on which tokens are compared too."""
 TABLE = (
     Rule(
         Edge.JAX64_ORACLE,
         FORWARD,
-        "same mathematics: a bug stands orders above rounding; at most 2.7e-14 measured",
+        "same mathematics: bugs exceed rounding by orders of magnitude; at most 2.7e-14 measured",
         absolute=1e-11,
     ),
     Rule(
@@ -57,41 +56,42 @@ TABLE = (
     Rule(
         Edge.JAX64_ORACLE,
         (Kind.BLOCK,),
-        "two implementations that add in different orders do not agree to the last bit: share of "
-        "the gates of a case whose error is exactly 0. At most 3 of 16 on healthy cases, the "
-        "counts of a stream; 1 where the oracle is compared with itself",
+        "share of a case's gates whose error is exactly 0: implementations that sum in different "
+        "orders do not agree bit for bit. At most 3 of 16 on healthy cases, the counts of a "
+        "stream; 1 if the oracle is compared with itself",
         metric="exact_share",
         absolute=0.5,
     ),
     Rule(
         Edge.REFERENCE32_ORACLE,
         FORWARD,
-        "its own rounding: median 1.1 x, at most 4.4 x the floor measured (the second moment of "
-        "the EMA phase after one step of AdamW); the mean of a loss may cancel below what is in "
-        "the floor, hence the minimum",
+        "rounding of the reference: median 1.1 x, at most 4.4 x the floor measured (the second "
+        "moment of the EMA phase after one step of AdamW); the mean of a loss may cancel to "
+        "below the floor, hence the minimum",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         Edge.REFERENCE32_ORACLE,
         (Kind.GRADIENT,),
-        "its own rounding: median 1.1 x, at most 4.8 x the floor measured, on the EMA phase theta",
+        "rounding of the reference: median 1.1 x, at most 4.8 x the floor measured, on the EMA "
+        "phase theta",
         absolute=3e-7,
         noise_factor=8.0,
     ),
     Rule(
         Edge.JAX32_ORACLE,
         FORWARD,
-        "our own rounding: median 0.8 x, at most 1.9 x the floor measured, on a running mean that "
-        "a stream carried on (1.4 x on intermediates, in byte_lm)",
+        "rounding of the JAX model: median 0.8 x, at most 1.9 x the floor measured, on the running "
+        "mean of a stream (1.4 x on intermediates, in byte_lm)",
         absolute=3e-7,
         noise_factor=3.0,
     ),
     Rule(
         Edge.JAX32_ORACLE,
         (Kind.GRADIENT,),
-        "our own rounding: median 0.7 x, at most 1.8 x the floor measured, on layer 0's "
-        "TimestepNorm bias of byte_lm, behind the cancellation in RMSNorm's derivative",
+        "rounding of the JAX model: median 0.7 x, at most 1.8 x the floor measured, on layer 0's "
+        "TimestepNorm bias of byte_lm, after the cancellation in RMSNorm's derivative",
         absolute=3e-7,
         noise_factor=4.0,
     ),
@@ -99,31 +99,31 @@ TABLE = (
         Edge.JAX32_ORACLE,
         (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT),
         "no less accurate than the reference, or below 3e-7: error over max(reference's error, "
-        "2e-7); gradients as the root mean square over the parameters of a case. Not states: a "
-        "mean kept relative to an origin trades digits of a mean near 0 for those of a large one. "
-        "Not the loss: the error of a scalar is one draw, and a draw may be near 0 on one side "
-        "(2.8 seen where both were within their floors)",
+        "2e-7); gradients as the root mean square over the parameters of a case. Without states: "
+        "a mean stored relative to an origin is less accurate near 0 and more accurate far from "
+        "it. Without the loss: the error of a scalar is a single sample, which may be near 0 on "
+        "one side (2.8 seen while both were within their floors)",
         metric="error_over_reference",
         absolute=1.5,
     ),
     Rule(
         Edge.JAX32_REFERENCE32,
         FORWARD,
-        "a checkpoint can move: the sum of both sides' bounds against the oracle",
+        "checkpoints are interchangeable: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
         noise_factor=9.0,
     ),
     Rule(
         Edge.JAX32_REFERENCE32,
         (Kind.GRADIENT,),
-        "a checkpoint can move: the sum of both sides' bounds against the oracle",
+        "checkpoints are interchangeable: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
         noise_factor=12.0,
     ),
     Rule(
         Edge.RECORDED32_LIVE32,
         (*FORWARD, Kind.GRADIENT),
-        "the same program twice: thread count and BLAS order may differ, mathematics may not",
+        "the same program run twice: only thread count and BLAS order may differ",
         absolute=6e-7,
         noise_factor=12.0,
     ),
@@ -131,32 +131,32 @@ TABLE = (
         Edge.JAXBF16_ORACLE,
         (Kind.LOGITS,),
         "bfloat16 products with float32 parameters: more accurate than torch's autocast on the "
-        "same weights, since nothing is rounded that is added afterwards. 0.64 to 0.76 of its "
-        "error seen on hosts with AMX, AVX512, AVX2, AVX and SSE4.2 of Intel, and on AMD EPYC; "
-        "rounding what products give as well comes to 1",
+        "same weights, since products are not rounded before they are added. 0.64 to 0.76 of its "
+        "error measured on Intel hosts with AMX, AVX512, AVX2, AVX and SSE4.2, and on AMD EPYC; "
+        "1 if the results of products are rounded too",
         metric="error_over_autocast",
         absolute=0.85,
     ),
     Rule(
         Edge.JAXBF16_ORACLE,
         (Kind.LOGITS, Kind.BLOCK),
-        "bfloat16 rounds operands to 2^-9 where the floor is of 2^-24, so 2^15 floors; but of what "
-        "the floor moves only the operands of products: at most 0.51 of 2^15 floors measured, on "
-        "the attention of layer 0, 0.43 elsewhere",
+        "bfloat16 rounds to 2^-9 and the floor to 2^-24, a ratio of 2^15; but bfloat16 rounds only "
+        "the operands of products, the floor every value: at most 0.51 of 2^15 floors measured, "
+        "on the attention of layer 0, 0.43 on other stages",
         noise_factor=0.6 * 2.0**15,
     ),
     Rule(
         Edge.PRODUCTS32_FLOAT64,
         (Kind.BLOCK, Kind.GRADIENT),
-        "a low-precision backend multiplies numbers of few bits and adds in float32: at most "
-        "3.7e-8 measured against float64 on operands quantised in NumPy",
+        "a low-precision backend multiplies quantised operands and accumulates in float32: at "
+        "most 3.7e-8 measured against float64 on operands quantised in NumPy",
         absolute=2e-7,
     ),
     *(
         Rule(
             edge,
             (Kind.WEIGHTS,),
-            "a conversion moves bytes: every value has the hash it had",
+            "a conversion copies bytes: the hash of every value is unchanged",
             metric="changed_parameters",
         )
         for edge in (Edge.JAX32_ORACLE, Edge.REFERENCE32_ORACLE)
@@ -165,7 +165,7 @@ TABLE = (
         Rule(
             edge,
             (Kind.TOKENS,),
-            "greedy decoding is discrete: one different token is another text",
+            "greedy decoding is discrete: one different token changes all later ones",
             metric="disagreement",
         )
         for edge in DISCRETE
@@ -174,7 +174,7 @@ TABLE = (
         Rule(
             edge,
             (Kind.LOGITS,),
-            "a token within the bound of the logits keeps its best token where the margin is clear",
+            "logits within their bound give the same best token wherever the margin exceeds it",
             metric="top1_flips",
         )
         for edge in DISCRETE
@@ -184,16 +184,16 @@ TABLE = (
 
 @dataclass(frozen=True)
 class NoiseFloors(bounds.NoiseFloors):
-    """Calibrated noise of Megalodon's cases, under its table."""
+    """Calibrated noise floors of Megalodon's cases, with its tolerance table."""
 
     rules: tuple[Rule, ...] = TABLE
 
     @classmethod
     def load(cls, path: Path = NOISE_FILE) -> NoiseFloors:
-        """Read the committed table.
+        """Read the committed floors.
 
         Raises:
-            FileNotFoundError: there is none; run `megalodon-numerics parity calibrate`.
+            FileNotFoundError: there are none; run `megalodon-numerics parity calibrate`.
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")

@@ -1,9 +1,9 @@
-"""Training on both sides: steps of AdamW from the same weights, on the same batches.
+"""Training on all sides: steps of AdamW from the same weights, on the same batches.
 
-A gradient that is right can still be applied wrongly, so a trajectory compares the loss curve, both
-moments of the optimiser and how far every parameter drifted, after the first step and the last.
-Step k sees the case's text rotated by k positions. The decoupled decay acts on the weights of
-linear layers alone. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
+A correct gradient can still be applied wrongly. A trajectory therefore compares the loss curve,
+both moments of the optimiser and the displacement of every parameter, after the first and the last
+step. Step k uses the case's text rotated by k positions. Decoupled weight decay applies to linear
+weights only. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class AdamW:
-    """The hyperparameters of every side."""
+    """Hyperparameters, equal on all sides."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -43,35 +43,35 @@ HYPER = AdamW()
 
 
 def decays(name: str) -> bool:
-    """Return whether a parameter, by torch name, decays."""
+    """Return whether weight decay applies to a parameter, by torch name."""
     return role_of(name) is Role.LINEAR
 
 
 def batches(case: Case) -> Iterator[Batch]:
-    """Yield what each step of a case is fed."""
+    """Yield the batch of each step of a case."""
     batch = case.batch
     for k in range(case.steps):
         yield Batch(*(np.roll(a, k, axis=1) for a in (batch.ids, batch.labels, batch.mask)))
 
 
 class Diary:
-    """Notes what a trajectory compares while it runs.
+    """Records the compared quantities of a trajectory while it runs.
 
     Args:
-        case: what is run.
-        start: parameters before the first step, by torch name.
-        dtype: of the arrays it gives.
+        case: the case.
+        start: initial parameters, by torch name.
+        dtype: dtype of the returned arrays.
     """
 
     def __init__(self, case: Case, start: Mapping[str, Any], dtype: str):
         self._case, self._dtype, self._step = case, dtype, 0
-        # An optimiser may update in place.
+        # Copied: an optimiser may update parameters in place.
         self._start = {name: np.array(p, np.float64) for name, p in start.items()}
         self._losses: list[float] = []
         self._notes: Arrays = {}
 
     def note(self, loss: Any, params: Mapping, mu: Mapping, nu: Mapping) -> None:
-        """Take in the loss before a step, and parameters and moments after it."""
+        """Record the loss before a step, and parameters and moments after it."""
         self._step += 1
         self._losses.append(float(loss))
         if self._step not in (1, self._case.steps):
@@ -83,17 +83,17 @@ class Diary:
                 self._notes[Quantity.after_step(self._step, what, name)] = np.array(value)
 
     def arrays(self) -> Arrays:
-        """Return everything by name."""
+        """Return all recorded arrays by name."""
         return self._notes | {LOSSES: np.array(self._losses, self._dtype)}
 
 
 def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
-    """Return the trajectory of the oracle, float64, AdamW written from its algorithm.
+    """Return the trajectory of the oracle, float64, with AdamW written from its algorithm.
 
     Args:
-        case: what to run.
-        rng: moves, in every step, whatever float32 would round: weights as `perturbation` has it,
-            intermediates, and the moments and parameters that are stored.
+        case: the case.
+        rng: perturbs, in every step, all values that float32 would round: weights (see
+            `perturbation`), intermediates, and the stored moments and parameters.
     """
     hook = oracle.unchanged if rng is None else perturbation.hook(rng, case.config.model_dim)
     w = {name: np.asarray(p, np.float64) for name, p in case.weights.items()}
@@ -116,7 +116,7 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
 
 
 def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
-    """Return the trajectory of the JAX model with optax, in the dtype the model has."""
+    """Return the trajectory of the JAX model with optax, in the model's dtype."""
     state = adamw().init(eqx.filter(model, eqx.is_array))
     diary = Diary(case, named_leaves(model), dtype)
     for batch in batches(case):
@@ -129,7 +129,7 @@ def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
 
 
 def adamw() -> optax.GradientTransformation:
-    """Return optax's AdamW with the hyperparameters of every side."""
+    """Return optax's AdamW with the common hyperparameters."""
 
     def mask(params: Any) -> Any:
         return replace_leaves(params, {name: decays(name) for name in named_leaves(params)})

@@ -1,6 +1,6 @@
-"""Meshes: the same jitted function on one device and on many, for any JAX function.
+"""Meshes: comparison of a jitted function on one device with itself on many, for any JAX function.
 
-`compare_meshes` says whether they part, at which stage, and which collective stands there.
+`compare_meshes` reports whether they differ, at which stage, and which collective computes it.
 """
 
 from parity.mesh.collectives import Collective

@@ -1,7 +1,6 @@
-"""The collectives of a compiled program: what devices exchange, along which axes, and for what.
+"""Collectives of a compiled program: operation, mesh axes, dtype, size and source line.
 
-Read off the text of the program after the compiler has partitioned it, with the line of the source
-that asked for it. Source: docs/meshes.md "Which collective".
+They are parsed from the text of the partitioned program. Source: docs/meshes.md "Which collective".
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ class Collective:
     """One exchange between devices."""
 
     name: str
-    """Of the instruction."""
+    """Name of the HLO instruction."""
     operation: str
     axes: tuple[str, ...]
-    """Axes of the mesh it goes along; none where its groups are no axes of it."""
+    """Axes of the mesh along which it exchanges; empty if its groups are not along axes."""
     groups: tuple[tuple[int, ...], ...]
-    """Devices that exchange, by position in the mesh; pairs (from, to) of a permutation."""
+    """Groups of devices, by position in the mesh; for a permutation, pairs (from, to)."""
     dtype: str
     bytes: int
-    """Of its result on one device."""
+    """Size of its result on one device."""
     asked_by: str
-    """The operation of the program it was made for, such as `jit(step)/psum`."""
+    """Operation of the program that it implements, such as `jit(step)/psum`."""
     source: str
-    """File and line, such as `my_step.py:12`; empty where the compiler does not say."""
+    """File and line, such as `my_step.py:12`; empty if the compiler does not report it."""
 
     def __str__(self) -> str:
         along = f" over {', '.join(self.axes)}" if self.axes else ""
@@ -68,7 +67,7 @@ class _Instruction:
 
 
 class CompiledProgram:
-    """The text of a compiled program: its instructions by computation, and what reads what."""
+    """Parsed text of a compiled program: instructions by computation, with their operands."""
 
     def __init__(self, text: str, mesh: Mapping[str, int]):
         self.mesh = dict(mesh)
@@ -92,7 +91,7 @@ class CompiledProgram:
                 )
 
     def collectives(self) -> list[Collective]:
-        """Return every collective of the program, in the order of its text."""
+        """Return all collectives of the program in the order of its text."""
         found = [
             self._collective(i)
             for instructions in self.computations.values()
@@ -101,10 +100,10 @@ class CompiledProgram:
         return [collective for collective in found if collective is not None]
 
     def reaching(self, result: int) -> set[tuple[str, int]]:
-        """Return the collectives that a result, by position, is computed from.
+        """Return the collectives from which a result, given by its position, is computed.
 
-        Each by its name and which of its operands it is about: the compiler combines exchanges that
-        have nothing to do with one another.
+        Each is a pair of its name and an operand's index, because the compiler combines unrelated
+        exchanges into one instruction.
         """
         instructions = self.computations.get(self.entry, {})
         root = next((i for i in instructions.values() if i.is_root), None)
@@ -134,7 +133,7 @@ class CompiledProgram:
         return found
 
     def results(self) -> int:
-        """Return how many results the program has."""
+        """Return the number of the program's results."""
         instructions = self.computations.get(self.entry, {}).values()
         root = next((i for i in instructions if i.is_root), None)
         return 0 if root is None else len(root.operands) if root.operation == "tuple" else 1
@@ -155,7 +154,7 @@ class CompiledProgram:
         result = i.line.split(" = ", 1)[1].split(i.operation + "(")[0]
         shapes = _SHAPE.findall(result)
         if i.operation.endswith("-start") and operation != "all-reduce":
-            # Such a start gives its operands, its results and, on some devices, contexts.
+            # Such a start returns operands, results and, on some devices, contexts.
             shapes = [shape for shape in shapes if shape != ("u32", "")]
             shapes = shapes[len(shapes) // 2 :]
         groups = _groups(i.line)
@@ -175,15 +174,15 @@ class CompiledProgram:
 def between(
     program: CompiledProgram, results: Sequence[str], stage: str, sound: Iterable[str]
 ) -> tuple[Collective, ...]:
-    """Return the collectives a stage is computed from and no sound result before it is.
+    """Return the collectives from which a stage is computed, but no correct earlier result.
 
     Args:
-        program: whose results are named by `results`, in its order.
-        results: names of what it returns.
-        stage: the one that is wrong.
-        sound: those before it that are right.
+        program: the compiled program.
+        results: names of its results, in order.
+        stage: name of the wrong stage.
+        sound: names of the correct results before it.
     """
-    # The compiler drops results that are arguments: then positions say nothing.
+    # The compiler drops results that are arguments; positions are then meaningless.
     if stage not in results or program.results() != len(results):
         return ()
     theirs = program.reaching(results.index(stage))
@@ -197,7 +196,7 @@ def between(
 def axes_of(
     groups: Sequence[Sequence[int]], mesh: Mapping[str, int], operation: str = ""
 ) -> tuple[str, ...]:
-    """Return the axes of a mesh along which groups of its devices lie; none where they do not."""
+    """Return the mesh axes along which groups of devices lie; empty if they do not."""
     sizes = tuple(mesh.values())
     groups = groups or (tuple(range(math.prod(sizes))),)
     place = [np.array(np.unravel_index(group, sizes)) for group in groups if len(group)]
@@ -218,7 +217,7 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
         return tuple(
             tuple(map(int, _BITS.findall(g))) for g in re.findall(r"\{([\d,]*)\}", pairs[1])
         )
-    # The short form: shape of the groups, then that of the devices and how it is transposed.
+    # Compact form: shape of the groups, shape of the devices, and their permutation.
     short = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if short is None:
         return ()
@@ -237,7 +236,7 @@ def _bytes(kind: str, sizes: str) -> int:
 
 
 def _source_lines(text: str):
-    """Return a function that gives file and line of an instruction's text."""
+    """Return a function that returns file and line of an instruction's text."""
     tables: dict[str, dict[int, str]] = {}
     current: dict[int, str] = {}
     for line in text.splitlines():

@@ -1,7 +1,7 @@
-"""One jitted function on one device and on meshes: where they part, and what is exchanged there.
+"""Comparison of a jitted function on one device and on meshes, with the location of differences.
 
-float64 first, where nothing but the order of sums may differ; then the precision the function is
-run in, within what reordered sums do to it. Source: docs/meshes.md.
+float64 is compared first: only the order of sums may differ. The function's own precision follows,
+with the response to reordered sums as the noise floor. Source: docs/meshes.md.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from parity.mesh.tolerance_table import MESHES, MeshEdge
 
 EDGES = {"float64": MeshEdge.MESH64_ONE64, "float32": MeshEdge.MESH32_ONE32}
 COMPARES = ("rel_l2", "unequal", "disagreement")
-"""Metrics that compare a result with one device's; `replicas` compares it with itself."""
+"""Metrics that compare a result with one device's; `replicas` compares replicas of one result."""
 REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError)
-"""What JAX says where a program does not fit a mesh."""
+"""Exceptions that JAX raises if a program does not fit a mesh."""
 
 
 def compare_meshes(
@@ -53,33 +53,34 @@ def compare_meshes(
 ) -> MeshReport:
     """Compare a function on one device with itself on each of several meshes.
 
-    What it returns is known by its path, such as `loss` or `grad/w1`; what
-    `jax.ad_checkpoint.checkpoint_name` marks by its name. It is traced anew with each mesh as the
-    current one, so that `jax.shard_map` finds it. A leaf of the arguments that lies on that mesh as
-    asked is taken as it is, replicas that are not equal included.
+    Results are named by their path, such as `loss` or `grad/w1`, and marks by their name in
+    `jax.ad_checkpoint.checkpoint_name`. The function is traced again with each mesh as the current
+    one, so that `jax.shard_map` finds it. An argument that already lies on that mesh with the
+    requested sharding is used unchanged, even if its replicas differ.
 
     Args:
-        function: of the arguments, any pytree out of it.
-        arguments: pytrees; arrays of them are placed, what is no array is left alone.
-        shardings: for each mesh a tree of `NamedSharding`s, like the arguments or a prefix of them;
-            all meshes have the same names of axes (`layouts` makes them).
-        name: what measurements call the case, before the mesh.
-        marks: for marks inside of `shard_map`, where the devices' blocks lie; without it the way is
-            taken that fits the shapes, and of several the one closest to one device.
-        precisions: "float64" and "float32", or one of them; "float32" is the function as it is, in
-            whatever it casts to.
-        watched: those of them in which marks are compared too, which takes another program where
-            the function is run as it is.
-        reorder: whether a break in float64 is held against reordered sums before it is believed.
-        forced: whether, after a break, every mark runs again on one device's values.
-        masked_outputs: whether results hold infinities on purpose. They agree where the float64
-            results of one device have them too; without this, an infinite result fails.
-        suite: what measurements are filed under.
-        device: what they call the devices.
+        function: function of the arguments; returns any pytree.
+        arguments: pytrees. Their arrays are placed on the mesh; other leaves are not changed.
+        shardings: for each mesh a tree of `NamedSharding`s, with the structure of the arguments or
+            a prefix of it; all meshes have the same axis names (`layouts` makes them).
+        name: first part of the case name in measurements; the mesh is appended.
+        marks: shardings of marks inside `shard_map`. Without one, the blocks are assembled in the
+            way that fits the shapes, and if several fit, the one closest to one device's value.
+        precisions: "float64", "float32" or both; "float32" is the unmodified function, in whatever
+            dtype it computes.
+        watched: precisions in which marks are compared too. In the unmodified precision this needs
+            a second program.
+        reorder: if a float64 bound is exceeded, measure the response to reordered sums before
+            reporting a failure.
+        forced: after a failure, evaluate every mark again from one device's values.
+        masked_outputs: allow intended infinities in results; they agree if the float64 results of
+            one device have them too. Otherwise an infinite result fails.
+        suite: suite of the measurements.
+        device: device name in the measurements.
 
     Raises:
-        ValueError: no mesh, meshes with other axes, or a precision that is none; or the function
-            does not run on one device.
+        ValueError: there is no mesh, meshes have different axes, a precision is unknown, or the
+            function does not run on one device.
     """
     meshes = [_mesh_of(layout) for layout in shardings]
     axes = {mesh.axis_names for mesh in meshes}
@@ -110,13 +111,13 @@ def layouts(
     specs: Any,
     meshes: Iterable[Mesh],
 ) -> list[Any]:
-    """Return the shardings of arguments on each mesh, as `compare_meshes` takes them.
+    """Return the shardings of arguments on each mesh, for `compare_meshes`.
 
     Args:
-        arguments: as given to the function.
-        specs: `PartitionSpec`s as a prefix of the arguments, or a function of a leaf's path, such
-            as `0/w1`, the leaf and the mesh.
-        meshes: where to.
+        arguments: arguments of the function.
+        specs: `PartitionSpec`s as a prefix of the arguments, or a function of a leaf's path (such
+            as `0/w1`), the leaf and the mesh.
+        meshes: the meshes.
     """
     return [_layout(arguments, specs, mesh) for mesh in meshes]
 
@@ -133,18 +134,18 @@ def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
 
 
 def mesh_name(mesh: Mesh) -> str:
-    """Return a mesh in words: `data=2 tensor=4`."""
+    """Return a mesh as text: `data=2 tensor=4`."""
     return sizes_name(mesh.shape)
 
 
 def sizes_name(sizes: Mapping[str, int]) -> str:
-    """Return the sizes of a mesh in words, without its devices."""
+    """Return the axis sizes of a mesh as text."""
     return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 @dataclass
 class _One:
-    """The side of one device; computed once for all meshes."""
+    """One device's side; computed once for all meshes."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -168,7 +169,7 @@ class _One:
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
-        """Return by quantity how far each order of sums moves it."""
+        """Return the relative L2 response of each quantity to every order of sums."""
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
             runs = self.program.run(dtype, operation=reordered, seeds=SEEDS)
@@ -183,7 +184,7 @@ class _One:
 
 @dataclass
 class _Sides:
-    """One device and one mesh, compared in one precision after the other."""
+    """Comparison of one device with one mesh, one precision after the other."""
 
     one: _One
     program: Program
@@ -197,7 +198,7 @@ class _Sides:
     def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
         rows: list[Measurement] = []
         for dtype in precisions:
-            # What one device does not run is no program: that is the caller's error.
+            # A failure on one device is the caller's error, so it is raised.
             self.one.values(dtype)
             try:
                 there = self._there(dtype)
@@ -250,7 +251,7 @@ class _Sides:
             if truth is not None and (self.masked_outputs or n in self.program.known_marks):
                 shared = without_shared_infinities(sides[0][n], sides[1][n], truth)
                 sides[0][n], sides[1][n] = shared
-        # Of integers alone nothing is left to measure; of nothing at all, nothing is known.
+        # Without floating-point results only integers are compared; without any, `run` reports it.
         rows = comparison.run(*sides) if any(sides) or not exact else []
         for n in sorted(exact):
             rows.append(comparison.judged(n, "unequal", _unequal(there.arrays, whole.arrays, n)))
@@ -259,14 +260,14 @@ class _Sides:
         return rows
 
     def _truth(self, name: str) -> np.ndarray | None:
-        """Return one device's float64 value; None where float64 was not run."""
+        """Return one device's float64 value; None if float64 was not run."""
         values = self.one._values.get("float64")
         return None if values is None else values.arrays.get(name)
 
     def _require_a_result(
         self, dtype: str, rows: Sequence[Measurement], there: Values
     ) -> list[Measurement]:
-        """Return rows without gates on constants, and one that says so where no gate is left."""
+        """Return rows without gates on constants, plus an unmeasured row if no gate remains."""
         whole = self.one.values(dtype).arrays
         results = {n: a for n, a in whole.items() if n not in self.program.known_marks}
         rows = without_constants(rows, results, there.arrays)
@@ -277,7 +278,7 @@ class _Sides:
         return [*rows, comparison.unmeasured("outputs", note.rstrip(": "), "compared")]
 
     def _uncompared(self, rows: Iterable[Measurement], results: Iterable[str]) -> dict[str, str]:
-        """Return the results that no gate compared, each with the reason."""
+        """Return the results that no gate compared, with the reasons."""
         found: dict[str, list[Measurement]] = {n: [] for n in results}
         for row in rows:
             if row.quantity in found and row.metric in COMPARES:
@@ -291,7 +292,7 @@ class _Sides:
         }
 
     def _not_compared(self, rows: Sequence[Measurement]) -> dict[str, str]:
-        """Return by result of one device why it was not compared, with the precision."""
+        """Return the results of one device that were not compared, with precision and reason."""
         reasons = {n: f"{kind}: return an array" for n, kind in self.program.unread.items()}
         for dtype, values in self.one._values.items():
             results = [n for n in values.arrays if n not in self.program.known_marks]
@@ -302,7 +303,7 @@ class _Sides:
         return reasons
 
     def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
-        # Numbers are the arguments' and the mesh's; the code is the repository's.
+        # The hash covers the case and its stages; the code is identified by the repository.
         digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
         floors = NoiseFloors({self.case: {"hash": digest, "responses": responses}}, MESHES)
         work = Work(self.case, digest, order, suite=self.suite)
@@ -332,14 +333,14 @@ class _Sides:
         )
 
     def _watched(self, dtype: str) -> tuple[CompiledProgram, tuple[str, ...]]:
-        """Return the program that also returns its marks, and the names of what it returns."""
+        """Return the program that also returns its marks, and the names of its results."""
         return (
             CompiledProgram(self.program.watched_text, self.program.sizes),
             self.program.watched_names,
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the stages on one device's values, and why there are none."""
+        """Return the stages evaluated from one device's values, or why there are none."""
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
         fed = {n: a for n, a in whole.arrays.items() if n in self.program.known_marks}
@@ -350,7 +351,7 @@ class _Sides:
             self.program.declared = {**self.program.found, **known}
             there = self.program.run(dtype, whole.arrays, forced=fed)
         except REFUSALS as error:
-            # Not every program can go on with other values: types of `shard_map` may forbid it.
+            # Some programs cannot be forced: the types of `shard_map` may forbid it.
             return (), _brief(error)
         finally:
             self.program.declared = known
@@ -364,13 +365,13 @@ class _Sides:
 
 
 def kind_of_mark(name: str) -> Kind:
-    """Return the family of a quantity; names are the user's, and floats may be `generated`."""
+    """Return the kind of a quantity. Names are the user's: floats may be called `generated`."""
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind
 
 
 def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:
-    """Return marks of the watched program, and results of it or, as it is run, of the user's."""
+    """Return marks of the watched program, with results of the user's own program."""
     values = program.run(dtype, whole, watched=watched)
     assert isinstance(values, Values)
     if not watched:
@@ -378,7 +379,7 @@ def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> 
     program.watched_text, program.watched_names = program.compiled_text, program.result_names
     program.found = dict(values.placements)
     if dtype != "float64" and program.known_marks:
-        # Results that are watched keep the compiler from fusing: users run it without.
+        # Extra results prevent fusions, so the results come from the program without them.
         plain = program.run(dtype, watched=False)
         assert isinstance(plain, Values)
         for name, array in plain.arrays.items():
@@ -395,7 +396,7 @@ def _declared(declared: Mapping[str, tuple[Any, ...]], whole: Arrays) -> dict[st
 
 
 def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
-    """Whether something breaks its bound, and replicas and integers are not among it."""
+    """Whether only rounding-sensitive bounds are exceeded, not those of replicas or integers."""
     broken = [m for m in rows if m.verdict is Verdict.FAIL]
     return bool(broken) and all(m.metric == "rel_l2" and np.isfinite(m.value) for m in broken)
 

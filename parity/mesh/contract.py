@@ -1,7 +1,7 @@
-"""Gates that the suite over meshes must give, from the traced program on one device.
+"""Gates that the suite over meshes must report, from the program traced on one device.
 
-Tracing names every mark and result; nothing is compiled or run, and one device is enough. Source:
-docs/verdicts.md "Contract".
+Tracing gives the names of all marks and results without compiling or running, and needs only one
+device. Source: docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parity.mesh.suite import SUBJECTS, SUITE, WATCHED, meshes_of
 
 
 def gates(names: Collection[str] = ()) -> Iterator[Gate]:
-    """Yield the gates of the subjects and cases that are asked for, or of all."""
+    """Yield the gates of the requested subjects and cases; default: all."""
     for subject, meshes in meshes_of(names or tuple(SUBJECTS)).items():
         comparison: MeshComparison = SUBJECTS[subject]().on(meshes)
         for edge, name, value in planned(comparison):
@@ -32,7 +32,7 @@ def gates(names: Collection[str] = ()) -> Iterator[Gate]:
 
 
 def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDtypeStruct]]:
-    """Yield edge, name and shape of everything that each mesh is compared in."""
+    """Yield edge, name and shape of every quantity that is compared on each mesh."""
     one = mesh_of(dict.fromkeys(comparison.meshes[0], 1), explicit=comparison.explicit)
     (layout,) = layouts(comparison.arguments, comparison.specs, [one])
     program = Program(comparison.function, comparison.arguments, layout, one)
@@ -44,7 +44,7 @@ def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDty
 
 
 def metrics_of(name: str, value: jax.ShapeDtypeStruct) -> Iterator[str]:
-    """Yield the metrics of the gates of a mark or a result."""
+    """Yield the gated metrics of a mark or result."""
     yield "replicas"
     real = jnp.issubdtype(value.dtype, jnp.inexact)
     yield "rel_l2" if real else "unequal"

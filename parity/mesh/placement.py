@@ -1,6 +1,7 @@
-"""Where the blocks of a value lie in it: blocks of devices put together by their global index.
+"""Assembles a value from the blocks of devices by their global index.
 
-Replicas, blocks that must be equal, are compared bit for bit. Source: docs/meshes.md "Replicas".
+Replicas, which are blocks that must be equal, are compared bit for bit. Source: docs/meshes.md
+"Replicas".
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from jax.sharding import PartitionSpec
 
 Axes = tuple[str, ...]
 Placement = tuple[Axes, ...]
-"""By dimension, the axes of the mesh it is split along, the slowest first."""
+"""Mesh axes along which each dimension is split, slowest first."""
 
 
 def placement_of(spec: PartitionSpec, ndim: int) -> Placement:
-    """Return a partition spec as axes by dimension, one entry for each of `ndim`."""
+    """Return a partition spec as a tuple of axes for each of `ndim` dimensions."""
     axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
     return tuple(axes) + ((),) * (ndim - len(axes))
 
@@ -36,20 +37,20 @@ def placements(
     mesh: Mapping[str, int],
     varying: frozenset[str] = frozenset(),
 ) -> Iterator[Placement]:
-    """Yield every way in which blocks of a shape can make up the whole, the likeliest first.
+    """Yield every way to assemble blocks of a shape into the whole, most likely first.
 
     Args:
         whole: shape of the value.
-        block: shape of what one device holds.
-        mesh: sizes of the axes the blocks lie along.
-        varying: axes along which blocks are known to differ: ways that use all of them come first.
+        block: shape of one device's block.
+        mesh: sizes of the mesh axes along which there are blocks.
+        varying: axes along which blocks are known to differ; placements using all come first.
     """
     if len(whole) != len(block) or any(b == 0 or w % b for w, b in zip(whole, block, strict=True)):
         return
     axes = [axis for axis, size in mesh.items() if size > 1]
     ratios = [w // b for w, b in zip(whole, block, strict=True)]
     ways = list(_ways(ratios, axes, mesh))
-    # Stable: equally likely ways stay in the order of the mesh's axes.
+    # The sort is stable: equally likely placements keep the order of the mesh's axes.
     yield from sorted(ways, key=lambda way: len(varying ^ {a for axes in way for a in axes}))
 
 
@@ -68,12 +69,12 @@ def _ways(ratios: Sequence[int], axes: Sequence[str], mesh: Mapping[str, int]) -
 def assembled(
     stack: np.ndarray, placement: Placement, mesh: Mapping[str, int]
 ) -> tuple[np.ndarray, int]:
-    """Return the value whose blocks are stacked, and how many replicas are not what they should be.
+    """Assemble stacked blocks; return the value and the number of replicas that differ.
 
     Args:
-        stack: (devices, *block), devices in the order of the mesh's axes, the last one fastest.
-        placement: where the blocks lie.
-        mesh: sizes of the axes the blocks lie along.
+        stack: (devices, *block), in the order of the mesh's axes, the last one fastest.
+        placement: placement of the blocks.
+        mesh: sizes of the mesh axes along which there are blocks.
     """
     axes, sizes = list(mesh), tuple(mesh.values())
     blocks = np.asarray(stack).reshape(*sizes, *stack.shape[1:])
@@ -103,15 +104,15 @@ def _unequal_blocks(blocks: np.ndarray, first: np.ndarray, devices: int) -> int:
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
-    """Return the bytes of every element, (..., bytes): NaN equals itself, 0 is not -0."""
+    """Return the bytes of every element, (..., bytes): NaN equals itself, and 0 differs from -0."""
     x = np.ascontiguousarray(x)
     return x.view(np.uint8).reshape(*x.shape, x.dtype.itemsize)
 
 
 def replica_differences(array: Any) -> int:
-    """Return how many shards of a global array differ in any bit from another of the same index.
+    """Return how many shards of a global array differ in any bit from their first replica.
 
-    0 for what is no array of several devices. Only shards of this process are looked at.
+    Return 0 for anything but an array on several devices. Only shards of this process are compared.
     """
     if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1:
         return 0
@@ -126,10 +127,10 @@ def replica_differences(array: Any) -> int:
 
 
 def out_of_sync(tree: Any) -> dict[str, int]:
-    """Return the arrays of a tree whose replicas differ: by path, how many shards do.
+    """Return the arrays of a tree whose replicas differ: number of such shards, by path.
 
-    For the parameters and the optimiser state of a run that goes on: replicas that drifted apart
-    are averaged by nothing, and every later step computes with them.
+    Intended for parameters and optimiser state of a running training. Replicas that drifted apart
+    are never averaged again, and every later step uses them.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     counts = {path_name(path): replica_differences(leaf) for path, leaf in leaves}

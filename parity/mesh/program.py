@@ -1,7 +1,7 @@
-"""A jitted function on one mesh in one precision, and every value it has, put together.
+"""A jitted function on one mesh in one precision, with all its values assembled on the host.
 
-Its arguments lie as they are asked to; what comes back are host arrays by name, with how many
-replicas of each were not equal. Source: docs/meshes.md "What is compared".
+Arguments are placed as requested. Values are host arrays by name, with the number of unequal
+replicas of each. Source: docs/meshes.md "What is compared".
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Values:
-    """What one run computed."""
+    """Values computed by one run."""
 
     arrays: Arrays
-    """By name, in the order in which they are computed: marks, and leaves of the result."""
+    """Marks and results by name, in order of computation."""
     replicas: dict[str, int] = field(default_factory=dict)
-    """By name, how many devices hold a replica that differs in any bit from the first one's."""
+    """Number of devices whose replica differs in any bit from the first one, by name."""
     placements: dict[str, Placement] = field(default_factory=dict)
-    """Of marks inside of `shard_map`, where the blocks of devices were taken to lie."""
+    """Placement assumed for the blocks of each mark inside `shard_map`."""
 
 
 @dataclass
 class Program:
-    """One function on one mesh; compiled at most once for each precision and kind of run.
+    """One function on one mesh; compiled at most once per precision and kind of run.
 
     Raises:
         ValueError: the function cannot be traced or run there; the message says where.
@@ -57,26 +57,27 @@ class Program:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     shardings: Any
-    """A tree like `arguments`, or a prefix of it, of `NamedSharding`s of one mesh."""
+    """Tree of `NamedSharding`s of one mesh, with the structure of `arguments` or a prefix of it."""
     mesh: Mesh
     declared: Mapping[str, Placement] = field(default_factory=dict)
-    """Where blocks of marks inside of `shard_map` lie; what is not here is found by shape."""
+    """Placements of marks inside `shard_map`; others are derived from shapes."""
     compiled_text: str = ""
-    """Of the last compiled program, as the compiler prints it."""
+    """Text of the last compiled program."""
     result_names: tuple[str, ...] = ()
-    """Names of what that program returns, in its order."""
+    """Names of that program's results, in order."""
     watched_text: str = ""
-    """The same of the last one that returned its marks too."""
+    """Text of the last compiled program that also returned its marks."""
     watched_names: tuple[str, ...] = ()
+    """Names of that program's results, in order."""
     found: dict[str, Placement] = field(default_factory=dict)
-    """Where that one's blocks were taken to lie."""
+    """Placements assumed in that program."""
     known_marks: tuple[str, ...] = ()
     unread: dict[str, str] = field(default_factory=dict)
-    """Results that are neither arrays nor numbers, by name, each with its kind."""
+    """Kinds of results that are neither arrays nor numbers, by name."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the axes of the mesh."""
+        """Sizes of the mesh's axes."""
         return dict(self.mesh.shape)
 
     def run(
@@ -89,15 +90,16 @@ class Program:
         operation: Callable[[Any], Operation] | None = None,
         seeds: int = 0,
     ) -> Values | list[Values]:
-        """Run once, or once for each seed of an operation.
+        """Run once, or once per seed of an operation.
 
         Args:
-            dtype: "float64", with floating arguments and 64-bit types; "float32" runs it as it is.
-            whole: what one device had by name: blocks are put together into those shapes.
-            watched: whether marks are taken along; else the program is the user's own.
-            forced: what stands in place of marks from there on.
-            operation: from a traced seed, what is done in place of every operation.
-            seeds: how often that is run.
+            dtype: "float64" casts floating arguments and enables 64-bit types; "float32" runs the
+                function unmodified.
+            whole: one device's values by name; blocks are assembled into their shapes.
+            watched: also return marks; otherwise the program is the user's own.
+            forced: values that replace marks downstream.
+            operation: maps a traced seed to a replacement for every operation.
+            seeds: number of seeds to run.
         """
         with self._context(dtype):
             closed, names, call, leaves = self._traced(dtype)
@@ -127,17 +129,17 @@ class Program:
 
     @contextlib.contextmanager
     def _context(self, dtype: str) -> Iterator[None]:
-        # A product in fewer bits than its operands' is a difference of its own.
+        # Default-precision products may round operands, which would add another difference.
         wide = jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
         with wide, jax.default_matmul_precision("highest"), jax.set_mesh(self.mesh):
             yield
 
     def planned(self, dtype: str, watched: bool) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return what `run` will compute, by name, from the traced program; nothing is run.
+        """Return shapes and dtypes of what `run` would compute, by name, without running it.
 
         Args:
-            dtype: as of `run`.
-            watched: whether marks are among it.
+            dtype: see `run`.
+            watched: include marks.
         """
         with self._context(dtype):
             closed, names, _, _ = self._traced(dtype)
@@ -147,7 +149,7 @@ class Program:
             return {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in found.items()}
 
     def _traced(self, dtype: str) -> tuple[ClosedJaxpr, list[str], Callable[..., Any], list[Any]]:
-        """Return the traced program, names of its results, the function and its arguments."""
+        """Return the traced program, the names of its results, the function and its arguments."""
         arguments, static = self._placed(dtype)
         leaves, tree = jax.tree.flatten(arguments)
 
@@ -161,7 +163,7 @@ class Program:
         return closed, _result_names(shape, marks_of(closed)), call, leaves
 
     def _placed(self, dtype: str) -> tuple[Any, Any]:
-        """Return the arguments on the mesh, without what is no array, and the rest."""
+        """Return the array arguments placed on the mesh, and the static leaves."""
         spread = jax.tree.broadcast(self.shardings, self.arguments)
         arrays, static = eqx.partition(self.arguments, _is_array)
 
@@ -173,7 +175,7 @@ class Program:
             array = jax.device_put(leaf, sharding)
             if dtype != "float64" or _is_key(array):
                 return array
-            # On the mesh, so that replicas which are not equal stay so.
+            # Cast on the mesh, so that unequal replicas stay unequal.
             wide = {jnp.floating: jnp.float64, jnp.complexfloating: jnp.complex128}
             kind = next((k for k in wide if jnp.issubdtype(array.dtype, k)), None)
             return array if kind is None else array.astype(wide[kind])
@@ -219,12 +221,12 @@ class Program:
             ways = list(placements(shape, block, sizes, mark.varying))
         candidates = [(way, *assembled(stack, way, sizes)) for way in ways]
         if not candidates:
-            # No way of putting blocks together has that shape: the comparison will say so.
+            # No placement gives that shape; the comparison will report the mismatch.
             candidates = [(((),) * len(block), stack[0], 0)]
         if whole is None or len(candidates) == 1:
             way, array, differing = candidates[0]
         else:
-            # Several ways fit the shapes; the blocks lie where they agree with one device best.
+            # Several placements fit the shapes; choose the one closest to one device's value.
             way, array, differing = min(candidates, key=lambda c: _distance(c[1], c[2], whole))
         found.arrays[mark.name], found.replicas[mark.name] = array, differing
         found.placements[mark.name] = way
@@ -236,8 +238,9 @@ def _distance(array: np.ndarray, differing: int, whole: np.ndarray) -> tuple[boo
 
 
 def host(value: Any) -> np.ndarray:
-    """Return a value as real numbers on the host: a complex one with (re, im) as its last axis,
-    and what is narrower than float32 as float32, which holds it.
+    """Return a value as real numbers on the host.
+
+    A complex value gets a last axis (re, im). Dtypes narrower than float32 become float32, exactly.
     """
     if _is_key(value):
         value = jax.random.key_data(value)
@@ -251,8 +254,8 @@ def host(value: Any) -> np.ndarray:
 def computed_order(closed: ClosedJaxpr, names: list[str], watched: bool = True) -> list[str]:
     """Return the names of marks and results in the order in which the program computes them.
 
-    Of a result by the equation it comes from, in whatever call or loop that is: a gradient that is
-    finished first, that of the last layer, comes first.
+    A result is placed at the equation that produces it, inside calls and loops too. So the gradient
+    that is complete first, that of the last layer, comes first.
     """
     births: list[tuple[tuple[int, ...], str]] = []
     if watched:
@@ -278,7 +281,7 @@ def _mark_avals(jaxpr: Jaxpr) -> dict[str, Any]:
 
 
 def _numbered_marks(jaxpr: Jaxpr) -> Iterator[tuple[tuple[int, ...], str, Any]]:
-    """Yield place, name and abstract value of every mark; a repeated name gets a number."""
+    """Yield position, name and abstract value of every mark; repeated names are numbered."""
     passed: dict[str, int] = {}
     for place, name, aval in _mark_places(jaxpr, ()):
         count = passed[name] = passed.get(name, -1) + 1
@@ -295,11 +298,11 @@ def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int,
 
 
 def _result_names(shape: Any, marks: list[str]) -> list[str]:
-    """Return the names of results; with those of marks, no two are the same."""
+    """Return the names of results, which must be unique among results and marks."""
     names = []
     for path, _ in jax.tree_util.tree_leaves_with_path(shape):
         name = path_name(path)
-        # A position is no name, and a mark has its own.
+        # A tuple index is not a name, and names of marks are taken.
         plain = name and not name[0].isdigit() and name not in marks
         names.append(name if plain else f"{OUTPUT}/{name}".rstrip("/"))
     every = [*names, *marks]
@@ -312,19 +315,19 @@ def _result_names(shape: Any, marks: list[str]) -> list[str]:
 
 
 def _numbers(x: Any, dtype: str) -> Any:
-    """Return a result of Python or NumPy as an array: it is compared like any other."""
+    """Return a Python or NumPy result as an array, to be compared like any other."""
     if isinstance(x, jax.Array) or not eqx.is_array_like(x):
         return x
     kind = np.asarray(x).dtype
     if not (jnp.issubdtype(kind, np.number) or kind == np.bool_):
         return x
-    # No tracer, so the function could not widen it with its arguments.
+    # It is not traced, so the float64 cast of the arguments did not widen it.
     wide = dtype == "float64" and jnp.issubdtype(kind, np.floating)
     return jnp.asarray(x, jnp.float64 if wide else None)
 
 
 def _unread(result: Any) -> dict[str, str]:
-    """Return the results that cannot be compared, by name, each with its kind."""
+    """Return the kinds of results that cannot be compared, by name."""
     leaves = jax.tree_util.tree_leaves_with_path(result)
     return {
         path_name(path) or OUTPUT: f"a {type(x).__name__}, not an array"

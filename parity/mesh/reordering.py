@@ -1,10 +1,10 @@
-"""What the order of sums alone does: the program on one device with every sum taken otherwise.
+"""Noise floor of a mesh: the program on one device with the order of every sum changed.
 
-A mesh adds what its devices have in another order than one device does, and in parts. So does this:
-every product, every convolution and every sum walks its terms from another one on, in strides, and
-in two parts, and so does what is scattered onto one place. Convolutions by groups and sums along
-the way, such as `cumsum`, and whatever stands in a `while` or a branch stay as they are. How far
-results move is the noise floor of a mesh. Source: docs/meshes.md "The noise floor".
+On a mesh, sums are split over devices and taken in another order. This module imitates that: every
+product, convolution and sum, and every scatter onto one element, starts at another term, takes
+strides, and is split into two parts. Grouped convolutions, cumulative sums such as `cumsum`, and
+everything inside a `while` or branch are unchanged. The response of the results is the noise floor
+of a mesh. Source: docs/meshes.md "The noise floor".
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jax.extend.core import JaxprEqn
 from parity.engine.jaxprs import bind
 
 SEEDS = 4
-"""Orders of every sum: the floor is the root mean square over them, and a mesh is one more."""
+"""Number of orders of every sum; the floor is the root mean square of the responses."""
 STRIDE = 7
-"""A term and the next one are about this far apart, so that neighbours meet in no one register."""
+"""Approximate distance of consecutive terms, so that neighbours are not in one SIMD register."""
 
 
 def reordered(seed: Any) -> Any:
-    """Return the operation that takes sums in the order of a traced seed, and all else as it is."""
+    """Return an operation that reorders sums by a traced seed, and leaves others unchanged."""
 
     def operation(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         kind = eqn.primitive.name
@@ -40,7 +40,7 @@ def reordered(seed: Any) -> Any:
         if kind == "conv_general_dilated":
             p = eqn.params
             numbers = p["dimension_numbers"]
-            # Of a gradient of the kernel this axis is that of the images of the batch.
+            # In a kernel's gradient this axis is the batch of images.
             features = numbers.lhs_spec[1], numbers.rhs_spec[1]
             whole = p["feature_group_count"] == p["batch_group_count"] == 1
             if whole and inputs[0].shape[features[0]] > 1:
@@ -58,7 +58,7 @@ def reordered(seed: Any) -> Any:
 
 
 def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any) -> list[Any]:
-    """Return the sum over one axis of every operand as that of two halves in another order."""
+    """Return the sum over one axis of every operand, as two halves in another order."""
     length = inputs[0].shape[axes[0]]
     order = _order(length, seed)
     turned = [jnp.take(x, order, axis=axis) for x, axis in zip(inputs, axes, strict=True)]
@@ -75,10 +75,10 @@ def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any
 
 
 def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) -> list[Any]:
-    """Return what is scattered onto places as the sum of two halves in another order.
+    """Return a scatter-add, as two halves in another order.
 
-    `axes` are one axis of the places and that of the addends it goes with. The second half has sums
-    of its own, as on a second device: an addend onto a long sum loses more than onto a short one.
+    `axes` are an axis of the indices and the corresponding axis of the addends. The second half has
+    its own accumulator, as on a second device: adding to a long sum loses more than to a short one.
     """
     onto, *both = inputs
     length = both[0].shape[axes[0]]
@@ -98,7 +98,7 @@ def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) ->
 
 
 def _order(length: int, seed: Any) -> Any:
-    """Return every index once: from another one on for each seed, in strides."""
+    """Return a permutation of the indices: strided, with a start that depends on the seed."""
     stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
     order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
     return order

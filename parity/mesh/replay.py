@@ -1,8 +1,8 @@
-"""A traced program run once more, one equation at a time, across calls, loops and `shard_map`.
+"""Evaluates a traced program equation by equation, through calls, loops and `shard_map`.
 
-What `jax.ad_checkpoint.checkpoint_name` marks becomes an extra output wherever it is: inside a scan
-with the loop's axis in front, inside `shard_map` one block for each device. Marks inside a branch
-or a `while` have no one value, so those are bound whole. Source: docs/meshes.md "What is compared".
+Every mark of `jax.ad_checkpoint.checkpoint_name` becomes an extra output: with a leading loop axis
+inside a scan, and one block per device inside `shard_map`. Marks inside a branch or `while` do not
+have a single value, so these are evaluated as a whole. Source: docs/meshes.md "What is compared".
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from parity.engine.jaxprs import bind, interpret
 
 Taken = dict[str, Any]
 Operation = Callable[[JaxprEqn, list[Any]], list[Any]]
-"""Gives the outputs of an equation that holds no other, from its inputs."""
+"""Computes the outputs of an equation without sub-jaxprs from its inputs."""
 INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat",
            "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # fmt: skip
-"""Calls whose body is the program itself: derivatives are taken before a program is replayed."""
+"""Calls whose body can be inlined: derivatives are taken before a program is replayed."""
 MARK = "name"
-"""The primitive of `checkpoint_name`."""
+"""Name of `checkpoint_name`'s primitive."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A named intermediate: where in the program it stands."""
+    """A named intermediate and its location in the program."""
 
     name: str
-    """As the program has it; from the second time on with how often it was passed: `q#1`."""
+    """Name in the program; repetitions are numbered: `q#1`."""
     axes: tuple[str, ...] = ()
-    """The axes of the mesh along which devices hold a block each; none outside of `shard_map`."""
+    """Mesh axes along which devices hold one block each; empty outside `shard_map`."""
     varying: frozenset[str] = frozenset()
-    """Along which of them `shard_map` says that blocks differ; empty where it does not check."""
+    """Axes along which blocks differ; empty if `shard_map` does not track them."""
     loops: int = 0
-    """How many loops are around that `shard_map`: their axes come before that of the devices."""
+    """Number of loops around that `shard_map`; their axes precede that of the devices."""
 
 
 @dataclass
 class Replay:
-    """One run of a program's jaxpr: what it passes on the way, and what stands in its place."""
+    """One evaluation of a program's jaxpr: its marks, and the values that replace them."""
 
     forced: Mapping[str, Any] = field(default_factory=dict)
-    """What the program goes on with in place of a mark, whole: what is reported is what it had."""
+    """Whole values that replace marks downstream; marks are still reported as computed."""
     placements: Mapping[str, PartitionSpec] = field(default_factory=dict)
-    """How a forced value is split where its mark is inside of `shard_map`."""
+    """Sharding of a forced value whose mark is inside `shard_map`."""
     operation: Operation | None = None
-    """What is done in place of every equation; None binds it as it is."""
+    """Replacement for every equation; None evaluates it unchanged."""
     marks: dict[str, Mark] = field(default_factory=dict)
-    """By name, in the order in which they were passed."""
+    """Marks by name, in order of execution."""
     _passed: dict[str, int] = field(default_factory=dict)
     _axes: tuple[str, ...] = ()
     _loops: int = 0
     _around: int = 0
 
     def run(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Taken]:
-        """Return the outputs, and the marks by name."""
+        """Return the outputs, and the values of the marks by name."""
         return self._body(closed.jaxpr, closed.consts, arguments, self.forced)
 
     def _body(
@@ -79,7 +79,7 @@ class Replay:
                 outputs, more = enter(eqn, inputs, inside)
                 taken.update(more)
                 return outputs
-            # Of the program, not of this module, is every operation in what the compiler says.
+            # Attribute operations to the program, not to this module, in the compiler's metadata.
             info = eqn.source_info
             names = source_info_util.current_name_stack() + info.name_stack
             with source_info_util.user_context(info.traceback, name_stack=names):
@@ -93,7 +93,7 @@ class Replay:
         return self.operation is not None or next(_names(eqn), None) is not None
 
     def _ahead(self, eqn: JaxprEqn) -> list[str]:
-        """Return the names that the marks inside of an equation will get."""
+        """Return the names that the marks inside an equation will have."""
         passed = dict(self._passed)
         return [_numbered(name, passed) for name in _names(eqn)]
 
@@ -125,7 +125,7 @@ class Replay:
         passed = dict(self._passed)
 
         def body(carry: list[Any], row: tuple[list[Any], Taken]) -> tuple[list[Any], Any]:
-            # JAX may trace a body again: every trace counts from the same place.
+            # JAX may trace a body several times; each trace must number marks from the same start.
             self._passed = dict(passed)
             outputs, taken = self._body(jaxpr, constants, [*fixed, *carry, *row[0]], row[1])
             return outputs[: p["num_carry"]], (outputs[p["num_carry"] :], taken)
@@ -165,26 +165,26 @@ class Replay:
 
 
 def _is_whole(dtype: Any) -> bool:
-    """Whether `program.host` gives an element of this dtype as one number."""
+    """Whether `program.host` represents an element of this dtype as one number."""
     several = (jax.dtypes.prng_key, np.complexfloating)
     return not any(jax.dtypes.issubdtype(dtype, kind) for kind in several)
 
 
 def _joined(parts: Any, like: Any) -> Any:
-    """Return complex numbers or keys from the numbers that `program.host` gives them as."""
+    """Return complex numbers or keys from their representation by `program.host`."""
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))
     return jax.lax.complex(parts[..., 0], parts[..., 1]).astype(like.dtype)
 
 
 def marks_of(closed: ClosedJaxpr) -> list[str]:
-    """Return the names that the marks of a program get, in the order in which they are passed."""
+    """Return the names of a program's marks, in order of execution."""
     passed: dict[str, int] = {}
     return [_numbered(name, passed) for name in _names_in(closed.jaxpr)]
 
 
 def varying_axes(value: Any) -> frozenset[str]:
-    """Return the axes of the mesh along which `shard_map` says a value differs."""
+    """Return the mesh axes along which `shard_map` tracks a value as varying."""
     kind = jax.typeof(value)
     # `vma` until JAX 0.9; later a field of the type's manual axes.
     axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
@@ -192,9 +192,9 @@ def varying_axes(value: Any) -> frozenset[str]:
 
 
 def _block(value: Any, axes: tuple[str, ...]) -> Any:
-    """Return a device's value as its row of a stack over all devices of the mesh."""
+    """Return a device's value with a leading axis, as its row of a stack over all devices."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))
-    # Without checks no value has axes it varies along, and none are to be added.
+    # Without vma checks values have no varying axes, and none may be added.
     if missing and varying_axes(jax.lax.axis_index(axes[0])):
         value = jax.lax.pcast(value, missing, to="varying")
     return value[None]
@@ -204,7 +204,7 @@ _NOTHING: Any = (None, ())
 
 
 def body_of(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]] | None:
-    """Return the body of a call, a scan or a `shard_map`; None where an equation is no such."""
+    """Return the body of a call, scan or `shard_map`; None for other equations."""
     if eqn.primitive.name not in (*INLINED, "scan", "shard_map"):
         return None
     for field_name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):

@@ -1,4 +1,4 @@
-"""What a comparison over meshes says: a verdict for each, and where it starts."""
+"""Report of a comparison over meshes: a verdict per mesh, and the location of a difference."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from parity.mesh.collectives import Collective
 
 @dataclass(frozen=True)
 class MeshResult:
-    """One mesh against one device."""
+    """Comparison of one mesh with one device."""
 
     case: str
-    """Name of the function, and the mesh."""
+    """Name of the function and of the mesh."""
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...] = ()
-    """After a break: the error of every stage as it ran, and fed one device's values."""
+    """After a failure: the error of every stage as run, and when fed one device's values."""
     start: str = ""
-    """The first stage that is wrong; empty where all gates hold."""
+    """Name of the first wrong stage; empty if all gates hold."""
     before: str = ""
-    """The last one before it that is right."""
+    """Name of the last correct stage before it."""
     collectives: tuple[Collective, ...] = ()
-    """Of the compiled program."""
+    """Collectives of the compiled program."""
     suspects: tuple[Collective, ...] = ()
-    """Those the start is computed from, and nothing sound before it."""
+    """Collectives from which the first wrong stage is computed, but no correct one before it."""
     order: tuple[str, ...] = ()
-    """Names of stages as they are computed."""
+    """Names of stages in order of computation."""
     refused: str = ""
-    """Why the program does not go on with one device's values; empty where it does."""
+    """Why the program cannot be fed one device's values; empty if it can."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
-    """Results of one device that were not compared, each with the reason."""
+    """Results of one device that were not compared, with the reasons."""
 
     @property
     def broken(self) -> Measurement | None:
-        """The failure of the stage where it starts; None where all gates hold."""
+        """Failing row of the first wrong stage; None if all gates hold."""
         bad = [m for m in self.measurements if m.verdict is Verdict.FAIL]
         return next((m for m in bad if m.quantity == self.start), first_divergence(bad))
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds; without a gate none does."""
+        """Whether every gate holds; False if there is none."""
         gates = any(m.verdict is Verdict.PASS for m in self.measurements)
         return gates and first_divergence(self.measurements) is None
 
     @property
     def worst(self) -> Measurement | None:
-        """The gate that uses most of its tolerance."""
+        """Gate that uses the largest fraction of its tolerance."""
         gates = [m for m in self.measurements if m.metric == "rel_l2" and m.tolerance > 0]
         return max(gates, key=lambda m: m.fraction, default=None)
 
     def sentences(self) -> Iterator[str]:
-        """Yield what a person wants to know of a break; nothing where all gates hold."""
+        """Yield lines that explain a failure; none if all gates hold."""
         row = self.broken
         if row is None:
             return
@@ -61,47 +61,47 @@ class MeshResult:
         yield f"starts at {row.quantity} ({row.edge}, {size}) {row.note}".rstrip()
         for m in self.measurements:
             if (m.quantity, m.metric) == (row.quantity, "replicas") and m.value > 0:
-                yield f"{m.value:.0f} devices hold another {m.quantity} than the first replica"
+                yield f"on {m.value:.0f} devices {m.quantity} differs from the first replica"
         if self.before:
-            yield f"the last stage that is right: {self.before}"
+            yield f"last correct stage: {self.before}"
         for collective in self.suspects:
-            yield f"stands there: {collective}"
+            yield f"suspect: {collective}"
         if self.order and not self.suspects:
-            yield "no collective stands there: if one is needed, it is missing"
+            yield "no collective is involved there: a required one may be missing"
         if self.refused:
-            yield f"stages are not told apart, for marks cannot be replaced here: {self.refused}"
+            yield f"stages were not tested one by one, as marks cannot be replaced: {self.refused}"
 
 
 @dataclass(frozen=True)
 class MeshReport:
-    """One function on several meshes."""
+    """Comparison of one function on several meshes."""
 
     name: str
     results: tuple[MeshResult, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds on every mesh; a comparison of nothing does not."""
+        """Whether every gate holds on every mesh; False if there is none."""
         return bool(self.results) and all(result.holds for result in self.results)
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Of all meshes."""
+        """Measurements of all meshes."""
         return tuple(m for result in self.results for m in result.measurements)
 
     @property
     def culprit(self) -> MeshResult | None:
-        """The first mesh that parts from one device."""
+        """Result of the first mesh that differs from one device."""
         return next((result for result in self.results if not result.holds), None)
 
     def table(self) -> str:
-        """Return the report as text: a line for each mesh, and what is known of each break."""
+        """Return the report as text: one line per mesh, followed by details of failures."""
         lines = []
         for result in self.results:
             gates = sum(m.verdict is Verdict.PASS for m in result.measurements)
             worst = result.worst
             share = f", largest {worst.value:.1e} of {worst.tolerance:.1e}" if worst else ""
-            word = f"holds: {gates} gates{share}" if result.holds else "PARTS"
+            word = f"holds: {gates} gates{share}" if result.holds else "DIFFERS"
             lines.append(f"{result.case:<32} {word}")
             lines += [f"    {text}" for text in result.sentences()]
             lines += [f"    not compared: {n}: {why}" for n, why in result.not_compared.items()]

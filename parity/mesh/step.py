@@ -1,7 +1,7 @@
-"""A user's step and the meshes it is to be compared on: what a step file returns.
+"""A user's step with the meshes to compare it on: the content of a step file.
 
-A step file is Python with a function `step()` that returns a `MeshComparison`; it asks for no
-devices, so that meshes are made where there are some. Source: docs/meshes.md "A step file".
+A step file is a Python file with a function `step()` that returns a `MeshComparison`. It does not
+ask for devices; meshes are made later, when devices exist. Source: docs/meshes.md "A step file".
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from parity.mesh.comparison import compare_meshes, layouts
 from parity.mesh.report import MeshReport
 
 ENTRY = "step"
-"""What a step file calls its function."""
+"""Name of a step file's function."""
 VIRTUAL = 8
-"""Devices a CPU is split into where nobody says: enough for three axes of two."""
+"""Default number of virtual CPU devices: enough for three axes of size two."""
 
 
 @dataclass(frozen=True)
 class MeshComparison:
-    """A function, what it is called with, how that is split, and the meshes."""
+    """A function with its arguments, their shardings, and the meshes."""
 
     function: Callable[..., Any]
-    """Of the arguments; anything out of it. Under a mesh it is traced with that as the current."""
+    """Function of the arguments; returns any pytree. The mesh is current while it is traced."""
     arguments: tuple[Any, ...]
-    """Pytrees: arrays of NumPy or JAX, and whatever else they hold."""
+    """Pytrees of NumPy or JAX arrays; other leaves are static."""
     specs: Any
     """`PartitionSpec`s as a prefix of the arguments, or a function of path, leaf and mesh."""
     meshes: Sequence[Mapping[str, int]]
-    """Sizes by axis, such as `{"data": 2, "tensor": 4}`; all with the same axes in one order."""
+    """Axis sizes, such as `{"data": 2, "tensor": 4}`; all meshes have the same axes in order."""
     name: str = "step"
     marks: Mapping[str, PartitionSpec] = field(default_factory=dict)
-    """Where the blocks of marks inside of `shard_map` lie, if shapes alone could be misread."""
+    """Shardings of marks inside `shard_map`, needed if shapes are ambiguous."""
     precisions: Sequence[str] = ("float64", "float32")
     masked_outputs: bool = False
-    """Whether results hold infinities on purpose; see `compare_meshes`."""
+    """Whether results hold intended infinities; see `compare_meshes`."""
     zeros: Collection[str] = ()
-    """Results that are 0 by construction on every side, such as the gradient of a buffer: comparing
-    them would say nothing, so they are no gates."""
+    """Names of results that are 0 by construction, such as the gradient of a buffer. They have no
+    gates, since comparing zeros would prove nothing."""
     explicit: bool = False
-    """Whether axes are Explicit, in the types of arrays; otherwise XLA splits what nobody did."""
+    """Whether axes are Explicit, in the types of arrays; otherwise XLA infers shardings."""
 
     def on(self, meshes: Sequence[Mapping[str, int]]) -> MeshComparison:
-        """Return the same on other meshes."""
+        """Return the same comparison on other meshes."""
         return replace(self, meshes=tuple(meshes))
 
     def run(self, **options: Any) -> MeshReport:
-        """Compare; options as of `compare_meshes`.
+        """Compare; see `compare_meshes` for the options.
 
         Raises:
-            ValueError: a mesh has more devices than there are, or meshes have other axes.
+            ValueError: a mesh needs more devices than there are, or meshes have different axes.
         """
         meshes = [mesh_of(sizes, explicit=self.explicit) for sizes in self.meshes]
         return compare_meshes(
@@ -79,19 +79,19 @@ class MeshComparison:
 
 
 def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
-    """Return a mesh of the first devices there are.
+    """Return a mesh of the first available devices.
 
     Raises:
-        ValueError: a size is below 1, or there are fewer devices than it needs.
+        ValueError: a size is below 1, or there are too few devices.
     """
     if not sizes or min(sizes.values()) < 1:
         raise ValueError(f"mesh_of: expected axes with sizes of at least 1, got {dict(sizes)}.")
     needed, devices = math.prod(sizes.values()), jax.devices()
     if needed > len(devices):
         raise ValueError(
-            f"mesh {dict(sizes)} needs {needed} devices and there are {len(devices)}; on a CPU "
-            f"virtual ones are made before JAX starts: --devices {needed} on the command line, or "
-            f"jax.config.update('jax_num_cpu_devices', {needed}) at the start of a program."
+            f"mesh {dict(sizes)} needs {needed} devices, but there are {len(devices)}. On "
+            f"a CPU, create virtual ones before JAX starts: --devices {needed} on the command "
+            f"line, or jax.config.update('jax_num_cpu_devices', {needed}) at program start."
         )
     kind = AxisType.Explicit if explicit else AxisType.Auto
     grid = np.asarray(devices[:needed]).reshape(tuple(sizes.values()))
@@ -99,10 +99,10 @@ def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Read sizes by axis out of `data=2,tensor=4`.
+    """Parse axis sizes such as `data=2,tensor=4`.
 
     Raises:
-        ValueError: the text is no such list.
+        ValueError: the text is not such a list.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -114,19 +114,19 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def read_step(path: Path) -> MeshComparison:
-    """Run a step file and return what its `step()` does.
+    """Run a step file and return the result of its `step()`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no function `step`, that returns something else, or the file ends the
-            program.
+        ValueError: it has no function `step`, the function returns another type, or the file ends
+            the program.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no step file {path}.")
     with exits_named(str(path)):
         entry = runpy.run_path(str(path)).get(ENTRY)
     if not callable(entry):
-        raise ValueError(f"{path}: expected a function {ENTRY}(), and there is none; write one.")
+        raise ValueError(f"{path} defines no function {ENTRY}(); add one.")
     with exits_named(f"{ENTRY}() of {path}"):
         step = entry()
     if not isinstance(step, MeshComparison):
@@ -138,9 +138,9 @@ def read_step(path: Path) -> MeshComparison:
 
 
 def prepare_devices(count: int) -> None:
-    """Split the CPU into virtual devices, if JAX has not started yet and nobody said how many."""
+    """Split the CPU into virtual devices, unless JAX has started or their number is set."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        # JAX runs already, or its flags say another number: `mesh_of` refuses what does not fit.
+        # JAX has started, or its flags set another number; `mesh_of` checks what is available.
         return

@@ -1,8 +1,8 @@
-"""The night's suite over meshes: every subject on every mesh, in a process that has eight devices.
+"""The nightly suite over meshes: every subject on every mesh, in a process with eight devices.
 
-A night has one device, and virtual ones must be asked for before JAX starts; so the suite runs in a
-process of its own unless there are enough. Run as a program it prints its rows. Source:
-docs/meshes.md "Every night".
+Virtual devices must be requested before JAX starts, and the nightly process has one device. So the
+suite runs in a separate process unless there are enough devices. Run as a program, it prints its
+measurements. Source: docs/meshes.md "Every night".
 """
 
 from __future__ import annotations
@@ -30,38 +30,40 @@ from parity.mesh.subjects.mla_moe import MESHES as OF_MLA_MOE
 
 SUITE = "mesh"
 SUBJECTS = {"mesh megalodon": megalodon, "mesh mla-moe": mla_moe}
-"""By the name that one is asked for, on all of its meshes."""
+"""Subjects on all of their meshes, by the name used to request them."""
 CASES = {
     f"{name} {sizes_name(sizes)}": (name, sizes)
     for name, meshes in (("mesh megalodon", OF_MEGALODON), ("mesh mla-moe", OF_MLA_MOE))
     for sizes in meshes
 }
-"""A subject on one mesh, by the name of its measurements, which the page tells to ask for."""
+"""Subjects on one mesh, by case name; the page shows these names for repeating a case."""
 WATCHED = ("float64",)
-"""Precisions in which marks are compared too: where a difference is placed."""
+"""Precisions in which marks are compared too, to locate differences."""
 ALONE = 3600
-"""Seconds after which a process of the suite is given up: ten times what it takes on two cores."""
+"""Timeout of the suite's process in seconds: ten times its duration on two cores."""
 
 
 def measure(names: Collection[str] = ()) -> list[Measurement]:
-    """Return the gates of the subjects and cases that are asked for, or of all.
+    """Return the gates of the requested subjects and cases; default: all.
 
     Raises:
-        ValueError: a name is none of them.
-        RuntimeError: the process that has the devices failed; the message is its last line.
+        ValueError: a name is unknown.
+        RuntimeError: the process with the devices failed; the message is its last line.
     """
     chosen = tuple(names) or tuple(SUBJECTS)
     if unknown := sorted(set(chosen) - {*SUBJECTS, *CASES}):
-        raise ValueError(f"no {', '.join(unknown)}; there are {', '.join((*SUBJECTS, *CASES))}.")
+        raise ValueError(
+            f"unknown: {', '.join(unknown)}; expected {', '.join((*SUBJECTS, *CASES))}."
+        )
     if jax.device_count() >= VIRTUAL:
         return list(measured(chosen))
-    return _elsewhere(chosen)
+    return _in_subprocess(chosen)
 
 
 def measured(names: Collection[str]) -> Iterator[Measurement]:
     """Yield the gates of subjects and cases, compared in this process.
 
-    Marks are watched in float64, where a difference is placed; float32 is the program as it is.
+    Marks are watched in float64, to locate differences; float32 is the unmodified program.
     """
     for name, meshes in meshes_of(names).items():
         comparison: MeshComparison = SUBJECTS[name]().on(meshes)
@@ -74,7 +76,7 @@ def measured(names: Collection[str]) -> Iterator[Measurement]:
 
 
 def explained(result: MeshResult) -> Iterator[Measurement]:
-    """Yield the gates of a mesh; the one where a break starts says all that is known of it."""
+    """Yield the gates of a mesh; the row where a failure starts gets the whole explanation."""
     start = result.broken
     for m in result.measurements:
         if m is start:
@@ -84,12 +86,12 @@ def explained(result: MeshResult) -> Iterator[Measurement]:
 
 
 def planned(names: Collection[str] = ()) -> int:
-    """Return how many meshes the subjects, or all of them, are compared on."""
+    """Return the number of meshes to compare the given subjects on; default: all subjects."""
     return sum(map(len, meshes_of(names or SUBJECTS).values()))
 
 
 def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
-    """Return the meshes of each subject that is asked for, by itself or in a case."""
+    """Return the requested meshes of each subject; names are subjects or cases."""
     chosen: dict[str, list[Mapping[str, int]]] = {}
     for case, (subject, sizes) in CASES.items():
         if subject in names or case in names:
@@ -97,10 +99,10 @@ def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
     return chosen
 
 
-def _elsewhere(names: Collection[str]) -> list[Measurement]:
+def _in_subprocess(names: Collection[str]) -> list[Measurement]:
     own = os.environ | {"JAX_PLATFORMS": "cpu"}
     try:
-        # In an interrupted night nobody would wait for it.
+        # `run_module` ends the process if the night is interrupted.
         done = run_module("parity.mesh.suite", tuple(names), own, ALONE)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the suite over meshes took longer than {ALONE} s.") from error
@@ -111,14 +113,14 @@ def _elsewhere(names: Collection[str]) -> list[Measurement]:
 
 
 def row_of(fields: Mapping[str, Any]) -> Measurement:
-    """Return a measurement from its fields as JSON; a null is no number, or an infinite one."""
+    """Read a measurement from JSON fields; "nan" and "inf" are stored as text."""
     numbers = {name: float(fields[name]) for name in ("value", "tolerance")}
     kinds = {"kind": Kind(fields["kind"]), "verdict": Verdict(fields["verdict"])}
     return Measurement(**{**fields, **numbers, **kinds})
 
 
 def _fields(m: Measurement) -> dict[str, Any]:
-    # JSON has no NaN and no infinity; their names are read back by `float`.
+    # JSON has no NaN or infinity, so they are stored as text, which `float` can read.
     numbers = {name: getattr(m, name) for name in ("value", "tolerance")}
     texts = {n: v if math.isfinite(v) else str(v) for n, v in numbers.items()}
     return asdict(m) | texts

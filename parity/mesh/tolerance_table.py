@@ -1,4 +1,4 @@
-"""What one device and many are held to, and on which edges (`parity.mesh`)."""
+"""Edges and tolerances of comparisons between one device and many (`parity.mesh`)."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from parity.engine.edge import Edge
 from parity.engine.measurement import Kind
 
 EVERYTHING = (*FORWARD, Kind.GRADIENT, Kind.WEIGHTS, Kind.TOKENS)
-"""Names are the user's: a mark may well be called `weights` or `generated`."""
+"""Kinds of quantities; names are the user's, so a mark may be called `weights` or `generated`."""
 
 
 class MeshEdge(Edge):
-    """A mesh against one device that runs the same jitted function."""
+    """A mesh compared with one device running the same jitted function."""
 
     MESH64_ONE64 = "mesh64:one64"
-    """The same mathematics: in float64 nothing but the order of sums differs."""
+    """Same mathematics: in float64 only the order of sums differs."""
     MESH32_ONE32 = "mesh32:one32"
-    """The same rounding: what reordered sums leave of float32, or of what the function casts to."""
+    """Same precision: reordered sums in float32, or in the dtypes the function casts to."""
 
 
 MESHES = (
     Rule(
         MeshEdge.MESH64_ONE64,
         EVERYTHING,
-        "same mathematics: on a mesh float64 sums are taken in another order, 1e-16 to 1e-14 on "
-        "healthy programs; what that order alone does to a quantity is measured where it breaks "
-        "this, such as a step of Adam along a gradient that should vanish",
+        "same mathematics: a mesh sums in another order, which changes float64 results by 1e-16 to "
+        "1e-14 on healthy programs. If a result exceeds the bound, its response to the order "
+        "alone is measured; an example is a step of Adam along a gradient that should vanish",
         absolute=1e-12,
         noise_factor=8.0,
     ),
     Rule(
         MeshEdge.MESH32_ONE32,
         EVERYTHING,
-        "reordered sums: the response to other orders on one device, with room for the "
-        "partition's own, which also fuses differently: a few units in the last place",
+        "reordered sums: the response to other orders on one device; the factor leaves room for "
+        "the partition's order and its other fusions, a few units in the last place",
         absolute=1e-6,
         noise_factor=8.0,
     ),
@@ -41,7 +41,7 @@ MESHES = (
         Rule(
             edge,
             EVERYTHING,
-            "replicas of one value are copies: bit for bit",
+            "replicas of one value are bit-identical",
             metric="replicas",
         )
         for edge in MeshEdge
@@ -50,13 +50,13 @@ MESHES = (
         Rule(
             edge,
             (Kind.LOGITS,),
-            "a token within the bound of the logits keeps its best token where the margin is clear",
+            "logits within their bound give the same best token wherever the margin exceeds it",
             metric="top1_flips",
         )
         for edge in MeshEdge
     ),
     *(
-        Rule(edge, (Kind.TOKENS,), "generated tokens are the same ones", metric="disagreement")
+        Rule(edge, (Kind.TOKENS,), "generated tokens are equal", metric="disagreement")
         for edge in MeshEdge
     ),
     *(

@@ -1,7 +1,7 @@
 """Sides: programs with named parameters and stages, whatever library they are written in.
 
-`side` says what a side is; one file per library makes one of its modules, without touching it, and
-is imported when it is asked for.
+`side` defines the interface. One module per library wraps that library's programs without changing
+them, and is imported on first use.
 """
 
 from __future__ import annotations

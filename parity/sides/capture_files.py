@@ -1,11 +1,11 @@
-"""What a folder of a capture holds: arrays in safetensors files, and a manifest that hashes them.
+"""Files of a capture folder: arrays in safetensors files, and a manifest that hashes them.
 
     manifest.json                 schema, environment, runs; per array file, shape, dtype, sha256
-    parameters-000.safetensors    in files of some hundred megabytes; left out where asked
+    parameters-000.safetensors    in files of some hundred megabytes; optional
     inputs-000.safetensors
     run-00-000.safetensors        stages and gradients of each run
 
-Every array is held against its hash when it is first read, so that a damaged one is never compared.
+Every array is checked against its hash at its first read, so that a damaged one is never compared.
 Source: docs/your-own-port.md.
 """
 
@@ -27,42 +27,44 @@ from megalodon_jax.tensor_files import FileTensor, file_tensors
 from parity.sides.side import SideError
 
 KIND, SCHEMA = "capture of a side", 2
-"""Schema 2 holds whole numbers and bools too: without them a comparison would pass over these."""
+"""Schema 2 also stores integers and bools; a capture without them could not compare them."""
 MANIFEST = "manifest.json"
 SHARD = 1 << 28
-"""Bytes of arrays in one file, unless one array is larger: the library copies a file's arrays to
-write it, and a copy of this size is small beside the weights that need several."""
+"""Bytes of arrays per file, unless a single array is larger.
+
+safetensors copies all arrays of a file to write it; 256 MiB is small beside the weights of a model
+that needs several files."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the manifest says of an array."""
+    """Entry of one array in the manifest."""
 
     name: str
     file: str
-    """Empty where the array is not in the capture."""
+    """Empty if the capture stores only the array's hash."""
     key: str
-    """Its name in the file."""
+    """The array's name in the file."""
     shape: tuple[int, ...]
     dtype: str
     sha256: str
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, file: str = "", key: str = "") -> Row:
-        """Return the row of an array."""
+        """Build the entry of an array."""
         return cls(name, file, key, array.shape, array.dtype.name, digest(array))
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Row:
-        """Return the row that `to_json` wrote."""
+        """Read the entry written by `to_json`."""
         return cls(**{**entry, "shape": tuple(entry["shape"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return the entry as JSON data."""
         return asdict(self)
 
     def text(self) -> str:
-        """Return it in words."""
+        """Return dtype, shape and abbreviated hash as text."""
         return f"{self.dtype}{list(self.shape)} sha256 {self.sha256[:16]}"
 
 
@@ -73,7 +75,7 @@ def digest(array: np.ndarray) -> str:
 
 
 def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> list[Row]:
-    """Write arrays in files of about `SHARD` bytes and return their rows, in order.
+    """Write arrays to files of about `SHARD` bytes and return their entries, in order.
 
     Raises:
         SideError: an array has a dtype that safetensors does not know.
@@ -101,22 +103,22 @@ def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> l
     for at, (key, array) in enumerate(arrays.items()):
         if sum(x.nbytes for x in shard.values()) + array.nbytes > SHARD:
             close()
-        # A name may be one that the format reserves, so the file has numbers.
+        # Keys are numbers because safetensors reserves some names.
         rows.append(Row.of(key, array, f"{name}-{count:03}.safetensors", str(at)))
-        # Not `ascontiguousarray`, which makes a vector of a scalar.
+        # Not `ascontiguousarray`, which turns a scalar into a vector.
         shard[str(at)] = np.asarray(array, order="C")
     close()
     return rows
 
 
 class StoredArrays(Mapping[str, Any]):
-    """Arrays of a capture by name, in order; each is mapped from its file anew when asked for.
+    """Arrays of a capture by name, in order; each access maps the array from its file again.
 
-    To a checker of types the values are anything: it would read one to see what they are.
+    The values are annotated as Any: a runtime type checker would read one to determine its type.
 
     Args:
-        folder: of the capture.
-        rows: what the manifest says of them.
+        folder: folder of the capture.
+        rows: the arrays' entries in the manifest.
     """
 
     def __init__(self, folder: Path, rows: list[Row]) -> None:
@@ -125,11 +127,11 @@ class StoredArrays(Mapping[str, Any]):
         self._tensors: dict[str, dict[str, FileTensor]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array as a read-only map of its file.
+        """Return an array as a read-only memory map of its file.
 
         Raises:
-            KeyError: there is none of this name.
-            SideError: the file is not there or damaged, or holds another array.
+            KeyError: there is no array of this name.
+            SideError: the file is missing or damaged, or holds a different array.
         """
         row = self.rows[name]
         try:
@@ -154,10 +156,10 @@ class StoredArrays(Mapping[str, Any]):
 
 
 def check(array: np.ndarray, row: Row, what: str) -> None:
-    """Hold an array against the manifest.
+    """Compare an array's shape, dtype and hash with the manifest.
 
     Raises:
-        SideError: it is another one.
+        SideError: they differ.
     """
     here = Row.of(row.name, array)
     if (here.shape, here.dtype, here.sha256) != (row.shape, row.dtype, row.sha256):
@@ -168,17 +170,17 @@ def check(array: np.ndarray, row: Row, what: str) -> None:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write what is beside the arrays, with a hash of its own."""
+    """Write the manifest: `content` with kind, schema and a hash of the manifest itself."""
     manifest = {"kind": KIND, "schema": SCHEMA, **content}
     manifest["sha256"] = _digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what `write_manifest` wrote.
+    """Return the manifest written by `write_manifest`.
 
     Raises:
-        SideError: it is not there, was changed, or is of another kind or schema.
+        SideError: it is missing, was changed, or has another kind or schema.
     """
     file = folder / MANIFEST
     if not file.is_file():

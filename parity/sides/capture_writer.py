@@ -1,5 +1,5 @@
-"""What a side computes, written to a folder: for a comparison elsewhere, on another machine or in
-an environment that the other side cannot share.
+"""Captures a side: writes its results to a folder, for a comparison on another machine or in an
+environment that the other side cannot share.
 
 Source: docs/your-own-port.md.
 """
@@ -24,7 +24,7 @@ from parity.sides.projection import Valid, direction
 from parity.sides.side import AS_IS, Precision, Rounding, Run, Side, SideError, Trace
 
 SEEDS = 4
-"""Runs moved by rounding, of each kind: as many as a comparison measures floors by."""
+"""Perturbed runs per kind of `Rounding`; a comparison estimates noise floors from as many."""
 _PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "equinox", "transformers", "ml_dtypes")
 
 
@@ -36,22 +36,21 @@ def capture(
     parameters: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Write what a side holds and computes to a folder, whole or not at all; returns the folder.
+    """Write a side's parameters, inputs and results to a folder, atomically; return the folder.
 
-    What the side refuses is written down with its reason, and refused again by `CapturedSide`.
+    A run that the side refuses is recorded with its reason, and `CapturedSide` refuses it too.
 
     Args:
-        side: what is captured.
-        folder: where to; missing parents are made.
-        runs: what to run, `comparison_runs(side)` by default. Runs moved by rounding are written as
-            differences from the float64 run, in bfloat16, where that run is written before them: a
-            level of noise, to three digits.
-        parameters: whether parameters are written; of what is not, the hash is.
-        overwrite: whether a capture that is there may be replaced.
+        side: the side to capture.
+        folder: destination; missing parents are created.
+        runs: the runs to capture; default `comparison_runs(side)`. A perturbed run that comes after
+            the float64 run is stored as the difference from it, in bfloat16: noise needs only about
+            three significant digits.
+        parameters: store the parameters; otherwise only their hashes.
+        overwrite: replace an existing capture.
 
     Raises:
-        SideError: the folder holds something; or the side cannot run at all, or computes something
-            else each time.
+        SideError: the folder is not empty, the side cannot run at all, or two equal runs differ.
     """
     target = Path(os.path.realpath(folder))
     _check_free(target, overwrite)
@@ -70,8 +69,8 @@ def capture(
             writer.run(how)
         if not writer.runs:
             raise SideError(
-                f"the {side.kind} side runs in none of the ways that were asked for, so there is "
-                f"nothing to capture: {'; '.join(entry['why'] for entry in writer.refused)}"
+                f"the {side.kind} side refused every requested run, so there is nothing to "
+                f"capture: {'; '.join(entry['why'] for entry in writer.refused)}"
             )
         content |= {"runs": writer.runs, "refused": writer.refused}
         write_manifest(aside, {**content, **_environment(side.kind)})
@@ -88,21 +87,21 @@ def comparison_runs(
     bfloat16: bool = True,
     seeds: int = SEEDS,
 ) -> tuple[Run, ...]:
-    """Return the runs of one side that a comparison asks for; those with replaced stages it cannot
-    know.
+    """Return the runs of one side that a comparison needs, except those with forced stages, which
+    are not known in advance.
 
     Args:
-        side: what will run; it runs once.
-        outputs: which of its outputs the other side has too; None is all.
-        valid: positions that mean something, bool (B, L), as the comparison will be told.
-        loss: which output derivatives are of; None is a fixed direction of all of `outputs`.
-        gradients: whether derivatives are compared. They take as much as the parameters, and as
-            much again for every two of the runs moved by rounding.
-        bfloat16: whether it is to run in bfloat16 too.
-        seeds: how often it is moved by rounding.
+        side: the side; it is run once.
+        outputs: outputs that the other side has too; None: all.
+        valid: mask of valid positions, bool (B, L), as passed to the comparison.
+        loss: output to differentiate; None: a fixed random combination of `outputs`.
+        gradients: include derivatives. They need as much storage as the parameters, and as much
+            again for every two perturbed runs.
+        bfloat16: include bfloat16 runs.
+        seeds: number of perturbed runs per kind.
 
     Raises:
-        SideError: it has no output of a name, or cannot run.
+        SideError: an output does not exist, or the side cannot run.
     """
     trace = side.run(AS_IS)
     names = trace.outputs if outputs is None else outputs
@@ -126,7 +125,7 @@ def comparison_runs(
 
 
 class _Writer:
-    """Runs a side and writes what it computed."""
+    """Runs a side and writes the results."""
 
     def __init__(self, side: Side, folder: Path) -> None:
         self.side, self.folder = side, folder
@@ -136,7 +135,7 @@ class _Writer:
         self.place_of_wide: int | None = None
 
     def run(self, how: Run) -> None:
-        """Run and write; without derivatives, where it is they that are refused."""
+        """Run and write; retry without derivatives if the run with them is refused."""
         if how.forced:
             raise SideError("a capture has no runs with replaced stages: leave `forced` out")
         try:
@@ -153,14 +152,14 @@ class _Writer:
         self._write(how, trace)
 
     def _check_repeatable(self, how: Run, trace: Trace) -> None:
-        """Refuse what computes something else each time: from a file it would look steady."""
+        """Refuse a nondeterministic side: a capture of it would look deterministic."""
         second = self.side.run(how)
         again = second.stages | second.exact
         for name, value in (trace.stages | trace.exact).items():
             if name not in again or not np.array_equal(value, again[name], equal_nan=True):
                 raise SideError(
                     f"the {self.side.kind} side is not deterministic: two runs of the same inputs "
-                    f"differ from {name} on. Put it in evaluation mode, and give it its random key"
+                    f"first differ at {name}. Put it in evaluation mode, and pass its random key"
                 )
 
     def _write(self, how: Run, trace: Trace) -> None:
@@ -177,7 +176,7 @@ class _Writer:
             "unread": trace.unread,
             "base": self.place_of_wide,
         }
-        # In one set of files; a gradient may have the name of a stage.
+        # One set of files for all groups; the prefix separates a gradient from its namesake stage.
         arrays: dict[str, np.ndarray] = {}
         for group, (values, exact) in groups.items():
             for key, value in values.items():
@@ -198,7 +197,7 @@ class _Writer:
 
 
 def entry_of(how: Run) -> dict[str, Any]:
-    """Return what names a run in the manifest."""
+    """Return the fields that identify a run in the manifest."""
     return {
         "precision": str(how.precision),
         "rounding": None if how.rounding is None else str(how.rounding),
@@ -209,23 +208,23 @@ def entry_of(how: Run) -> dict[str, Any]:
 
 
 def text_of(entry: Mapping[str, Any]) -> str:
-    """Return a run of the manifest in words."""
+    """Describe a run of the manifest."""
     parts = [entry["precision"]]
     if entry["rounding"] is not None:
-        parts.append(f"moved by {entry['rounding']}, seed {entry['seed']}")
+        parts.append(f"perturbed by {entry['rounding']}, seed {entry['seed']}")
     if entry["derivatives"]:
         parts.append("with derivatives")
     return " ".join(parts)
 
 
 def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
-    """Return how far a value was moved, in bfloat16; None where that does not say it."""
+    """Return the perturbation in bfloat16, or None where it cannot be represented."""
     if exact is None or exact.shape != value.shape:
         return None
     if not value.dtype == exact.dtype == np.float64:
         return None
     with np.errstate(invalid="ignore"):
-        # Infinity from infinity is no number. Of scalars NumPy makes no arrays.
+        # inf - inf is NaN. NumPy returns a scalar, not an array, for 0-d operands.
         apart = np.asarray(value - exact)
     return apart.astype(ml_dtypes.bfloat16) if np.isfinite(apart).all() else None
 
@@ -235,16 +234,16 @@ def _check_free(target: Path, overwrite: bool) -> None:
         return
     is_capture = target.is_dir() and (target / MANIFEST).is_file()
     if not is_capture and (not target.is_dir() or any(target.iterdir())):
-        raise SideError(f"{target} is there and no capture: choose a folder of its own.")
+        raise SideError(f"{target} exists and is not a capture: choose another folder.")
     if is_capture and not overwrite:
         raise SideError(f"{target} holds a capture: pass overwrite=True, or choose another folder.")
     if is_capture:
-        # Of ours, not another program's folder that has a manifest too.
+        # Check that it is our capture, not another program's folder with a manifest.json.
         read_manifest(target)
 
 
 def _environment(kind: str) -> dict[str, Any]:
-    """Return versions of what is loaded, and the device; nothing is imported for it."""
+    """Return the device and the versions of loaded packages, without importing any."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         if package in sys.modules:
@@ -253,7 +252,7 @@ def _environment(kind: str) -> dict[str, Any]:
             except metadata.PackageNotFoundError:
                 versions[package] = str(getattr(sys.modules[package], "__version__", "unknown"))
     device = "unknown"
-    # Only of the library that ran: to ask JAX takes most of a GPU's memory for it.
+    # Query only the library that ran: asking JAX would reserve most of the GPU's memory.
     if kind == "torch" and (torch := sys.modules.get("torch")) is not None:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     elif kind != "torch" and (jax := sys.modules.get("jax")) is not None:

@@ -1,6 +1,6 @@
-"""A side that ran elsewhere: what `capture` wrote, as a side.
+"""A side that replays a capture: the runs that `capture` recorded on another machine.
 
-It answers the runs that were captured and no others, so a stage of it cannot be replaced.
+It supports the captured runs only, so its stages cannot be forced.
 Source: docs/your-own-port.md.
 """
 
@@ -21,14 +21,14 @@ __all__ = ["CapturedSide", "capture", "comparison_runs"]
 
 
 class CapturedSide:
-    """What a side computed elsewhere.
+    """Results of a side, read from a capture.
 
     Args:
-        folder: what `capture` wrote.
-        parameters: the parameters by name, where the capture has only their hashes.
+        folder: folder written by `capture`.
+        parameters: parameters by name, if the capture stores only their hashes.
 
     Raises:
-        SideError: there is no capture, or it is of another schema or was changed.
+        SideError: there is no capture, it was changed, or it has another schema.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class CapturedSide:
         self._given = parameters
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the parameters by path, each mapped from its file when it is asked for.
+        """Return the parameters by path, each mapped from its file on access.
 
         Raises:
-            SideError: the capture has only their hashes; or those that were passed are others.
+            SideError: the capture has only hashes, and no parameters or different ones were passed.
         """
         if all(row.file for row in self.parameter_rows):
             return StoredArrays(self.folder, self.parameter_rows)
@@ -69,8 +69,8 @@ class CapturedSide:
         names = {row.name for row in self.parameter_rows}
         if names != set(self._given):
             raise SideError(
-                f"the parameters passed for {self.folder} are not those captured: without "
-                f"{_listed(names - set(self._given))}, with {_listed(set(self._given) - names)}"
+                f"the parameters passed for {self.folder} are not those captured: missing "
+                f"{_listed(names - set(self._given))}; extra {_listed(set(self._given) - names)}"
             )
         for row in self.parameter_rows:
             array = self._given[row.name]
@@ -86,14 +86,14 @@ class CapturedSide:
         return dict(self._inputs)
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Return what that run computed.
+        """Return the captured results of that run.
 
-        A run with derivatives also answers one without. Tables that both sides share are moved all
-        the same where `Rounding.CONSTANTS` was captured without knowing them: a floor from it is
-        not too small.
+        A run with derivatives also serves a request without them. A `Rounding.CONSTANTS` run that
+        was captured without `shared` perturbs shared tables too; its noise floor is then an
+        overestimate.
 
         Raises:
-            SideError: it was not captured, or refused by the side.
+            SideError: the run was not captured, or the side refused it.
         """
         if how.forced:
             raise SideError(
@@ -116,7 +116,7 @@ class CapturedSide:
         )
 
     def text(self) -> str:
-        """Return what it is and which runs it has, to be read."""
+        """Describe the capture and list its runs."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"capture of a {self.kind} side on {self.device}: {versions}"]
         lines += [f"  {text_of(entry)}" for entry in self._runs]
@@ -129,7 +129,7 @@ class CapturedSide:
             return False
         if how.rounding is not None and entry["seed"] != how.seed:
             return False
-        # What is shared is not moved: of a run that moved less than is asked the floor is too low.
+        # Shared tables are not perturbed, so a run with more of them underestimates the floor.
         if not set(entry["shared"]) <= how.shared:
             return False
         return how.cotangents is None or self._same_cotangents(entry, how.cotangents)
@@ -147,10 +147,10 @@ class CapturedSide:
     def _values(
         self, entry: Mapping[str, Any], exact: Mapping[str, Any] | None, group: str
     ) -> dict[str, np.ndarray]:
-        """Return stages or gradients of a run; some may be differences from those of `exact`."""
+        """Return arrays of a run; those stored as differences are added to the `exact` run's."""
         differs = {row["name"] for row in entry[group] if row["differs"]}
         base = {} if exact is None or not differs else self._arrays(exact[group])
-        # Copies: a trace outlives the files it came from.
+        # Copied, because a trace may outlive the files.
         return {
             name: np.array(array if name not in differs else base[name] + array.astype(np.float64))
             for name, array in self._arrays(entry[group]).items()
@@ -171,7 +171,7 @@ class CapturedSide:
         if same and how.cotangents is not None:
             hint = (
                 " Its derivatives are of other outputs, or in another direction: capture it with "
-                "comparison_runs(side, outputs=..., valid=...) of what is compared."
+                "comparison_runs(side, outputs=..., valid=...), as in the comparison."
             )
         return f"the capture {self.folder} has no run {text_of(asked)}; it has: {has}.{hint}"
 

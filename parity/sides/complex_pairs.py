@@ -1,9 +1,9 @@
-"""Complex arrays as real ones with a last axis of 2, the real and the imaginary part.
+"""Complex arrays as real ones with a last axis of 2: the real and the imaginary part.
 
-A side gives and takes nothing else: what matches, compares and forces arrays then never drops an
-imaginary part, and a parameter that one side holds as complex and the other as such pairs, as
-torch's checkpoints do, is the same array. Derivatives by the two parts are the same in torch and
-JAX; by the complex number they are each other's conjugates.
+Sides exchange only such arrays, for three reasons. No comparison can drop an imaginary part. A
+parameter that one side stores as complex and the other as pairs, as torch's checkpoints do, is the
+same array. Gradients with respect to the two parts agree between torch and JAX, whereas those with
+respect to the complex number are conjugates of each other.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 
 
 def as_pairs(x: np.ndarray) -> np.ndarray:
-    """Return a complex array (...,) as its parts (..., 2), and any other as it is."""
+    """Return a complex array (...,) as its parts (..., 2); return other arrays unchanged."""
     if not np.iscomplexobj(x):
         return x
     return np.ascontiguousarray(x)[..., None].view(np.finfo(x.dtype).dtype)
 
 
 def from_pairs(pairs: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return parts (..., 2) as a complex array (...,) of a dtype; other dtypes have no parts."""
+    """Return parts (..., 2) as a complex array (...,) of `dtype`; for a real dtype, only cast."""
     if not np.issubdtype(dtype, np.complexfloating):
         return np.asarray(pairs, dtype)
-    # Not `a + 1j * b`: where a part is infinite, the other would be NaN.
+    # Not `a + 1j * b`: an infinite part would make the other NaN.
     return np.ascontiguousarray(pairs, np.finfo(dtype).dtype).view(dtype)[..., 0]
 
 
 def traced_pairs(x: jax.Array) -> jax.Array:
-    """`as_pairs` in a traced program."""
+    """Traced version of `as_pairs`."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 

@@ -15,18 +15,18 @@ from parity.sides.jax_leaves import mark, path_name
 from parity.sides.jax_side import JaxSide
 
 UNMARKED = (eqx.nn.Shared,)
-"""Called for a module, not for a result: its leaves are parameters."""
+"""Module classes whose calls return a module, not a result; their leaves are parameters."""
 
 
 class EquinoxSide(JaxSide):
     """An Equinox module; stages are the results of its callable submodules, by path.
 
     Args:
-        module: in the mode it is to be compared in; usually `eqx.nn.inference_mode(module)`.
-        inputs: what it is called with.
-        call: called as `call(module, *inputs, **keywords)` in place of the module itself, for other
+        module: in the mode to be compared; usually `eqx.nn.inference_mode(module)`.
+        inputs: positional arguments of the call.
+        call: `call(module, *inputs, **keywords)` replaces the call of the module, for other
             methods, a batch by `vmap`, or several steps.
-        keywords: what it is called with by name.
+        keywords: keyword arguments of the call.
     """
 
     kind = "equinox"
@@ -49,19 +49,19 @@ class EquinoxSide(JaxSide):
 
 
 def _watched(module: eqx.Module, path: str) -> Any:
-    """Return a copy of a module at `path` that marks what it and the modules in it return."""
-    # Neither `__init__`, which may do anything, nor `__setattr__`, which refuses.
+    """Return a copy of the module at `path` that marks its results and those of its submodules."""
+    # `__init__` may have side effects and `__setattr__` rejects changes, so bypass both.
     copy = object.__new__(_marking(type(module), path))
     vars(copy).update(vars(module))
     for field in dataclasses.fields(module):
-        # What is static is no part of the tree: JAX could not walk it.
+        # A static field is not part of the pytree, so JAX cannot traverse it.
         if not field.metadata.get("static", False) and field.name in vars(module):
             vars(copy)[field.name] = _below(vars(module)[field.name], _joined(path, field.name))
     return copy
 
 
 def _below(value: Any, path: str) -> Any:
-    """Return the value of a field with the modules in it watched, in whatever pytree they lie."""
+    """Return a field's value with all modules in it watched, in any nesting of pytrees."""
 
     def watched(keys: Any, leaf: Any) -> Any:
         return _watched(leaf, _joined(path, path_name(keys))) if _is_module(leaf) else leaf
@@ -71,10 +71,10 @@ def _below(value: Any, path: str) -> Any:
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose calls mark what they return; the class itself where it has none.
+    """Return a subclass whose calls mark their results, or the class itself if it is not callable.
 
-    The path belongs to the class, so that a module which a transformation takes apart and puts
-    together again still has it, and so that what is traced of one module is never used for another.
+    The path is stored on the class, for two reasons. A module that a transformation flattens and
+    rebuilds keeps it. A trace cached for one module is never reused for another.
     """
     callable_ = any("__call__" in vars(base) for base in cls.__mro__)
     if not path or not callable_ or issubclass(cls, UNMARKED):
@@ -85,7 +85,7 @@ def _marking(cls: Any, path: str) -> Any:
 
     names = {"__call__": __call__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     with warnings.catch_warnings():
-        # Whatever Equinox warns of, it said when the class itself was made.
+        # Equinox already issued these warnings when the class itself was defined.
         warnings.simplefilter("ignore")
         return type(cls)(cls.__name__, (cls,), names)
 

@@ -16,12 +16,12 @@ class FlaxSide(JaxSide):
     """A Flax linen module; stages are the results of its submodules' methods, by path.
 
     Args:
-        module: unbound.
-        params: its parameters, or a dict of collections that has `params`.
-        inputs: what it is called with.
-        call: called as `call(module, params, *inputs, **keywords)` in place of `module.apply`: for
-            other methods, mutable collections or several steps.
-        keywords: what it is called with by name, such as `rngs` or `deterministic`.
+        module: an unbound module.
+        params: its parameters, or a dict of collections with the key `params`.
+        inputs: positional arguments of the call.
+        call: `call(module, params, *inputs, **keywords)` replaces `module.apply`, for other
+            methods, mutable collections or several steps.
+        keywords: keyword arguments of the call, such as `rngs` or `deterministic`.
     """
 
     kind = "flax"
@@ -39,11 +39,11 @@ class FlaxSide(JaxSide):
         super().__init__(self._of(module), params, *inputs, **keywords)
 
     def parameter_name(self, path: str) -> str:
-        """Return the path without the collection `params`."""
+        """Return the path without the collection name `params`."""
         return path.removeprefix("params.")
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the module with its `dtype` set to that precision, where it has one."""
+        """Return the module with its `dtype` set to that precision, if it has one."""
         if precision is Precision.FLOAT32 or not hasattr(self.module, "dtype"):
             return self.function
         return self._of(self.module.clone(dtype=DTYPES[precision]))

@@ -1,4 +1,4 @@
-"""Names and kinds of the leaves of pytrees, as sides written in JAX know them."""
+"""Names and kinds of pytree leaves, shared by the sides written in JAX."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from parity.sides.complex_pairs import as_pairs
 
 
 def path_name(path: Sequence[Any]) -> str:
-    """Return a path of a pytree as dotted text, such as `layers.0.weight`."""
+    """Return the path of a pytree leaf as dotted text, such as `layers.0.weight`."""
     return ".".join(map(_key_name, path))
 
 
 def field_name(name: str, path: Sequence[Any]) -> str:
-    """Return the name of a leaf of what a module returned: fields by `.`, positions by `[]`."""
+    """Return the name of a leaf of a module's result, with `.field` and `[index]` parts."""
     for key in path:
         part = _key_name(key)
         name += f"[{part}]" if part.isdigit() else f".{part}"
@@ -27,7 +27,7 @@ def field_name(name: str, path: Sequence[Any]) -> str:
 
 
 def mark(name: str, value: Any) -> Any:
-    """Return a result with each of its floating arrays marked, under names below `name`."""
+    """Return a result with each floating-point array marked under a name below `name`."""
 
     def marked(path: Sequence[Any], leaf: Any) -> Any:
         return checkpoint_name(leaf, field_name(name, path)) if floating(leaf) else leaf
@@ -36,35 +36,35 @@ def mark(name: str, value: Any) -> Any:
 
 
 def floating(x: Any) -> bool:
-    """Whether a leaf is an array of floating point numbers, real or complex."""
+    """Whether a leaf is an array of real or complex floating-point numbers."""
     return hasattr(x, "dtype") and hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def is_complex(x: Any) -> bool:
-    """Whether a leaf is an array of complex numbers."""
+    """Whether a leaf is a complex array."""
     return floating(x) and jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is an array, NumPy's or JAX's."""
+    """Whether a leaf is a NumPy or JAX array."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def is_key(x: Any) -> bool:
-    """Whether a leaf is a random key, whose dtype is not a number's."""
+    """Whether a leaf is a typed JAX random key; its dtype is not numeric."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return the arrays among the leaves of a pytree; complex ones as pairs."""
+    """Return the array leaves of a pytree; complex ones as real pairs."""
     leaves = (x for x in jax.tree.leaves(tree) if is_array(x))
     return [as_pairs(np.asarray(x)) if is_complex(x) else x for x in leaves]
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Return a pytree with its floating arrays in another dtype.
+    """Return a pytree with its floating-point arrays cast to `dtype`.
 
-    Complex ones are of that width, and of float32's where there are none so narrow.
+    A complex array becomes complex128 for float64, and complex64 for narrower dtypes.
     """
     paired = jnp.complex128 if jnp.dtype(dtype) == jnp.float64 else jnp.complex64
 
@@ -77,7 +77,7 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Return a torch tensor as a NumPy array, and everything else as it is."""
+    """Return a torch tensor as a NumPy array, and any other value unchanged."""
     if not hasattr(x, "detach") or not hasattr(x, "numpy"):
         return x
     tensor = x.detach().cpu()

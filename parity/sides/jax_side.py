@@ -1,8 +1,8 @@
 """A side written in JAX: a function of parameters and inputs whose stages are its marks.
 
-Other JAX sides are this one with marks put where their library lets them be put. The run as it is
-is evaluated operation by operation, so that reading its stages changes no bit of it; the float64
-run is compiled once and then moved, forced or left alone by its arguments.
+Other JAX sides derive from this one and insert the marks through their library's own hooks. The
+unmodified run is evaluated operation by operation, so that reading its stages changes no bit of
+it. The float64 run is compiled once; perturbation and forcing are arguments of that program.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ DTYPES = {
 class JaxSide:
     """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
 
-    What every JAX side is made of; `FunctionSide` is for functions of one's own.
+    Base class of all JAX sides; use `FunctionSide` for a function of your own.
 
     Args:
-        function: called with the parameters and then the inputs.
-        params: any pytree; what is not an array in it stays as it is.
-        inputs: arrays, random keys or pytrees of them, and whatever else the function takes.
-        keywords: the same by name.
+        function: called with the parameters, then the inputs.
+        params: any pytree; leaves that are not arrays are passed unchanged.
+        inputs: arrays, random keys, pytrees of them, or any other arguments.
+        keywords: keyword arguments, of the same kinds.
     """
 
     kind = "jax"
@@ -68,7 +68,7 @@ class JaxSide:
         self._programs: dict[tuple[Precision, bool], Traced] = {}
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every array among the parameters by its path; complex ones as pairs."""
+        """Return every parameter array by path; complex ones as real pairs."""
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
         return {
             self.parameter_name(path_name(path)): as_pairs(np.asarray(leaf))
@@ -77,11 +77,11 @@ class JaxSide:
         }
 
     def parameter_name(self, path: str) -> str:
-        """Return what a parameter is called by its path in the pytree."""
+        """Return the name of the parameter at this path of the pytree."""
         return path
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every array among the inputs."""
+        """Return every input array by name; complex ones as real pairs, random keys as words."""
         inputs, keywords = self.arguments
         named = {str(i): x for i, x in enumerate(inputs)} | keywords
         leaves = jax.tree_util.tree_leaves_with_path(named)
@@ -92,14 +92,14 @@ class JaxSide:
         }
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the function as its users run it in a precision."""
+        """Return the function as users run it in this precision."""
         return self.function
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once; see `Run`.
+        """Run once with these settings.
 
         Raises:
-            SideError: the function refuses its inputs, or there is no such stage or output.
+            SideError: the function rejects its inputs, or a named stage or output does not exist.
         """
         wide = how.precision is Precision.FLOAT64 or how.rounding is not None
         with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
@@ -133,14 +133,14 @@ class JaxSide:
     def operations_of(
         self, stage: str, forced: Mapping[str, np.ndarray]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between a stage and those before it, and their float64 results."""
+        """Return a stage's operations since the preceding stages, and their float64 results."""
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             program = self._program(Precision.FLOAT64, derivative=False)
             return program.operations_of(arrays_of(self._trees(Precision.FLOAT64)), stage, forced)
 
     def _gradients(self, how: Run, arrays: list[Any], wide: bool) -> dict[str, np.ndarray]:
         program = self._program(how.precision, derivative=True)
-        # A number of Python is the same whatever the parameters are.
+        # A Python number does not depend on the parameters.
         cotangents = {n: c for n, c in (how.cotangents or {}).items() if n not in program.floats}
         if how.cotangents and not cotangents:
             raise SideError(no_derivative(how.cotangents))
@@ -162,7 +162,7 @@ class JaxSide:
         return cast((self.params, self.arguments), DTYPES[precision])
 
     def _program(self, precision: Precision, *, derivative: bool) -> Traced:
-        """Return a traced program; in float64, that of float32 where float64 is refused."""
+        """Return the traced program; for float64, fall back to float32 where it is rejected."""
         key = precision, derivative
         if key not in self._programs:
             program = None
@@ -171,12 +171,16 @@ class JaxSide:
                 try:
                     program = self._trace(precision, derivative)
                     if program.draws:
-                        # Of 64 bits they would be other numbers than the ones its users draw.
-                        notices["it draws random numbers: its float32 program is widened"] = None
+                        # 64-bit random draws would differ from those of the users' program.
+                        notices[
+                            "it draws random numbers: its float32 program is evaluated in float64"
+                        ] = None
                         program, precision = None, Precision.FLOAT32
                 except SideError as error:
                     cause = type(error.__cause__).__name__
-                    notices[f"float64 is refused ({cause}): its float32 program is widened"] = None
+                    notices[
+                        f"float64 is refused ({cause}): its float32 program is evaluated in float64"
+                    ] = None
                     precision = Precision.FLOAT32
             if program is None:
                 with jax.enable_x64(False):

@@ -15,21 +15,21 @@ from parity.sides.jax_side import DTYPES, JaxSide
 from parity.sides.side import Precision
 
 VALUE = ".value"
-"""What NNX's paths end with: a parameter is a variable that has a value."""
+"""Suffix of NNX's paths: a parameter is a variable with a `value`."""
 
 
 class NNXSide(JaxSide):
     """An NNX module; stages are the results of its callable submodules, by path.
 
-    The module itself is left as it is: each run is on a copy, so that what a call changes, such as
-    a cache, running statistics or the state of random numbers, starts over.
+    Each run uses a copy of the module, so that state changed by a call, such as a cache, running
+    statistics or random number state, starts over.
 
     Args:
         module: in the mode it is to be compared in; usually after `module.eval()`.
-        inputs: what it is called with.
+        inputs: positional arguments of the call.
         call: called as `call(module, *inputs, **keywords)` in place of the module itself, for other
             methods or several steps.
-        keywords: what it is called with by name.
+        keywords: keyword arguments of the call.
     """
 
     kind = "nnx"
@@ -46,23 +46,23 @@ class NNXSide(JaxSide):
         super().__init__(self._in(None), state, *inputs, **keywords)
 
     def parameter_name(self, path: str) -> str:
-        """Return the path without what the value of a variable is called."""
+        """Return the path without NNX's `.value` suffix."""
         return path.removesuffix(VALUE)
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the module with every `dtype` it was given set to that precision."""
+        """Return the module with every `dtype` attribute set to that precision."""
         if precision is Precision.FLOAT32:
             return self.function
         return self._in(DTYPES[precision])
 
     def _in(self, dtype: Any) -> Callable[..., Any]:
         def function(state: Any, *inputs: Any, **keywords: Any) -> Any:
-            # A variable belongs to the trace that made it: a run makes its own.
+            # A variable belongs to the trace that made it, so each run makes new ones.
             random = jax.tree.map(lambda x: x, self.random)
             module = nnx.merge(self.graph, state, random)
             for keys, member in [*nnx.iter_modules(module)]:
                 path = ".".join(map(str, keys))
-                # Past NNX's `__setattr__`, which is for what the module holds.
+                # Bypass NNX's `__setattr__`, which is for the module's own state.
                 object.__setattr__(member, "__class__", _marking(type(member), path))
                 if dtype is not None and _has_dtype(member):
                     setattr(member, "dtype", dtype)  # noqa: B010
@@ -75,10 +75,10 @@ class NNXSide(JaxSide):
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose calls mark what they return; the class itself where it has none.
+    """Return a subclass whose calls mark their results, or the class itself if it is not callable.
 
-    The path belongs to the class: NNX takes modules apart and puts them together again at every
-    transformation, and makes them of their class.
+    The path is stored on the class because NNX rebuilds modules from their class at every
+    transformation.
     """
     if not path or not any("__call__" in vars(base) for base in cls.__mro__):
         return cls
@@ -91,6 +91,6 @@ def _marking(cls: Any, path: str) -> Any:
 
 
 def _has_dtype(module: Any) -> bool:
-    """Whether a module was told what to compute in; without, it follows its inputs."""
+    """Whether the module sets a computation dtype; otherwise it follows its inputs."""
     dtype = getattr(module, "dtype", None)
     return dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

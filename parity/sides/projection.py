@@ -1,4 +1,4 @@
-"""What of a side's outputs counts: valid positions, and the direction derivatives are taken in."""
+"""Restricts outputs to valid positions, and draws the cotangents of the gradients."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 PROJECTION = 20
-"""Seed of the direction that derivatives of the outputs are taken in."""
+"""Seed of the random cotangents of the outputs."""
 Valid = np.ndarray | Sequence[np.ndarray] | None
-"""Positions that mean something, bool (B, L); several where a program has sequences of several
-lengths: those of an encoder and a decoder, or of each step of a generation. None is all. Choose a
-length that is no other size of the program, such as its number of heads: axes are known by it."""
+"""Mask of valid positions, bool (B, L); None: all are valid.
+
+Pass several masks where a program has sequences of several lengths, such as an encoder's and a
+decoder's, or one per step of a generation. Axes are recognised by their lengths, so choose an L
+that differs from the program's other sizes, such as its number of heads."""
 
 
 def direction(outputs: Mapping[str, np.ndarray], valid: Valid = None) -> dict[str, np.ndarray]:
-    """Return what derivatives of outputs are contracted with: normal numbers, float32, the same
-    for every side whose outputs have the same shapes in the same order.
+    """Return cotangents for the outputs: standard normal, float32.
+
+    Two sides get equal cotangents if their outputs have equal shapes in the same order.
 
     Args:
         outputs: arrays by name.
-        valid: positions that mean something.
+        valid: mask of valid positions; cotangents are zero elsewhere.
     """
     rng = np.random.default_rng(PROJECTION)
     drawn = {name: rng.standard_normal(x.shape).astype(np.float32) for name, x in outputs.items()}
@@ -28,12 +31,12 @@ def direction(outputs: Mapping[str, np.ndarray], valid: Valid = None) -> dict[st
 
 
 def only_valid(stages: Mapping[str, np.ndarray], valid: Valid) -> dict[str, np.ndarray]:
-    """Return stages with zeros where positions are not valid.
+    """Return stages with zeros at invalid positions.
 
     Args:
-        stages: any shapes. Positions are the axes of lengths B and L, the first of which comes
-            first, or one axis of B L; a stage without them is returned as it is.
-        valid: bool (B, L), or several of which the first that fits counts; None is all.
+        stages: arrays of any shape. Positions are a leading axis B with a later axis L, or one
+            leading axis of length B L. A stage without such axes is returned unchanged.
+        valid: mask (B, L), or several masks, of which the first that fits applies; None: all.
     """
     if valid is None:
         return dict(stages)

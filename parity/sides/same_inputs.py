@@ -1,4 +1,4 @@
-"""Whether two sides were given the same inputs, whatever each calls them."""
+"""Checks that two sides were given the same inputs, under whatever names."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from parity.sides.side import Side, SideError
 
 
 def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Refuse to compare what two sides made of different inputs, before anything runs.
+    """Raise before anything runs if two sides were given different inputs.
 
-    What is equal belongs together, whatever its name and place, one of its name before others. Of
-    what is left, two could be one input where they have one name, or where one was given by place
-    and is the only one of its kind on either side; those differ. Two of other names need not be the
-    same: a mask, for example, and positions. Nor need two of one name that have another number of
-    axes, such as a mask of positions and one of pairs of positions. Sides that share no input
-    differ in the only one of its kind on either side, whatever it is called.
+    Equal inputs are paired first, whatever their names and positions; among several equal ones, the
+    one of the same name is preferred. Two remaining inputs count as the same input with different
+    values if they share a name, or if one is positional and each is the only one of its kind on its
+    side. Other remaining inputs need not correspond: one may be a mask and the other positions.
+    Inputs of one name but different rank need not correspond either, such as a mask of positions
+    and one of pairs of positions. If the sides share no input, the only inputs of a kind on each
+    side are compared under any names.
 
     Returns:
-        Inputs that only one of them has, (one, other).
+        Names of the inputs without a partner, (one, other).
 
     Raises:
         SideError: an input differs in its elements, shape or dtype.
@@ -53,21 +54,21 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
 def _other_shape(
     name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], shared: bool
 ) -> str | None:
-    """Return the input of the other side that is this one in another shape or dtype, if any.
+    """Return the other side's version of this input in another shape or dtype, if there is one.
 
     Args:
         name: The input of one side.
         ours: Inputs of its side without an equal one on the other side.
-        theirs: Likewise of the other side.
-        shared: Whether the sides have an equal array: a later argument of one may then be another
-            thing than that of the other, such as a mask and positions.
+        theirs: Inputs of the other side without an equal one.
+        shared: Whether the sides share an equal array. If so, positional arguments after the first
+            may differ in meaning, such as a mask and positions.
     """
     x = ours[name]
     if name in theirs:
         y = theirs[name]
         if x.ndim != y.ndim or (shared and _by_place(name) and name != "0") or _broadcasts(x, y):
             return None
-        # A mask may be added on one side and chosen by on the other.
+        # A mask may be additive (float) on one side and boolean on the other.
         masks = _whole(x) != _whole(y) and (_is_mask(x) or _is_mask(y))
         return None if masks else name
     like = [n for n in theirs if theirs[n].ndim == x.ndim and _whole(theirs[n]) == _whole(x)]
@@ -77,7 +78,7 @@ def _other_shape(
 
 
 def _broadcasts(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays are the same numbers, repeated along axes of length 1."""
+    """Whether two arrays hold the same numbers after broadcasting."""
     try:
         x, y = np.broadcast_arrays(x, y)
     except ValueError:
@@ -98,7 +99,7 @@ def _by_place(name: str) -> bool:
 
 
 def _comparable(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays could be one input: of one shape, and both of whole numbers or neither."""
+    """Whether two arrays could be one input: equal shapes, and both integer or both floating."""
     return x.shape == y.shape and _whole(x) == _whole(y)
 
 
@@ -107,17 +108,17 @@ def _whole(x: np.ndarray) -> bool:
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> bool:
-    # Token numbers are int64 in torch and int32 in JAX; float64 holds both.
+    # Token ids are int64 in torch and int32 in JAX; float64 holds both exactly.
     if _whole(x) != _whole(y) or x.size != y.size:
         return False
     a, b = x.astype(np.float64), y.astype(np.float64)
-    # Channels may come last on one side and first on the other.
+    # One side may be channels-last and the other channels-first.
     laid = [a] if a.shape == b.shape else [a.reshape(b.shape), *_turned(a, b.shape)]
     return any(np.array_equal(each, b, equal_nan=not _whole(x)) for each in laid)
 
 
 def _turned(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yield an array with its axes in every order that gives a shape."""
+    """Yield every transpose of an array that has the given shape."""
     for axes in itertools.permutations(range(x.ndim)):
         if tuple(x.shape[i] for i in axes) == shape:
             yield x.transpose(axes)
@@ -127,7 +128,7 @@ _Input = tuple[Side, str, np.ndarray]
 
 
 def _elements(left: _Input, right: _Input) -> str:
-    """Return in words how many elements of two inputs differ."""
+    """Report how many elements of two inputs differ."""
     (one, a, x), (other, b, y) = left, right
     differ = int(np.sum(x.astype(np.float64) != y.astype(np.float64)))
     return (
@@ -137,7 +138,7 @@ def _elements(left: _Input, right: _Input) -> str:
 
 
 def _layouts(left: _Input, right: _Input) -> str:
-    """Return in words how the shapes and dtypes of two inputs differ."""
+    """Report how the shapes and dtypes of two inputs differ."""
     (one, a, x), (other, b, y) = left, right
     sizes = enumerate(zip(x.shape, y.shape, strict=True))
     axes = [f"axis {i} has {m} against {n}" for i, (m, n) in sizes if m != n]

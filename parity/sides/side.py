@@ -1,8 +1,8 @@
-"""What a side is: a program with named parameters, inputs and stages, to be run in any precision.
+"""Interface of a side: a program with named parameters, inputs and stages, run in any precision.
 
-The stages of a side are its intermediates in the order in which they are finished; they have names
-nobody gave them: paths of submodules, and below them the fields of what a submodule returned. The
-last ones are what the whole program returned. Source: docs/your-own-port.md.
+The stages of a side are its intermediates, in the order in which they are computed. Their names
+are derived, not declared: the path of a submodule, followed by the field of its result. The last
+stages are the outputs of the whole program. Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations
@@ -19,73 +19,80 @@ from parity.engine.operations import Operation
 
 Arrays = Mapping[str, np.ndarray]
 OUTPUT = "output"
-"""What the result of a program is called; a field of it is `output.logits`."""
+"""Name of a program's result; its field `logits` is `output.logits`."""
 
 
 class Precision(StrEnum):
-    """What a side computes in."""
+    """Dtype in which a side computes."""
 
     FLOAT32 = "float32"
-    """As it is: the program its users run, bit for bit."""
+    """Unmodified: bit-identical to the program that users run."""
     FLOAT64 = "float64"
-    """The same mathematics with every operation in float64, also those it casts to float32."""
+    """Same mathematics, with every operation in float64, including those the program casts to
+    float32."""
     BFLOAT16 = "bfloat16"
-    """Parameters and inputs in bfloat16, as its users would run it narrow."""
+    """Parameters and inputs cast to bfloat16, as users run the program in low precision."""
 
 
 class Rounding(StrEnum):
-    """What moves in a float64 run, by random signs of one unit roundoff of float32."""
+    """Which values of a float64 run are perturbed, by random signs times float32's unit roundoff.
+
+    The response of a stage to the perturbation estimates its rounding noise floor.
+    """
 
     OPERATIONS = "operations"
-    """The result of every operation, and the terms of every sum: what float32 does to the whole."""
+    """Result of every operation and the terms of every sum: the total float32 rounding error."""
     CONSTANTS = "constants"
-    """Only what is float32 also in a float64 run: tables made beforehand, buffers, literals."""
+    """Only values that stay float32 in a float64 run: precomputed tables, buffers, literals."""
 
 
 class SideError(ValueError):
-    """A side cannot run or cannot do what is asked; the message says what to do instead."""
+    """A side cannot run, or does not support a request; the message says what to do instead."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a side is to run."""
+    """Settings of one run of a side."""
 
     precision: Precision = Precision.FLOAT32
     rounding: Rounding | None = None
-    """What moves; in float64 only."""
+    """Which values are perturbed to measure the noise floor; None: none. The program is then
+    evaluated in float64: perturbed by float32's unit roundoff, or on JAX sides with
+    `Precision.BFLOAT16` by bfloat16's. torch sides accept `Precision.FLOAT64` only."""
     seed: int = 0
-    """Of the signs that move it."""
+    """Seed of the perturbation's signs."""
     forced: Arrays = field(default_factory=dict)
-    """What the program goes on with in place of a stage, by name, in this side's own layout. The
-    stage itself is still reported as computed."""
+    """Values that replace stages downstream, by stage name, in this side's own layout. The stage
+    itself is still reported as the program computed it."""
     shared: frozenset[str] = frozenset()
-    """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` leaves them."""
+    """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` does not perturb
+    them."""
     cotangents: Arrays | None = None
-    """By names of outputs: what their derivatives are contracted with. None: no gradients."""
+    """Cotangents of the vector-Jacobian product, by output name; None: no gradients."""
 
 
 AS_IS = Run()
-"""As its users run it."""
+"""The unmodified program, as users run it."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run of a side computed."""
+    """Results of one run of a side."""
 
     stages: dict[str, np.ndarray]
-    """Floating arrays by stage in order of execution, outputs last."""
+    """Floating-point arrays by stage name, in order of execution; outputs come last."""
     outputs: tuple[str, ...]
-    """Which of them are what the program returned."""
+    """Names of the stages that are outputs of the program."""
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
-    """By parameter, in the parameter's shape."""
+    """Gradient by parameter name, in the parameter's shape."""
     notices: tuple[str, ...] = ()
-    """What a reader should know of this run, such as an operation that has no float64."""
+    """Remarks for the reader, such as an operation without a float64 implementation."""
     whole: dict[str, np.ndarray] = field(default_factory=dict)
-    """The stages before what means nothing in them was left out, such as padding."""
+    """All stages before meaningless positions, such as padding, were removed."""
     exact: dict[str, np.ndarray] = field(default_factory=dict)
-    """Whole numbers and bools that the program returned, by name; they are compared exactly."""
+    """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Results that are no arrays, by name, each with its kind; they cannot be compared."""
+    """Kinds of the results that are not arrays, by name; they cannot be compared."""
 
 
 @runtime_checkable
@@ -93,47 +100,47 @@ class Side(Protocol):
     """One of the two programs of a port."""
 
     kind: str
-    """What it is written in, such as `torch` or `flax`."""
+    """Library the side is written in, such as `torch` or `flax`."""
 
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """Return every parameter and buffer by path, in the dtype it is held in."""
+        """Return every parameter and buffer by path, in its stored dtype."""
         ...
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every array among the inputs, by position or keyword and path below it."""
+        """Return every input array; names are the argument's position or keyword, then the path."""
         ...
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once.
+        """Run the program once with these settings.
 
         Raises:
-            SideError: this side cannot run so.
+            SideError: this side does not support these settings.
         """
         ...
 
 
 @runtime_checkable
 class TellsOperations(Protocol):
-    """A side whose operations are known, with the lines they come from."""
+    """A side that can list its operations with the source lines they come from."""
 
     def operations_of(
         self, stage: str, forced: Arrays
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between a stage and those before it, and their float64 results."""
+        """Return a stage's operations since the preceding stages, and their float64 results."""
         ...
 
 
 @runtime_checkable
 class TellsResults(Protocol):
-    """A side that can say everything it computes."""
+    """A side that can return the result of every operation."""
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of every operation of a float64 run."""
+        """Return the results of all operations of a float64 run, in order of execution."""
         ...
 
 
 def exact_number(x: Any) -> np.ndarray | None:
-    """Return a whole number or bool of Python or NumPy as an array; None for anything else."""
+    """Return a Python or NumPy integer or bool as an array; None for any other value."""
     if isinstance(x, (bool, int, np.integer, np.bool_)):
         return np.asarray(x)
     is_exact = isinstance(x, np.ndarray) and x.dtype.kind in "biu"
@@ -141,13 +148,13 @@ def exact_number(x: Any) -> np.ndarray | None:
 
 
 def float_number(x: Any, dtype: Any) -> np.ndarray | None:
-    """Return a floating or complex number of Python or NumPy, or an array of NumPy, as an array.
+    """Return a floating or complex Python or NumPy number, or a NumPy array of them, as an array.
 
-    None for anything else. It has no derivative.
+    Return None for any other value. The result has no derivative.
 
     Args:
-        x: What a program returned.
-        dtype: Floating dtype of the run, real; a complex number becomes a pair of it.
+        x: A result of a program.
+        dtype: Real floating dtype of the run; a complex number becomes a pair in this dtype.
     """
     is_number = isinstance(x, (float, complex, np.inexact))
     if not is_number and not (isinstance(x, np.ndarray) and x.dtype.kind in "fc"):
@@ -159,12 +166,12 @@ def float_number(x: Any, dtype: Any) -> np.ndarray | None:
 
 
 def kind_of_result(x: Any) -> str:
-    """Return in words what a result is that cannot be compared."""
+    """Describe a result that cannot be compared because it is not an array."""
     return f"a {type(x).__name__}, not an array"
 
 
 def no_derivative(names: Iterable[str]) -> str:
-    """Return why there are no derivatives of results that are numbers of Python."""
+    """Return the error message for gradients of outputs that are Python or NumPy numbers."""
     return (
         f"{', '.join(names)} is a number of Python or NumPy, which has no derivative: return an "
         "array, or choose another loss"
@@ -172,9 +179,9 @@ def no_derivative(names: Iterable[str]) -> str:
 
 
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of what a module returned, each with its name below `name`.
+    """Yield the leaves of a module's result, each with its name below `name`.
 
-    Mappings and dataclasses are walked by key, sequences by index; None is left out.
+    Mappings and dataclasses are traversed by key, sequences by index. None is skipped.
     """
     if value is None:
         return

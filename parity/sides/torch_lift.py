@@ -1,8 +1,8 @@
-"""A torch program with every operation in float64, and with every result rounded as float32 would.
+"""Runs a torch program in float64, optionally perturbing every result by float32's rounding error.
 
-A dispatch mode sees each operation below autograd, those of a backward pass too. It widens what a
-module casts to float32, so that the truth is that of the mathematics; and it moves results by
-random signs, which is what `parity.engine.evaluation` does to a jaxpr.
+A dispatch mode intercepts each operation below autograd, including those of the backward pass. It
+widens casts to float32, so that the result is the true value of the mathematics. It perturbs
+results by random signs, as `parity.engine.evaluation` does for a jaxpr.
 Source: docs/your-own-port.md.
 """
 
@@ -26,9 +26,9 @@ WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
     torch.complex64: torch.complex128,
 }
-"""What every dtype that rounds is widened to."""
+"""Wide counterpart of every dtype that rounds."""
 NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-"""What a module is told instead, where it refuses more than float32."""
+"""Dtype reported to a module that rejects float64."""
 _DTYPE: Any = cast("Any", torch.Tensor.dtype).__get__
 _EXACT = """
 _to_copy clone copy copy_ cat stack slice_scatter select_scatter index index_select gather
@@ -42,26 +42,27 @@ repeat_interleave new_empty_strided empty_strided set_ resize_ max_pool2d_with_i
 scatter scatter_
 """
 EXACT = frozenset(_EXACT.split())
-"""Operations that round nothing; views are recognised by their schema."""
+"""Operations that do not round. Views are recognised by their schema."""
 _ELEMENTARY = """
 exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu gelu_backward
 silu_backward mish softplus elu celu selu _softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
+"""Elementary functions, whose library implementations round by more than half a unit."""
 
 
 class Lift(TorchDispatchMode):
-    """Widens floats to float64 while it is entered, and moves results.
+    """Widens floats to float64 while entered, and perturbs results.
 
     Args:
-        signs: moves the results of operations; None moves nothing.
+        signs: generator of the perturbation's signs; None: no perturbation.
     """
 
     def __init__(self, signs: torch.Generator | None = None) -> None:
         super().__init__()
         self.signs = signs
         self.results: list[torch.Tensor] | None = None
-        """Every result, where somebody asks for them."""
+        """Results of all operations; None: they are not collected."""
 
     def __torch_dispatch__(
         self,
@@ -78,7 +79,7 @@ class Lift(TorchDispatchMode):
         result = func(*args, **named)
         if self.results is not None:
             leaves = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
-            # Copied, since an operation in place further on would change it.
+            # Copied: a later in-place operation would change it.
             self.results += [x.clone() for x in leaves if x.numel()]
         if self.signs is None or name in EXACT or func.is_view:
             return result
@@ -86,13 +87,14 @@ class Lift(TorchDispatchMode):
         return tree_map(lambda x: self._rounded(x, units, name), result)
 
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
-        """Return a tensor moved by so many units, up or down at random."""
+        """Perturb a tensor by `units` unit roundoffs of float32, up or down at random."""
         moves = self._draw(x)
         if x.is_complex():
-            # Each part of a product is off by what both parts of its factors are: so is the angle.
+            # Both parts of a factor contribute to the error of each part of a product, so the
+            # angle is perturbed too.
             moves = torch.complex(moves, self._draw(x))
         result = x * (1 + moves * (units * UNIT_ROUNDOFF))
-        # The lowest number there is, which masks scores, has no number below it.
+        # The lowest finite number, which masks scores, must not overflow to -inf.
         return torch.where(result.isfinite(), result, x)
 
     def _draw(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,12 +104,12 @@ class Lift(TorchDispatchMode):
     def _rounded(self, x: Any, units: float, name: str) -> Any:
         if not isinstance(x, torch.Tensor) or x.dtype not in NARROW or not x.numel():
             return x
-        if name.endswith("_"):  # in place: the same tensor goes on
+        if name.endswith("_"):  # in place: later operations read this same tensor
             return x.copy_(self.moved(x, units))
         return self.moved(x, units)
 
     def _summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Move one factor of each product in a sum, as adding up its terms would."""
+        """Perturb one factor of each product in a sum, to model the error of the summation."""
         which, terms = _terms(name, args)
         if which is None or args[which].dtype not in NARROW:
             return args
@@ -116,7 +118,7 @@ class Lift(TorchDispatchMode):
 
 
 def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
-    """Return which argument of an operation is summed over, and how many terms a sum has."""
+    """Return the index of the argument that is summed, and the number of terms of each sum."""
     if name in ("mm", "bmm", "mv", "dot"):
         return 1, args[0].shape[-1]
     if name in ("addmm", "baddbmm", "addmv"):
@@ -139,9 +141,9 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
 
 
 class Unseen(TorchFunctionMode):
-    """Answers whoever asks a tensor for its dtype that it is float32: for modules that refuse more.
+    """Reports float32 as the dtype of every tensor, for modules that reject wider ones.
 
-    Everything they make of that answer is widened as what they ask for by name is.
+    Dtypes that a module derives from this answer are widened as explicit ones are.
     """
 
     def __torch_function__(
@@ -166,10 +168,10 @@ def _widen(x: Any) -> Any:
 
 @contextlib.contextmanager
 def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
-    """Context in which torch computes in float64, rounding by the signs of a seed, if any.
+    """Compute in float64 within this context, perturbed by the signs of a seed, if any.
 
-    Unseen, tensors say that they are float32. Attention is done by its definition: a fused kernel
-    hides what it rounds.
+    With `unseen`, tensors report that they are float32. Attention uses the unfused implementation,
+    since a fused kernel hides the values it rounds.
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     default = torch.get_default_dtype()

@@ -40,11 +40,11 @@ class TorchSide:
     """A torch module; stages are the results of its submodules, by path.
 
     Args:
-        module: in the mode it is to be compared in; usually `module.eval()`.
-        inputs: what it is called with: tensors, arrays, anything else.
-        call: called as `call(module, *inputs, **keywords)` in place of the module itself, for other
-            methods or several steps.
-        keywords: what it is called with by name.
+        module: in the mode to be compared; usually `module.eval()`.
+        inputs: positional arguments of the call: tensors, arrays, or anything else.
+        call: `call(module, *inputs, **keywords)` replaces the call of the module, for other methods
+            or several steps.
+        keywords: keyword arguments of the call.
     """
 
     kind = "torch"
@@ -60,25 +60,25 @@ class TorchSide:
         self.arguments = _map((inputs, keywords), _tensor)
         self._copies: dict[Precision, torch.nn.Module] = {}
         self._unseen = False
-        """Whether float64 is hidden from the module, which refuses what it sees of it."""
+        """Whether tensors report float32 in float64 runs, because the module rejects float64."""
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every parameter and every floating buffer by path; a tied one by its first, a
-        complex one as pairs."""
+        """Return every parameter and floating-point buffer by path. A tied parameter has its first
+        path only; a complex one becomes real pairs."""
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
         named |= {name: b for name, b in buffers if _floating(b) and name not in named}
         return {name: _array(tensor) for name, tensor in named.items()}
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every tensor among the inputs."""
+        """Return every input tensor by name."""
         inputs, keywords = self.arguments
         named = {str(i): x for i, x in enumerate(inputs)} | keywords
         leaves = (leaf for key, x in named.items() for leaf in fields_of(x, key))
         return {name: _array(x) for name, x in leaves if isinstance(x, torch.Tensor)}
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of every operation of a float64 run, in their order."""
+        """Return the results of all operations of a float64 run, in order of execution."""
         module = self._in(Precision.FLOAT64)
         with lifted(None, self._unseen) as mode, torch.no_grad():
             mode.results = []
@@ -88,13 +88,13 @@ class TorchSide:
         return [_array(x) for x in results]
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once; see `Run`.
+        """Run once with these settings.
 
         Raises:
-            SideError: the module refuses its inputs, or has no answer to what is asked.
+            SideError: the module rejects its inputs or does not support the settings.
         """
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
-            raise SideError("a torch side is moved by rounding in float64 only")
+            raise SideError("a torch side supports perturbation by rounding in float64 only")
         try:
             return self._run(how)
         except SideError:
@@ -103,7 +103,7 @@ class TorchSide:
             self._unseen = True
             with contextlib.suppress(SideError):
                 return self._run(how)
-            # It is not float64 that it refuses, or not that alone: its first answer says more.
+            # The module fails for another reason than float64; its first error is the useful one.
             self._unseen = False
             raise
 
@@ -135,7 +135,7 @@ class TorchSide:
             results = dict(fields_of(result, OUTPUT))
             numbers = _float_numbers(results, how.precision)
             results |= numbers
-            # Copied: it may be a buffer, which the next run writes to.
+            # Copied: the result may be a buffer that the next run overwrites.
             outputs = {n: _pairs(x).clone() for n, x in results.items() if _floating(x)}
             if not outputs:
                 kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in results.items()}
@@ -147,7 +147,9 @@ class TorchSide:
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
         if how.precision is Precision.FLOAT64 and self._unseen:
-            notices.append("refuses float64, and computed in it all the same: it was hidden")
+            notices.append(
+                "refuses float64: it ran in float64 with the dtype hidden from its checks"
+            )
         return Trace(
             arrays, tuple(outputs), derivatives, tuple(notices), exact=exact, unread=unread
         )
@@ -162,19 +164,19 @@ class TorchSide:
 
 
 def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str, torch.Tensor]:
-    """Return what a module returned as numbers or NumPy arrays, such as of `item()`, as tensors."""
-    # By float64, which numpy and torch share; bfloat16 they do not.
+    """Return results that are numbers or NumPy arrays, such as those of `item()`, as tensors."""
+    # Through float64, which NumPy and torch share; NumPy has no native bfloat16.
     found = {n: float_number(x, np.float64) for n, x in results.items()}
     dtype = DTYPES[precision]
     return {n: torch.from_numpy(x.copy()).to(dtype) for n, x in found.items() if x is not None}
 
 
 def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the whole numbers and bools among results, and the kinds of what is left."""
+    """Return the integer and bool results, and the kinds of the results that are neither."""
     exact: dict[str, np.ndarray] = {}
     unread: dict[str, str] = {}
     for name, x in results.items():
-        # Copied: it may be a buffer, which the next run writes to.
+        # Copied: the result may be a buffer that the next run overwrites.
         value = _array(x.clone()) if isinstance(x, torch.Tensor) else exact_number(x)
         if value is None:
             unread[name] = kind_of_result(x)
@@ -190,7 +192,7 @@ def _watched(
     def hook_of(path: str) -> Callable[..., Any]:
         def hook(_module: Any, _inputs: Any, result: Any) -> Any:
             names = {}
-            # One tensor is what most modules return, and walking it costs as much as copying it.
+            # Most modules return one tensor; traversing it would cost as much as copying it.
             one = isinstance(result, torch.Tensor)
             for name, x in [(path, result)] if one else fields_of(result, path):
                 if not _floating(x):
@@ -198,7 +200,7 @@ def _watched(
                 count, unique = 2, name
                 while unique in stages:
                     unique, count = f"{name}#{count}", count + 1
-                # Copied, since an operation in place further on would change it.
+                # Copied: a later in-place operation would change it.
                 stages[unique] = _pairs(x.detach()).clone()
                 names[name] = unique
             if not any(unique in forced for unique in names.values()):
@@ -216,12 +218,13 @@ def _watched(
 
 
 def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
-    """Return a result with some of its fields replaced, by the names of `fields_of`."""
+    """Return a result with the named fields replaced; names are those of `fields_of`."""
     make = cast("Callable[..., Any]", type(value))
     if isinstance(value, torch.Tensor):
         if name not in by:
             return value
-        # Copied, since the module may write to it; as the other is, whatever dtype it says it has.
+        # Copied: the module may write to it. Cast to the real dtype of the original tensor, which
+        # may differ from the reported one.
         other = torch.from_numpy(np.array(by[name])).to(_pairs(value), copy=True)
         other = torch.view_as_complex(other) if value.is_complex() else other
         return other.reshape(value.shape)
@@ -247,7 +250,7 @@ def _gradients(
         raise SideError(f"no output {', '.join(lost)}; there are {', '.join(outputs)}")
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     used = {n: c for n, c in cotangents.items() if outputs[n].requires_grad}
-    # Of a frozen module, and of outputs that know no derivative, all of them are zero.
+    # A frozen module, and outputs that need no gradient, have zero gradients.
     gradients: Sequence[torch.Tensor | None] = [None] * len(named)
     if used and named:
         gradients = torch.autograd.grad(
@@ -263,11 +266,11 @@ def _gradients(
 
 
 def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
-    """Return a copy whose own tables are off by what making them in float32 rounds.
+    """Return a copy whose precomputed tables are perturbed by float32 rounding.
 
-    Those are its buffers, and tensors that are plain attributes; and where it is known what the
-    other side holds too, also parameters that it does not hold, such as positions that it makes
-    anew, perhaps in float64.
+    Tables are buffers and tensors held as plain attributes. If the parameters shared with the other
+    side are known, parameters that are not shared count too, such as positions that the other side
+    computes itself, perhaps in float64.
     """
     moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
@@ -287,7 +290,7 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
 
 
 def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
-    """Return a table as rounding may have left it; 0, 1 and what a mask is made of are exact."""
+    """Return a table perturbed by rounding; short numbers, such as 0, 1 and masks, are exact."""
     if table.is_complex():
         return torch.view_as_complex(_moved_table(mode, _pairs(table)).contiguous())
     short = torch.from_numpy(is_short(_array(table))).to(table.device)
@@ -295,7 +298,7 @@ def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a module, also of one that keeps a result of its last call."""
+    """Return a deep copy of a module, including one that stores a result of its last call."""
     held = (x for inner in module.modules() for x in vars(inner).values())
     results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
     return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
@@ -304,13 +307,13 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a module with its floats in a dtype; complex numbers keep their imaginary parts."""
     if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
-        # The module's own way, where it has one: some keep what they refuse to hold in a dtype.
+        # The module's own method, since some modules keep certain tensors in a fixed dtype.
         module = module.to(dtype)
     else:
         module = module._apply(lambda x: x.to(_dtype_like(x, dtype)))
     if dtype is torch.float64:
-        # What it keeps in float32 too: a derivative comes back in the dtype of its leaf, and of a
-        # truth that would be rounded, or refused where autograd wants the dtype it recorded.
+        # Widen parameters that the module keeps in float32 too. A gradient has its leaf's dtype, so
+        # it would be rounded, or rejected where autograd expects the recorded dtype.
         for x in (*module.parameters(), *module.buffers()):
             x.data = x.data.to(_dtype_like(x, dtype))
     return module
@@ -318,7 +321,7 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Context behind which a module has the buffers it had: one in training mode moves some."""
+    """Restore the module's buffers on exit: in training mode a call changes some of them."""
     kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         yield
@@ -347,20 +350,20 @@ def _tensor(x: Any) -> Any:
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
     tensor = torch.from_numpy(np.array(x))
-    # An index of torch is int64; JAX's are int32.
+    # torch indices are int64; JAX's are int32.
     return tensor.long() if tensor.dtype in (torch.int32, torch.uint32) else tensor
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """Return an input of one run: a copy, since a module may change it in place."""
+    """Return a copy of an input in the dtype of the run; a module may modify its input in place."""
     if not isinstance(x, torch.Tensor):
         return x
     return x.to(_dtype_like(x, dtype), copy=True)
 
 
 def _dtype_like(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a tensor in a run in `dtype`: no complex number is narrower than two of
-    float32, and whole numbers stay."""
+    """Return the dtype of a tensor in a run in `dtype`. Complex numbers are at least complex64, and
+    integers keep their dtype."""
     if x.is_complex():
         return torch.complex128 if dtype is torch.float64 else torch.complex64
     return dtype if x.is_floating_point() else x.dtype

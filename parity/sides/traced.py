@@ -1,4 +1,4 @@
-"""One traced JAX program of a side, evaluated as it is or compiled to be moved and forced."""
+"""A side's JAX program, traced once: evaluated unmodified, or in float64, perturbed and forced."""
 
 from __future__ import annotations
 
@@ -33,51 +33,55 @@ from parity.sides.side import (
 )
 
 SMALL = 1 << 20
-"""Elements of the largest array below which it is compiled without optimisation: that takes half
-the time, and some thirty runs that are a third slower cost less than the other half."""
+"""Programs whose largest array has fewer elements are compiled without XLA's optimisations.
+
+Compilation then takes half the time. The roughly thirty runs take a third longer, which costs less
+than the compile time saved."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
+
+"""Primitives that draw random numbers."""
 
 
 @dataclass
 class Traced:
-    """A program of arrays: parameters and inputs, in the order of the leaves of both."""
+    """A traced program whose arguments are the array leaves of the parameters, then the inputs."""
 
     closed: ClosedJaxpr
     outputs: tuple[str, ...]
-    """What its floating results are called; of derivatives, what the function's are."""
+    """Names of the floating-point results; a derivative has the names of the function's outputs."""
     narrow: bool = False
-    """Whether it is meant to be bfloat16."""
+    """Whether the program is a bfloat16 one."""
     notices: dict[str, None] | None = None
-    """What its evaluation could not do as asked."""
+    """Requests that the evaluation could not fulfil."""
     exact: tuple[str, ...] = ()
-    """Names of the arrays of whole numbers and bools that it returns behind the floating ones."""
+    """Names of the integer and bool array results, which follow the floating-point ones."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    """Whole numbers and bools that it returns as Python's, by name: no input changes them."""
+    """Results that are Python integers or bools, by name; they do not depend on the inputs."""
     floats: dict[str, Any] = field(default_factory=dict)
-    """Floating and complex numbers that it returns as Python's, by name, as they are."""
+    """Results that are Python floats or complex numbers, by name, unchanged."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Results that are no arrays, by name, each with its kind."""
+    """Kinds of the results that are not arrays, by name."""
     recorded: Recorder | None = None
-    """All operations, after those of a stage were asked for."""
+    """All recorded operations, once `operations_of` was called."""
 
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results, computed operation by operation in their own dtypes."""
+        """Return marks and results, evaluated operation by operation in the program's dtypes."""
         marks = Marks()
         changes = self._changes(forced)
         results = Evaluation().run(self.closed, self._arguments(arrays), marks, changes)
         return _taken(marks), results
 
     def compute(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the results, compiled as a whole."""
+        """Return the results of the program compiled as a whole."""
         return self._plain(self._arguments(arrays))
 
     def evaluate_in_float64(
         self, arrays: Sequence[Any], how: Run
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results in float64, rounded and forced as a run asks."""
+        """Return marks and results in float64, perturbed and forced as `how` says."""
         forced = {
             name: Change(
                 np.asarray(name in how.forced),
@@ -96,9 +100,10 @@ class Traced:
     def operations_of(
         self, arrays: Sequence[Any], stage: str, forced: Mapping[str, Any]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between a stage and the stages before it, and their results.
+        """Return the operations between a stage and the preceding stages, and their results.
 
-        In float64, fed `forced`. A stage inside of a loop has none that could be told apart.
+        The evaluation is in float64 with `forced` replacing stages. No operations are
+        returned for a stage inside a loop, whose iterations are not distinguished.
         """
         values = self._arguments(arrays, True)
         recorder = Recorder()
@@ -114,7 +119,7 @@ class Traced:
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)
             found = {i: recorder.values[i] for i in window}
-            # A random key is no number; what is drawn with it is.
+            # Random keys are not numbers; the values drawn with them are.
             return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
         computed = jax.jit(evaluate, compiler_options=self._options)(values)
@@ -124,7 +129,7 @@ class Traced:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Whether the program draws random numbers."""
         return any(eqn.primitive.name in RANDOM for eqn in equations(self.closed.jaxpr))
 
     @cached_property
@@ -148,11 +153,11 @@ class Traced:
 
     @cached_property
     def _marks(self) -> dict[str, Any]:
-        """Shapes of the marks in the order in which they are passed."""
+        """Shapes and dtypes of the marks, in order of execution."""
         order: dict[str, Any] = {}
 
         def note(arrays: Any) -> None:
-            # Without rounding: tracing it takes most of the time, and no mark depends on it.
+            # No rounding: tracing it takes most of the time, and shapes do not depend on it.
             marks = Marks()
             Evaluation(True, notices={}).run(self.closed, arrays, marks)
             order.update(marks.values)
@@ -164,7 +169,7 @@ class Traced:
 
     @cached_property
     def _largest(self) -> int:
-        """How many elements its largest array has."""
+        """Number of elements of the program's largest array."""
         variables = [*self.closed.jaxpr.invars, *self.closed.jaxpr.constvars]
         for eqn in equations(self.closed.jaxpr):
             variables += (*eqn.outvars, *eqn.invars)
@@ -172,7 +177,7 @@ class Traced:
         return max(map(math.prod, shapes), default=1)
 
     def _changes(self, forced: Mapping[str, Any]) -> dict[str, Change]:
-        """Return the changes that force marks; one of an unknown name changes nothing."""
+        """Return the changes that force marks; an unknown name has no effect."""
         known = self._marks if forced else {}
         dtypes = {name: known[name].dtype for name in forced if name in known}
         complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
@@ -182,7 +187,7 @@ class Traced:
         }
 
     def _arguments(self, arrays: Sequence[Any], wide: bool = False) -> list[Any]:
-        """Return arrays as the program takes them; in float64 where it is to be evaluated in it."""
+        """Cast arguments to the program's dtypes, or floating-point ones to float64 if `wide`."""
         dtypes = (aval(v).dtype for v in self.closed.jaxpr.invars)
         return [
             x if is_key(x) else np.asarray(x, np.float64 if wide and floating(x) else dtype)
@@ -191,14 +196,14 @@ class Traced:
 
 
 def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False) -> Traced:
-    """Trace `function(params, *inputs, **keywords)`, or its derivatives by its parameters.
+    """Trace `function(params, *inputs, **keywords)` or its gradient with respect to the parameters.
 
-    Derivatives are those of the results contracted with cotangents, which are the last arrays.
+    The gradient is a vector-Jacobian product; the cotangents are appended to the arguments.
 
     Args:
-        function: what to trace.
-        trees: parameters, and the inputs with the keywords.
-        derivative: which of the two.
+        function: the function to trace.
+        trees: `(params, (inputs, keywords))`.
+        derivative: trace the gradient instead of the function.
     """
     leaves, structure = jax.tree.flatten(trees)
     arrays = arrays_of(trees)
@@ -218,7 +223,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         params, (inputs, keywords) = jax.tree.unflatten(structure, whole)
         result = function(params, *inputs, **keywords)
         paths = jax.tree_util.tree_leaves_with_path(result)
-        # A dataclass that JAX knows nothing of is a leaf to it.
+        # A dataclass that is not registered with JAX is a leaf.
         fields = dict(f for path, x in paths for f in fields_of(x, field_name(OUTPUT, path)))
         results = {name: x for name, x in fields.items() if floating(x)}
         if not results:
@@ -268,7 +273,7 @@ def _sort(
     floats: dict[str, Any],
     unread: dict[str, str],
 ) -> None:
-    """Put a result that is no array among the whole numbers, the floating ones, or the rest."""
+    """File a result that is not an array under integers, floats or unreadable results."""
     if (number := exact_number(x)) is not None:
         numbers[name] = number
     elif float_number(x, np.float64) is not None:
@@ -278,7 +283,7 @@ def _sort(
 
 
 def _taken(marks: Marks) -> dict[str, Any]:
-    """Return the marks that were passed: those of branches not taken were not."""
+    """Return the marks that were executed, without those in branches not taken."""
     return {n: x for n, x in marks.values.items() if bool(marks.passed.get(n, True))}
 
 

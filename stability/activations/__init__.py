@@ -1,6 +1,6 @@
-"""How large activations and attention logits get, and what no narrow format could hold.
+"""Ranges of activations and attention logits, and what narrow formats would lose of them.
 
-`measure_ranges` and `measure_heads` run one step; the findings say what bfloat16 would lose of it.
+`measure_ranges` and `measure_heads` run one step; the findings report the losses in bfloat16.
 """
 
 from stability.activations.attention import (

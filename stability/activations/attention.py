@@ -1,8 +1,8 @@
 """Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
-Logits that grow until a softmax sees one key alone end a training run. In bfloat16 a logit of
-magnitude x is off by up to x * 2^-9, and a softmax weight by the exponential of that. Source:
-docs/audits.md "Activations and attention".
+When logits grow until a softmax sees a single key, training fails. A logit of magnitude x has a
+rounding error of up to x * 2^-9 in bfloat16; the relative error of its softmax weight is the
+exponential of that, minus 1. Source: docs/audits.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import by_name
 
 WEIGHT_ERROR = 0.1
-"""Relative error of a softmax weight from rounding its logit at which a warning is given."""
+"""Relative error of a softmax weight, from rounding its logit, above which a warning is given."""
 FLAT, PEAKED = 0.98, 0.05
-"""Entropy over its largest value: above, a head attends to everything alike; below, to one key."""
+"""Relative entropy above which a head attends to all keys equally, below which to one key."""
 SOURCE = "half a unit in the last place of the format at the largest logit, exponentiated"
 ENTROPY_SOURCE = "entropy over that of equal weights on the visible keys; 0 is one key"
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """One layer: arrays (H,) over its heads, float32, over all valid queries."""
+    """Attention of one layer: float32 arrays (H,) over its heads, for all valid queries."""
 
     largest: np.ndarray
-    """Largest |logit| a query sees."""
+    """Largest |logit| of any query."""
     entropy: np.ndarray
     """Mean entropy of the weights, in nats."""
     relative: np.ndarray
-    """Mean of the entropy over the logarithm of the number of visible keys, for queries with two
-    or more; NaN without any."""
+    """Mean of the entropy divided by the logarithm of the number of visible keys, over queries with
+    at least two; NaN if there are none."""
 
 
 def measure_heads(
     model: MegalodonForCausalLM, ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Heads, ...]:
-    """Return logits and entropies of every layer for one uncached batch.
+    """Measure logits and entropies of every layer for one uncached batch.
 
-    Logits are taken in float32 from the queries and keys the model computes.
+    Logits are computed in float32 from the model's queries and keys.
 
     Args:
-        model: a `MegalodonForCausalLM`.
+        model: the model.
         ids: token ids (B, L) int32, L at least 1.
-        mask: (B, L) bool, True where a token is valid; None means everywhere.
+        mask: (B, L) bool, True where a token is valid; None: all are valid.
 
     Raises:
         ValueError: `ids` are not integers (B, L), or empty.
@@ -142,21 +142,22 @@ def _heads(attn: MegalodonAttention, q: Array, k: Array, valid: Array) -> tuple[
     room = ((0, 0), (0, end - q.shape[1]))
     q, k = (jnp.pad(x, (*room, (0, 0), (0, 0))) for x in (q, k))
     chunks = [x.reshape(-1, C, *x.shape[2:]) for x in (q, k, jnp.pad(valid, room))]
-    # One chunk at a time: the scores of all of them need not exist at once.
+    # One chunk at a time, so that the scores of only one chunk are in memory.
     largest, *parts = jax.lax.map(_chunk, tuple(chunks))
     entropies, queries, shares, several = (jnp.sum(part, 0) for part in parts)
     return jnp.max(largest, 0), entropies / queries, shares / several
 
 
 def _chunk(parts: tuple[Array, Array, Array]) -> tuple[Float[Array, " H"], ...]:
-    """Largest |logit|, summed entropy, queries, summed relative entropy, queries with two keys."""
+    """Return largest |logit|, sum of entropies, number of queries, sum of relative entropies, and
+    number of queries with at least two keys."""
     q, k, valid = parts
     C = q.shape[0]
     seen = jnp.tril(jnp.ones((C, C), bool)) & valid[None, :] & valid[:, None]
     scores = jnp.einsum("qhd,khd->hqk", q, k, precision=jax.lax.Precision.HIGHEST)
     visible = jnp.broadcast_to(seen, scores.shape)
     largest = jnp.max(jnp.where(visible, jnp.abs(scores), 0.0), axis=(1, 2))
-    # A query without a key gets zeros to work on: its entropy is not counted.
+    # A query without keys gets zeros in place of -inf, which would give NaN; it is not counted.
     safe = jnp.where(visible.any(-1, keepdims=True), jnp.where(visible, scores, -jnp.inf), 0.0)
     log_weights = jax.nn.log_softmax(safe, axis=-1)
     terms = jnp.where(visible, jnp.exp(log_weights) * log_weights, 0.0)

@@ -1,7 +1,7 @@
-"""How large activations and gradients get, and what of them bfloat16 or float16 could not hold.
+"""Ranges of activations and gradients, and what bfloat16 or float16 would lose of them.
 
-Ranges per intermediate and per cotangent, gradient norms by module in float32. One pass forward and
-one backward. Source: docs/audits.md "Activations and attention".
+Ranges per intermediate and per cotangent, and gradient norms by module in float32, from one forward
+and one backward pass. Source: docs/audits.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ from stability.core.number_formats import by_name
 
 FORMATS = ("bfloat16", "float16")
 HEADROOM = 2.0**-4
-"""A range this close to the largest number is a warning: training moves by more than that."""
+"""Fraction of a format's maximum above which a range gives a warning: training changes ranges by
+more than this factor of 16."""
 LOST_SHARE = 0.01
-"""Share of the elements other than 0 below the smallest subnormal at which a warning is given."""
+"""Fraction of the nonzero elements that may underflow to 0 without a warning."""
 REPLAY = "replay the step with stability.nonfinite.replay.locate"
 SOURCE = "largest finite and smallest subnormal number of the format (IEEE 754, bfloat16)"
 
 
 class Range(NamedTuple):
-    """Scalars over one array, float32: its finite magnitudes, and what the formats would lose."""
+    """Range of one array and its losses in narrow formats; float32 scalars."""
 
     largest: Float[Array, ""]
     smallest: Float[Array, ""]
-    """Smallest magnitude that is not 0; infinite without any."""
+    """Smallest nonzero magnitude; infinite if there is none."""
     rms: Float[Array, ""]
     bad: Float[Array, ""]
-    """Share of the elements that are NaN or infinite."""
+    """Fraction of the elements that are NaN or infinite."""
     lost: dict[str, Float[Array, ""]]
-    """By format: of the elements that are not 0, the share that would round to 0."""
+    """Fraction of the nonzero elements that would underflow to 0, by format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Ranges of what one step computes, by name, in order of computation."""
+    """Ranges of all arrays of one step, by name, in order of computation."""
 
     intermediates: Mapping[str, Range]
     cotangents: Mapping[str, Range]
-    """By `bar/<intermediate>`."""
+    """Ranges by `bar/<intermediate>`."""
     gradients: Mapping[str, Range]
-    """By parameter."""
+    """Ranges by parameter name."""
     norms: Mapping[str, float]
-    """L2 norm of the gradient by module, squared and summed in float32."""
+    """L2 norm of the gradient by module, accumulated in float32."""
 
 
 def measure_ranges(
@@ -69,15 +70,15 @@ def measure_ranges(
     mask: ArrayLike | None = None,
     labels: ArrayLike | None = None,
 ) -> Ranges:
-    """Return ranges of all intermediates, their cotangents and all gradients for one batch.
+    """Measure ranges of all intermediates, cotangents and gradients for one batch.
 
-    All of them are in memory at once: some 30 arrays (B, L, D) per layer.
+    All of them are in memory at once: about 30 arrays (B, L, D) per layer.
 
     Args:
-        model: a `MegalodonForCausalLM`, in any dtypes.
+        model: the model, in any dtypes.
         ids: token ids (B, L) int32.
-        mask: (B, L) bool, True where a token is valid; None means everywhere.
-        labels: (B, L) int32; None means the ids themselves.
+        mask: (B, L) bool, True where a token is valid; None: all are valid.
+        labels: (B, L) int32; None: the ids themselves.
 
     Raises:
         ValueError: `ids` are not integers (B, L), `labels` have another shape, or layers are
@@ -97,7 +98,7 @@ def measure_ranges(
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
     def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:
-        # Compiled once per size, and layers have the same: one program for all would take minutes.
+        # Compiled once per size, which layers share; a single program for all would take minutes.
         return {name: jax.device_get(_summed(jnp.ravel(array))) for name, array in arrays.items()}
 
     def in_order(arrays: Mapping[str, Array]) -> dict[str, Range]:
@@ -130,9 +131,9 @@ def token_ids(ids: ArrayLike, caller: str) -> Int32[Array, "B L"]:
 def range_findings(ranges: Ranges) -> list[Finding]:
     """Return a finding per array and format, and the gradient norm of each module.
 
-    An array that would overflow is an error. One within a factor of 16 of it, or with more than 1 %
-    of its elements other than 0 below the smallest subnormal, is a warning. In float16, which
-    nothing here is stored in, all three are notes. Norms are notes.
+    Overflow is an error. A warning is given for a range within a factor of 16 of overflow, and if
+    more than 1 % of the nonzero elements underflow. In float16, which this project does not use for
+    storage, all three are notes. Norms are notes.
     """
     gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
     arrays = {**ranges.intermediates, **ranges.cotangents, **gradients}
@@ -174,7 +175,7 @@ def _of_array(name: str, found: Range) -> list[Finding]:
 
 
 def _of_norm(module: str, norm: float) -> Finding:
-    # optax sums squares in the gradients' own dtype: the square of the norm must exist there.
+    # optax sums squares in the gradients' dtype, so the squared norm must be representable too.
     square, formats = np.square(np.float64(norm)), map(by_name, FORMATS)
     gone = [f.name for f in formats if square > f.max or 0.0 < square < f.min_subnormal]
     outside = f"; its square is outside {' and '.join(gone)}" if gone else ""
@@ -187,19 +188,19 @@ def _of_norm(module: str, norm: float) -> Finding:
 
 @jax.jit
 def summary(x: Array) -> Range:
-    """Return the range of an array of any shape; what is not finite counts in `bad` alone."""
+    """Return the range of an array of any shape; non-finite elements are counted in `bad` only."""
     wide = x.astype(jnp.float32)
     finite = jnp.isfinite(wide)
     magnitude = jnp.where(finite, jnp.abs(wide), 0.0)
     nonzero = magnitude > 0
     top = jnp.max(magnitude, initial=0.0)
-    # Scaled by the largest: a square of 1e20 is not a float32.
+    # Scaled by the largest magnitude: the square of 1e20 overflows float32.
     scale = jnp.maximum(top, jnp.finfo(jnp.float32).tiny)
 
     def share(flags: Array, of: ArrayLike) -> Array:
         return jnp.sum(flags, dtype=jnp.float32) / jnp.maximum(jnp.asarray(of, jnp.float32), 1.0)
 
-    # Zeros lose nothing: counted too, those of tokens that never occur would hide the others.
+    # Zeros are excluded: those of unused tokens would hide the losses of the other elements.
     at_risk = jnp.sum(nonzero, dtype=jnp.float32)
 
     return Range(
@@ -207,7 +208,7 @@ def summary(x: Array) -> Range:
         smallest=jnp.min(jnp.where(nonzero, magnitude, jnp.inf), initial=jnp.inf),
         rms=scale * jnp.sqrt(jnp.mean(jnp.square(magnitude / scale))),
         bad=share(~finite, x.size),
-        # Half the smallest subnormal is a tie and rounds to 0, the even one.
+        # Half the smallest subnormal is a tie, which rounds to 0 (even).
         lost={
             f: share(nonzero & (magnitude <= np.float32(by_name(f).min_subnormal / 2)), at_risk)
             for f in FORMATS
@@ -217,5 +218,5 @@ def summary(x: Array) -> Range:
 
 @jax.jit
 def _summed(x: Array) -> tuple[Range, Array]:
-    """Return the range of an array, and the sum of its squares in float32."""
+    """Return the range of an array and the sum of its squares in float32."""
     return summary(x), jnp.sum(jnp.square(x.astype(jnp.float32)))

@@ -1,6 +1,6 @@
-"""What all probes share: findings, number formats, named leaves, rounding in jit, dtype rules.
+"""Shared by all probes: findings, number formats, named leaves, rounding in jit, dtype rules.
 
-Everything a room above needs of them is exported here.
+The other packages of `stability` import everything they need from here.
 """
 
 from stability.core.dtype_rules import Policy

@@ -1,8 +1,8 @@
-"""What a checkpoint on disk holds: parameters, optimiser states, and in one line what was left.
+"""Contents of a checkpoint on disk: parameters, optimiser states, and a summary of the rest.
 
-A file of weights, a training checkpoint with everything in it, or a folder where the optimiser's
-state lies beside the weights, as Hugging Face's Trainer writes it. Source: docs/stability.md
-"Which files".
+A checkpoint is a file of weights, a training checkpoint with everything in one file, or a folder
+with the optimiser state beside the weights, as Hugging Face's Trainer writes it. Source:
+docs/stability.md "Which files".
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from stability.core.parameter_leaves import Leaf, listed, stored_leaves
 
 OPTIMISER_FILES = ("optimizer.pt", "optimizer.bin", "optimizer.pth")
 
+"""Names of optimiser states beside the weights."""
+
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The parts of a checkpoint that can be asked about."""
+    """The parts of a checkpoint that can be diagnosed."""
 
     path: Path
-    """What was named."""
+    """Path given by the caller."""
     leaves: dict[str, Leaf]
-    """Parameters by name; empty where only an optimiser's state was saved."""
+    """Parameters by name; empty if only an optimiser state was saved."""
     states: dict[str, Mapping[str, Any]]
-    """Optimiser states by where they were found, as `optimizer.state_dict()` has them."""
+    """Optimiser states in the form of `optimizer.state_dict()`, by where they were found."""
     summary: str
-    """One line: what was taken and what was left."""
+    """One line on what was used and what was skipped."""
     ordered: bool = True
-    """Whether the leaves are in the order of the module. Files of torch keep it, safetensors sorts
+    """Whether the leaves are in the module's order. torch files keep that order. safetensors sorts
     tensors by name, and so does the shard index that transformers writes."""
 
     @property
     def folder(self) -> Path:
-        """The folder that may have a config.json."""
+        """Folder that may contain a config.json."""
         return self.path if self.path.is_dir() else self.path.parent
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
-    """Open a checkpoint; its tensors are read when they are asked for.
+    """Open a checkpoint; tensors are read on access.
 
     Args:
         path: a safetensors or torch file, a shard index, or a folder with one of them.
 
     Raises:
-        FileNotFoundError: there is none.
-        ImportError: it is a torch file, and torch is not installed.
+        FileNotFoundError: there is no checkpoint.
+        ImportError: it is a torch file and torch is not installed.
         ValueError: it cannot be read, or holds neither parameters nor an optimiser state.
     """
     place = Path(path)
@@ -80,13 +82,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
 
 
 def _in_module_order(file: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Leaf], bool]:
-    """Return the leaves in the order of their module, and whether that is known."""
+    """Return the leaves in the module's order, and whether that order is known."""
     if not file.name.endswith(".index.json"):
         return leaves, False
     places = read_json_object(file)["weight_map"]
     if list(places) != sorted(places):
         return {n: leaves[n] for n in map(printable, places) if n in leaves}, True
-    # Shards of torch split the module's parameters in its order.
+    # torch shards split the module's parameters in its order.
     shards = {file.parent / shard for shard in places.values()}
     return leaves, not any(reads_as_safetensors(shard) for shard in shards)
 

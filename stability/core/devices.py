@@ -1,9 +1,9 @@
-"""Number formats a device multiplies in hardware, from its capability; names only lead to one.
+"""Number formats that a device's matrix units support, looked up by its capability.
 
-A capability is CUDA's compute capability, AMD's gfx target or Google's TPU generation. What follows
-from it are the vendors' tables of supported formats: CUDA C++ Programming Guide, "Compute
-Capabilities"; ROCm, "Data types and precision support"; Google Cloud TPU, "TPU versions". Source of
-what it is for: docs/mla-moe.md "Precision".
+A capability is CUDA's compute capability, AMD's gfx target or Google's TPU generation; a device
+name is first mapped to one. The formats of a capability are from the vendors' tables: CUDA C++
+Programming Guide, "Compute Capabilities"; ROCm, "Data types and precision support"; Google Cloud
+TPU, "TPU versions". Used for docs/mla-moe.md "Precision".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CUDA, ROCM, TPU = (
     "ROCm, data types and precision support",
     "Google Cloud TPU, versions",
 )
-"""Tables that the formats of a capability are taken from."""
+"""Vendors' tables from which the formats are taken."""
 MEASURED = "docs/speed.md, bfloat16 on a processor"
 
 
@@ -27,13 +27,13 @@ class Capability:
 
     Attributes:
         name: such as "compute capability 9.0", "gfx942", "TPU v5e" or "CPU".
-        source: table of the vendor that says so; for a CPU, what was measured.
-        bf16: matrix units take bfloat16.
-        tf32: matrix units take float32 rounded to 10 bits of mantissa (on AMD: XF32).
-        fp8: matrix units take e4m3 and e5m2 as OCP defines them, the formats of this project.
-        fp8_fnuz: they take AMD's older encoding instead, where e4m3 ends at 240 and not at 448.
-        blocks: block formats with scales in hardware, of "mxfp8" and "nvfp4".
-        memory: bytes, None where the device does not tell.
+        source: the vendor's table; for a CPU, a measurement.
+        bf16: matrix units support bfloat16.
+        tf32: matrix units support float32 rounded to 10 mantissa bits (XF32 on AMD).
+        fp8: matrix units support e4m3 and e5m2 as defined by OCP, the formats of this project.
+        fp8_fnuz: matrix units support AMD's older encoding, whose e4m3 ends at 240 instead of 448.
+        blocks: block formats with scales in hardware, out of "mxfp8" and "nvfp4".
+        memory: size in bytes; None if the device does not report it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Capability:
 
 
 def cuda(major: int, minor: int) -> Capability:
-    """Return the formats of a CUDA compute capability; later ones keep what earlier ones had."""
+    """Return the formats of a CUDA compute capability; later ones keep those of earlier ones."""
     at = (major, minor)
     return Capability(
         f"compute capability {major}.{minor}",
@@ -60,7 +60,7 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the formats of a TPU generation: bfloat16 since v2, float8 twice as fast since v7."""
+    """Return the formats of a TPU generation: bfloat16 since v2, float8 at double rate since v7."""
     return Capability(f"TPU v{generation}{variant}", TPU, bf16=True, fp8=generation >= 7)
 
 
@@ -115,12 +115,11 @@ _TPU_NAMES = (
 
 
 def capability_of(device: Any) -> Capability | None:
-    """Return what a device multiplies in hardware, or None where neither it nor its name tells.
+    """Return the formats that a device multiplies in hardware, or None for an unknown device.
 
     Args:
-        device: a device of `jax.devices()`, which is asked for its `compute_capability` first and
-            for its `device_kind` then; or a name, as `device_kind` and
-            `torch.cuda.get_device_name` have it.
+        device: a device of `jax.devices()`, looked up by `compute_capability`, then `device_kind`;
+            or a name as in `device_kind` and `torch.cuda.get_device_name`.
     """
     if isinstance(device, str):
         return _by_name(device)
@@ -151,11 +150,11 @@ def _by_name(name: str) -> Capability | None:
     for pattern, fixed in _TPU_NAMES:
         if match := re.search(pattern, name, re.IGNORECASE):
             return tpu(*(fixed or _generation(*match.groups())))
-    # AMD's are not looked for among NVIDIA's names: those are short, and mean other things there.
+    # AMD names are looked up first: NVIDIA's short patterns would match some of them.
     if re.search(r"\bAMD\b|\bRadeon\b|\bMI\d{2,3}[ACX]?\b", name, re.IGNORECASE):
         target = _first(_AMD_FAMILIES, name)
         return _gfx(target) if target else None
-    # Nor are those of other makers.
+    # Names of other vendors would match NVIDIA's patterns too.
     if re.search(r"\bIntel\b|\bApple\b|\bXeon\b|\bGaudi\b", name, re.IGNORECASE):
         return None
     at = _first(_NVIDIA_FAMILIES, name)
@@ -164,7 +163,7 @@ def _by_name(name: str) -> Capability | None:
 
 def _generation(number: str, variant: str | None) -> tuple[int, str]:
     light = (variant or "").lower() in ("lite", "litepod")
-    # The first light one is called v4i, later ones v5e and v6e.
+    # The first "lite" generation is v4i, later ones are v5e and v6e.
     return int(number), ("e" if int(number) > 4 else "i") if light else (variant or "").lower()
 
 
@@ -175,7 +174,7 @@ def _first(families: tuple[tuple[str, Any], ...], name: str) -> Any:
 
 def _memory(device: Any) -> int | None:
     stats = getattr(device, "memory_stats", None)
-    # A CPU has none to tell, and older TPU runtimes raise in place of saying so.
+    # A CPU reports no memory, and older TPU runtimes raise an error.
     try:
         told = stats() if stats else None
     except (RuntimeError, NotImplementedError):

@@ -1,7 +1,7 @@
-"""Documents: what a command measured once and the repository stores; no run counts it as its own.
+"""Documents: results that a command measured once and the repository stores; no run owns them.
 
-They lie in `stability/data/` as JSON. Pages and documentation show them with the versions that
-they were made with.
+They are JSON files in `stability/data/`. Pages and docs show them with the package versions that
+produced them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ COMMANDS = {
     DEFECTS: "megalodon-numerics subject defects",
     TRAINING: "megalodon-numerics subject train",
 }
-"""By document, the command that measures it again."""
+"""Command that measures each document again, by document name."""
 KEYS = {DRILL: ("variants", "quantiles"), DEFECTS: ("defects",), TRAINING: ("plan", "variants")}
-"""By document, what a page draws."""
+"""Required keys of each document, which a page draws."""
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
-    """Return the file of a document."""
+    """Return the path of a document."""
     return folder / f"{name}.json"
 
 
 def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """Return a document by its name, a key of `COMMANDS`.
+    """Read a document by its name, a key of `COMMANDS`.
 
     Raises:
-        ValueError: it is not there, not readable, not whole, or of another schema; the message
+        ValueError: it is missing, unreadable or incomplete, or has another schema; the message
             names the command that writes it.
     """
     path = path_of(name, folder)
@@ -59,11 +59,11 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Insist that a document can be put there, before minutes of training rather than after.
+    """Check that a document can be written, before the minutes of training that produce it.
 
     Raises:
-        FileNotFoundError: the folder is not there.
-        PermissionError: nothing can be written into it.
+        FileNotFoundError: the folder does not exist.
+        PermissionError: the folder is not writable.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first.")
@@ -72,11 +72,11 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a document aside, then put it in place; an interruption leaves the old one standing.
+    """Write a document atomically; an interruption leaves the old one intact.
 
     Raises:
-        FileNotFoundError: the folder is not there.
-        PermissionError: nothing can be written into it.
+        FileNotFoundError: the folder does not exist.
+        PermissionError: the folder is not writable.
     """
     check_writable(path)
     text = json.dumps(content, allow_nan=False, indent=indent)
@@ -85,6 +85,6 @@ def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide the numbers."""
+    """Return the versions of Python and of the packages that influence the numbers."""
     packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
     return {"python": platform.python_version()} | {n: metadata.version(n) for n in packages}

@@ -1,6 +1,6 @@
-"""Which parameter is stored in which dtype: the rules of `megalodon_jax.policy`, of dtypes.
+"""Storage dtype of each parameter: rules as in `megalodon_jax.policy`, with dtypes as values.
 
-Generic: it knows no architecture. Source: docs/mla-moe.md "The
+Independent of the architecture. Source: docs/mla-moe.md "The
 stability guide" (critical parameters stay wide while the rest is float8).
 """
 
@@ -24,24 +24,25 @@ DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 @dataclass(frozen=True)
 class Policy:
-    """Dtypes by pattern of a parameter's name.
+    """Storage dtypes by pattern of a parameter's name.
 
     Raises:
-        ValueError: a rule is no pair of strings, or names another dtype than `DTYPES`.
+        ValueError: a rule is not a pair of strings, or its dtype is not one of `DTYPES`.
     """
 
     name: str
     rules: Rules
-    """(shell pattern over the dotted name, dtype), the first that matches decides."""
+    """Pairs (shell pattern for the dotted name, dtype); the first match applies."""
 
     def __post_init__(self) -> None:
         as_policy(self.rules, DTYPES, f"policy {self.name}")
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the dtype a parameter is stored in.
+        """Return the storage dtype of a parameter.
 
         Raises:
-            ValueError: no rule fits; what nobody decided must not be narrowed by accident.
+            ValueError: no rule matches. There is no default: a forgotten parameter must not be
+                stored in few bits by accident.
         """
         for pattern, dtype in self.rules:
             if fnmatchcase(name, pattern):
@@ -49,11 +50,11 @@ class Policy:
         raise ValueError(f"policy {self.name}: no rule for parameter {name!r}; end with '*'.")
 
     def apply(self, tree: Tree) -> Tree:
-        """Return the tree with every floating-point leaf in its dtype, clamped to its range."""
+        """Cast every floating-point leaf to its dtype, clamped to the dtype's range."""
         return replace_leaves(tree, {n: _cast(x, self.dtype(n)) for n, x in _floating(tree)})
 
     def bytes(self, tree: Any) -> int:
-        """Return what the floating-point leaves would take."""
+        """Return the bytes of all floating-point leaves under the policy."""
         return sum(x.size * self.dtype(n).itemsize for n, x in _floating(tree))
 
 
@@ -64,7 +65,7 @@ def _floating(tree: Any) -> list[tuple[str, Any]]:
 
 def _cast(x: Any, dtype: np.dtype) -> Any:
     top = float(jnp.finfo(dtype).max)
-    # A cast to e4m3 makes NaN of what is beyond its range.
+    # A cast to e4m3 turns values beyond its range into NaN.
     return (
         jnp.clip(x, -top, top).astype(dtype)
         if dtype.itemsize < x.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Findings, the answers of probes: one per parameter or op, with its number and its remedy.
+"""Findings: results of probes, one per parameter or operation, with a number and a remedy.
 
 Source: docs/stability.md "Findings".
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 RESTORE = "restore the last checkpoint without non-finite values"
-"""What helps against NaN and infinity in stored parameters."""
+"""Remedy for NaN and infinity in stored parameters."""
 
 
 class Severity(StrEnum):
-    """How much a finding matters, mildest first."""
+    """How severe a finding is, mildest first."""
 
     OK = "ok"
     NOTE = "note"
@@ -23,24 +23,24 @@ class Severity(StrEnum):
     ERROR = "error"
 
     def gravity(self) -> int:
-        """Return its place in the order, 0 for the mildest."""
+        """Return the rank of the severity, 0 for the mildest."""
         return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer of one probe about one parameter or op."""
+    """Result of one probe for one parameter or operation."""
 
     probe: str
     severity: Severity
     subject: str
-    """Parameter name or op the finding is about."""
+    """Name of the parameter or operation."""
     metric: str
     value: float
     threshold: float
-    """The value at which the severity changes; NaN where there is none."""
+    """Value at which the severity changes; NaN if there is none."""
     source: str
-    """Where the threshold comes from."""
+    """Source of the threshold."""
     message: str
     remedy: str = ""
 
@@ -58,13 +58,13 @@ def judge(
     least: bool = False,
     severity: Severity = Severity.WARNING,
 ) -> Finding:
-    """Return a finding that is OK up to its threshold and `severity` beyond it, as NaN is.
+    """Return a finding that is OK up to its threshold and has `severity` beyond it, or if NaN.
 
     Args:
-        probe, subject, metric, value, threshold, source, message, remedy: as `Finding` has them;
-            the remedy is left out where nothing is wrong.
-        least: whether the threshold is the least that is right, not the most.
-        severity: of a value beyond the threshold.
+        probe, subject, metric, value, threshold, source, message, remedy: see `Finding`; an OK
+            finding has no remedy.
+        least: the threshold is a minimum instead of a maximum.
+        severity: severity of a value beyond the threshold.
     """
     if value >= threshold if least else value <= threshold:
         severity, remedy = Severity.OK, ""
@@ -72,7 +72,7 @@ def judge(
 
 
 def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -> list[Finding]:
-    """Return numbers without a threshold as findings."""
+    """Return notes: numbers without a threshold."""
     return [
         Finding(probe, Severity.NOTE, subject, metric, value, math.nan, source, "")
         for metric, value in numbers.items()
@@ -80,7 +80,7 @@ def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -
 
 
 def non_finite(name: str, count: int, size: int, source: str, more: str = "") -> Finding:
-    """Return the error of a parameter with `count` values that are NaN or infinite, of `size`."""
+    """Return the error finding for a parameter of which `count` values are NaN or infinite."""
     message = f"{count:,} of {size:,} values are NaN or infinite{more}"
     error, value = Severity.ERROR, float(count)
     return Finding("finite", error, name, "non_finite", value, 0.0, source, message, RESTORE)

@@ -1,4 +1,4 @@
-"""Small floating-point formats as value objects: what follows from their bits.
+"""Narrow floating-point formats and the properties that follow from their bit layout.
 
 Source: docs/stability.md "Update survival", docs/formats.md "The formats".
 """
@@ -21,7 +21,7 @@ class Format:
 
     @property
     def mantissa_bits(self) -> int:
-        """Stored bits of the significand, without the implicit one."""
+        """Stored bits of the significand, without the implicit leading one."""
         return int(ml_dtypes.finfo(self.dtype).nmant)
 
     @property
@@ -41,12 +41,12 @@ class Format:
 
     @property
     def min_normal(self) -> float:
-        """The smallest positive number of full precision."""
+        """The smallest normal number."""
         return 2.0**self.min_exponent
 
     @property
     def min_subnormal(self) -> float:
-        """The smallest positive number; without mantissa bits the smallest normal one."""
+        """The smallest positive number; the smallest normal one if there are no mantissa bits."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
     @property
@@ -56,13 +56,13 @@ class Format:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one stored number, outside of packed arrays."""
+        """Bytes per number in an unpacked array."""
         return self.dtype.itemsize
 
     def clamp(self, x: np.ndarray | np.floating) -> np.ndarray:
-        """Return float32 values with finite ones beyond the range moved to its end.
+        """Clamp finite float32 values to the range of the format; keep NaN and infinity.
 
-        A cast to e4m3 turns them into NaN, so every cast here clamps first.
+        Every cast here clamps first: a plain cast to e4m3 turns values beyond its range into NaN.
         """
         x = np.asarray(x, np.float32)
         return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
@@ -76,7 +76,7 @@ class Format:
         return self.encode(x).astype(np.float32)
 
     def spacing(self, x: np.ndarray) -> np.ndarray | np.floating:
-        """Distance from each |x| to the next larger number of the format; float64."""
+        """Return the distance from each |x| to the next larger number of the format; float64."""
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
         normal = np.maximum(exponent - 1, self.min_exponent)
         floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
@@ -85,14 +85,14 @@ class Format:
     def distinct(
         self, x: np.ndarray, times: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct values x has once stored, float64, and how often each occurs.
+        """Return the distinct stored values of x, float64, and the count of each.
 
-        A format of 16 bits has at most 65,536 values, so a statement about all of them is exact
-        and costs the same for a leaf of any size.
+        A 16-bit format has at most 65,536 values, so a statistic over all of them is exact and its
+        cost does not depend on the size of the leaf.
 
         Args:
             x: values of any shape.
-            times: how often each of them occurs; None once.
+            times: multiplicity of each value; None: one.
         """
         kind = np.uint8 if self.bytes == 1 else np.uint16
         counts = np.zeros(1 << (8 * self.bytes), np.int64)
@@ -111,21 +111,21 @@ class Format:
 
 
 _BLOCK = 1 << 22
-"""Elements rounded at a time: a leaf of any size costs the memory of a few of these."""
+"""Number of elements rounded at a time, to bound the memory for a leaf of any size."""
 
 BF16 = Format("bfloat16", np.dtype(ml_dtypes.bfloat16))
 FP16 = Format("float16", np.dtype(np.float16))
 E4M3 = Format("float8_e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn))
 E5M2 = Format("float8_e5m2", np.dtype(ml_dtypes.float8_e5m2))
 FORMATS = (BF16, FP16, E4M3, E5M2)
-"""Formats a parameter can be stored in."""
+"""Formats in which a parameter can be stored."""
 E2M1 = Format("float4_e2m1fn", np.dtype(ml_dtypes.float4_e2m1fn))
 E8M0 = Format("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu))
-"""Powers of two without a sign or a zero: a scale of blocks (`block_formats`)."""
+"""Powers of two, without sign or zero: scales of blocks (`block_formats`)."""
 
 
 def format_of(dtype: DTypeLike) -> Format | None:
-    """Return the format a dtype stores, None for float32 and wider."""
+    """Return the format of a dtype; None for float32 and wider."""
     return {fmt.dtype: fmt for fmt in FORMATS}.get(np.dtype(dtype))
 
 

@@ -1,8 +1,8 @@
-"""Named leaves of anything that holds parameters, and reproducible samples of them.
+"""Named leaves of any container of parameters, and reproducible samples of them.
 
-A pytree (a Megalodon, another Equinox module, a Flax-style dict), a state dict of torch tensors, or
-a checkpoint on disk: each becomes leaves by name which are read one at a time. torch is not
-imported; a tensor is whatever answers to `.detach().cpu()`.
+Supported are pytrees (a Megalodon, another Equinox module, a Flax-style dict), state dicts of torch
+tensors, and checkpoints on disk. Leaves are read one at a time. torch is not imported; a tensor is
+recognised by `.detach().cpu()`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MEGALODON = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One parameter: what is known without reading it, and how to read it."""
+    """One parameter: its metadata, and a function that reads it."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Name of the dtype it is stored in."""
+    """Name of the stored dtype."""
     load: Callable[[], np.ndarray]
 
     @property
@@ -49,13 +49,13 @@ class Leaf:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds real floating-point numbers: what an optimiser moves."""
+        """Whether it holds real floating-point numbers that an optimiser can update."""
         packed = self.dtype.endswith("_x2")
         return self.dtype.startswith(("float", "bfloat")) and not packed and not self.buffer
 
     @property
     def buffer(self) -> bool:
-        """Whether its name is that of a running statistic or a table, which no optimiser moves."""
+        """Whether its name is that of a running statistic or table, which is not trained."""
         return self.name.endswith(_BUFFERS)
 
     def read(self) -> np.ndarray:
@@ -63,12 +63,12 @@ class Leaf:
         return np.asarray(self.load(), np.float32)
 
     def non_finite(self) -> int:
-        """Return how many of its values are NaN or infinite."""
+        """Return the number of values that are NaN or infinite."""
         return int(self.size - np.count_nonzero(np.isfinite(self.read())))
 
 
 def leaves_of(source: Any) -> dict[str, Leaf]:
-    """Return the leaves of a pytree, a torch state dict, or a checkpoint by name, in its order.
+    """Return the leaves of a pytree, torch state dict or checkpoint by name, in their order.
 
     Args:
         source: a pytree of arrays; a mapping from names to torch tensors; or the path of a
@@ -76,7 +76,7 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
 
     Raises:
         FileNotFoundError: the path holds no checkpoint.
-        ValueError: there is not one array in it, or the file is corrupt.
+        ValueError: it has no array, or the file is corrupt.
     """
     if isinstance(source, Mapping) and any(isinstance(x, Leaf) for x in source.values()):
         leaves = dict(source)
@@ -98,10 +98,10 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
 
 
 def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
-    """Return the leaves of tensors in a file, with names that can be printed.
+    """Return the leaves of a file's tensors, with printable names.
 
-    Of a torch tensor under several names, as of a tied head, the first is taken: it is one
-    parameter.
+    A torch tensor stored under several names, such as a tied head, is one parameter; its first name
+    is used.
     """
     leaves, places = {}, set()
     for name, tensor in tensors.items():
@@ -115,7 +115,7 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
 
 
 def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
-    """Return the leaf of this name, or the one that differs in what a wrapper put before it."""
+    """Return the leaf of this name, or the only one whose name differs by a wrapper's prefix."""
     name = printable(name)
     if name in leaves:
         return leaves[name]
@@ -124,11 +124,11 @@ def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
 
 
 def parameters_of(source: Any) -> dict[str, Leaf]:
-    """Return the leaves of `source`, insisting that an optimiser could train every one of them.
+    """Return the leaves of `source` after checking that an optimiser could train all of them.
 
     Raises:
-        ValueError: as `leaves_of`; or leaves hold integers, or values that are not finite. All are
-            named in the one error.
+        ValueError: see `leaves_of`; or leaves hold integers or non-finite values. The error names
+            all of them.
     """
     leaves = leaves_of(source)
     integers = [f"{n} ({leaf.dtype})" for n, leaf in leaves.items() if not leaf.floating]
@@ -147,10 +147,10 @@ def parameters_of(source: Any) -> dict[str, Leaf]:
 
 
 def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
-    """Insist that the leaves are those of a Megalodon of this configuration.
+    """Check that the leaves are those of a Megalodon of this configuration.
 
     Raises:
-        ValueError: names or shapes are another model's.
+        ValueError: names or shapes differ.
     """
     table = {row.name: row.shape for row in weight_table(config)}
     missing = [n for n in table if n not in leaves]
@@ -167,13 +167,13 @@ def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
 
 
 def is_megalodon(names: Iterable[str]) -> bool:
-    """Whether these are names of a Megalodon's parameters, all of them or some."""
+    """Whether all names are names of a Megalodon's parameters; they may be a subset."""
     return all(_MEGALODON.fullmatch(name) for name in names)
 
 
 def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
-    """Whether weight decay applies: linear weights and those of adapters, and elsewhere whatever
-    has two axes or more."""
+    """Whether weight decay applies. In a Megalodon: linear weights and those of adapters. In other
+    models: parameters with at least two axes."""
     return role_of(name) in (Role.LINEAR, Role.LORA) if megalodon else len(shape) >= 2
 
 
@@ -183,12 +183,12 @@ def kind_of(name: str) -> str:
 
 
 def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
-    """Return at most `size` elements, float32, drawn without replacement by the leaf's name.
+    """Return at most `size` elements, float32, drawn without replacement and seeded by the name.
 
     Args:
         values: the leaf.
-        name: seeds the draw, so that the same leaf is always sampled the same way.
-        size: elements to draw; a smaller leaf is returned whole.
+        name: seed of the draw, so that a leaf always has the same sample.
+        size: number of elements to draw; a smaller leaf is returned whole.
         matrix: keep two axes and draw whole rows and columns in the leaf's own proportions.
     """
     rng = np.random.default_rng(seed_of(name))
@@ -196,7 +196,7 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
         part = values if matrix else values.reshape(-1)
     elif not matrix:
         drawn = np.sort(rng.choice(values.size, size, replace=False))
-        # A view of one row in many does not become an array of them all.
+        # Indexed by axis: flattening a strided view would copy the whole array.
         part = values[np.unravel_index(drawn, values.shape)]
     else:
         scale = math.sqrt(size / values.size)
@@ -210,12 +210,12 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
 
 
 def seed_of(name: str) -> int:
-    """Return the seed a leaf's path stands for: CRC-32, the same on every machine and run."""
+    """Return the seed of a leaf: the CRC-32 of its path, equal on every machine and run."""
     return zlib.crc32(name.encode())
 
 
 def listed(names: list[str], most: int = 4) -> str:
-    """Return the first names of a list in words; how many more there are is said."""
+    """Return the first names of a list as text, with the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more if names else "none"
 
@@ -235,7 +235,7 @@ def _from_tensor(name: str, tensor: Any) -> Leaf:
 
     def load() -> np.ndarray:
         host = tensor.detach().cpu()
-        # NumPy has no bfloat16 of its own; widening to float32 is exact.
+        # NumPy has no native bfloat16; widening to float32 is exact.
         return (host.float() if dtype.startswith(("bfloat", "float8")) else host).numpy()
 
     return Leaf(name, tuple(tensor.shape), dtype, load)

@@ -1,8 +1,8 @@
-"""Precision to train in on a device, by its capability, and where the advice comes from.
+"""Recommended training precision for a device, from its capability, with the source.
 
 Source: docs/mla-moe.md "Precision" and "The stability guide". The guide names five GPUs and allows
-float16 on every other; Megalodon's moving average remembers for longer than float16 reaches, so
-float16 is never advised here. Nothing is run.
+float16 on all others. Megalodon's moving average remembers for longer than float16's range allows,
+so float16 is never recommended here. Nothing is executed on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEVER = (
     "never float16 for Megalodon: gradients below 6e-8 and activations above 65,504 do not exist"
 )
 UNKNOWN = "unknown"
-"""Precision of the advice for a device of which nothing is known."""
+"""Precision recommended for an unknown device."""
 _GUIDE = "the stability guide's table of GPUs (docs/mla-moe.md)"
 _BF16, _BF16_FP8, _FP32 = "bfloat16", "bfloat16, then float8 after initial convergence", "float32"
 _WIDE = "MLA, norms, router and EMA stay wide throughout"
@@ -28,13 +28,13 @@ _GUIDED = (_ADA, *(f"compute capability {at}" for at in ("8.0", "8.6", "9.0")))
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Precision to train in.
+    """Recommended training precision.
 
     Attributes:
-        precision: `UNKNOWN`, or one or two dtypes in words.
-        reason: what of the device decides.
-        source: whose advice and whose table of formats.
-        capability: what was found out about the device; None where nothing was.
+        precision: `UNKNOWN`, or one or two dtypes as text.
+        reason: the deciding property of the device.
+        source: source of the recommendation and of the table of formats.
+        capability: capability of the device; None if unknown.
     """
 
     precision: str
@@ -44,19 +44,19 @@ class Advice:
 
 
 def recommend(device: Any) -> Advice:
-    """Return what to train in on a device.
+    """Return the recommended training precision for a device.
 
     Args:
-        device: a name such as "NVIDIA H200", or a device of `jax.devices()`, which is asked for its
-            compute capability before its name.
+        device: a name such as "NVIDIA H200", or a device of `jax.devices()`, whose compute
+            capability takes precedence over its name.
     """
     found = capability_of(device)
     if found is None:
         name = device if isinstance(device, str) else getattr(device, "device_kind", device)
         return Advice(
             UNKNOWN,
-            f"no table here knows {str(name)!r}, and it tells no compute capability; look up "
-            "whether its matrix units take bfloat16, and train in float32 until you know",
+            f"{str(name)!r} is in none of the tables, and it reports no compute capability; look "
+            "up whether its matrix units support bfloat16, and train in float32 until then",
             "none",
         )
     precision, reason, guided = _decide(found)
@@ -65,7 +65,7 @@ def recommend(device: Any) -> Advice:
 
 
 def _decide(found: Capability) -> tuple[str, str, bool]:
-    """Return precision, reason, and whether the guide itself speaks of such a device."""
+    """Return precision, reason, and whether the guide itself covers the device."""
     name, guided = found.name, found.name in _GUIDED
     bf16 = f"bfloat16 products in hardware ({name}), {_MASTERS}"
     if name == "CPU":
@@ -74,7 +74,7 @@ def _decide(found: Capability) -> tuple[str, str, bool]:
         formats = " and ".join(found.blocks)
         return _BF16_FP8, f"{formats} products in hardware ({name}); {_WIDE}", guided
     if name == _ADA:
-        # The guide knows that Ada multiplies float8, and trains an RTX 4090 in bfloat16.
+        # The guide lists float8 for Ada but trains an RTX 4090 in bfloat16.
         return _BF16, f"{bf16}; float8 products too, for after convergence, if at all", guided
     if found.fp8:
         return _BF16_FP8, f"float8 products in hardware ({name}); {_WIDE}", guided
@@ -83,6 +83,6 @@ def _decide(found: Capability) -> tuple[str, str, bool]:
         return _BF16, f"{bf16}; {fnuz}", guided
     if found.bf16:
         return _BF16, bf16, guided
-    # "Other GPUs" in the guide's table.
+    # Row "Other GPUs" of the guide's table.
     reason = f"no bfloat16 matrix units ({name}); float16, the guide's choice there, breaks the EMA"
     return _FP32, reason, True

@@ -1,8 +1,8 @@
 """Rounding inside jit that the compiler may not remove, to nearest and stochastically.
 
-XLA may elide a float32 -> bfloat16 -> float32 round trip as excess precision, and with it every
-lost update and every Kahan error term. `lax.reduce_precision` and integer arithmetic on the bits
-are not such a round trip, and `check_rounding` compares what was compiled with NumPy's cast.
+XLA may elide a float32 -> bfloat16 -> float32 round trip as excess precision. Lost updates and
+Kahan error terms would then vanish. `lax.reduce_precision` and integer arithmetic on the bits
+cannot be elided, and `check_rounding` compares compiled code with NumPy's cast.
 Source: docs/stability.md "Rounding".
 """
 
@@ -29,10 +29,10 @@ def stochastic(x: jax.Array, fmt: Format, key: jax.Array) -> jax.Array:
 
 @lru_cache(maxsize=16)
 def check_conversion(fmt: Format) -> None:
-    """Assert that compiled code can convert float32 to a format's dtype and back.
+    """Check that compiled code can convert between float32 and a format's dtype.
 
-    XLA's CPU compiler turns a conversion of float16 into an instruction of F16C, and without it
-    into a call of a library function that it does not link: the program cannot be loaded.
+    XLA's CPU compiler turns a float16 conversion into an F16C instruction. On a processor without
+    F16C it emits a call to a library function that is not linked, and the program does not load.
 
     Raises:
         ValueError: the conversion does not compile here.
@@ -51,7 +51,7 @@ def check_conversion(fmt: Format) -> None:
 
 @lru_cache(maxsize=16)
 def check_rounding(fmt: Format) -> None:
-    """Assert that rounding happens in compiled code; every probe that rounds calls this first.
+    """Check that rounding happens in compiled code; every probe that rounds calls this first.
 
     Raises:
         RuntimeError: the compiled program returned values that NumPy's cast would have rounded.

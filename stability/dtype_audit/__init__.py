@@ -1,10 +1,10 @@
-"""In which dtypes a model computes: the jaxpr, the compiled program, torch, and a policy for all.
+"""Dtypes in which a model computes: jaxpr, compiled program, torch, and a policy for all three.
 
-`audit_step` and `audit_model` make a table, `load_policy().check` says what it breaks, and
-`pinned_findings` what changed since the committed one.
+`audit_step` and `audit_model` build the table of operations. `load_policy().check` lists violations
+of the policy, and `pinned_findings` changes since the committed table.
 """
 
-# Their former names, which programs may still import.
+# Former names, kept for existing imports.
 from stability.dtype_audit.golden import (  # noqa: F401
     golden_findings,
     read_golden,

@@ -1,6 +1,6 @@
-"""What kind of operation a primitive, an HLO instruction or an ATen operator is, in one vocabulary.
+"""Families of operations, common to JAX primitives, HLO instructions and ATen operators.
 
-Only what rounds, accumulates or changes dtype is listed; data movement is not. Source:
+Only operations that round, accumulate or change dtype are listed, not data movement. Source:
 docs/audits.md "The dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
 """
 

@@ -1,4 +1,4 @@
-"""`stability.dtype_audit.pinned_rows` under the names it had: programs import it from here."""
+"""Former module name of `stability.dtype_audit.pinned_rows`, kept for existing imports."""
 
 from stability.dtype_audit.pinned_rows import *  # noqa: F403
 from stability.dtype_audit.pinned_rows import PinnedRows as Golden

@@ -1,8 +1,8 @@
-"""The audit of a compiled program: what XLA really computes in, read from its HLO text.
+"""Audit of a compiled program: the dtypes XLA computes in, read from its HLO text.
 
-A `preferred_element_type` says what a product returns; the compiler decides what it adds up in, may
-leave out a rounding, and may widen what the hardware lacks. Source: docs/audits.md "The dtype
-audit".
+`preferred_element_type` only determines the dtype of a product's result. The compiler chooses the
+dtype of the accumulation, may omit a rounding, and may widen operations that the hardware lacks.
+Source: docs/audits.md "The dtype audit".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CALLED = re.compile(r"to_apply=%?([\w.\-]+)")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\([^{]*)?\{")
-# What a library call or a GPU kernel is, by words in its name.
+# Families of library calls and GPU kernels, by patterns in their names.
 _TARGETS = ((r"matmul|dot|gemm|conv", DOT), (r"fft", FFT), (r"softmax", "softmax"))
 
 
@@ -51,7 +51,7 @@ class Instruction:
     inputs: tuple[str, ...]
     op_name: str
     called: str
-    """Computation a reduction combines with; empty for other instructions."""
+    """Computation that a reduction applies to pairs; empty for other instructions."""
 
 
 def rows_of_hlo(text: str) -> tuple[Row, ...]:
@@ -68,7 +68,7 @@ def rows_of_hlo(text: str) -> tuple[Row, ...]:
 
 
 def parse(text: str) -> Iterator[Instruction]:
-    """Yield the instructions of HLO text, operand dtypes resolved."""
+    """Yield the instructions of HLO text with the dtypes of their operands."""
     dtypes: dict[str, str] = {}
     computation = ""
     for line in text.splitlines():
@@ -94,7 +94,7 @@ def parse(text: str) -> Iterator[Instruction]:
 
 
 def _arguments(rest: str) -> str:
-    """Return what stands before the parenthesis that closes the operands."""
+    """Return the text before the parenthesis that closes the operands."""
     depth = 1
     for at, character in enumerate(rest):
         depth += (character == "(") - (character == ")")
@@ -104,7 +104,7 @@ def _arguments(rest: str) -> str:
 
 
 def _dtype(shape: str) -> str:
-    """Return the dtype of a shape; of a tuple, that of its first array."""
+    """Return the dtype of a shape; for a tuple, that of its first array."""
     match = _SHAPE.search(shape)
     return _DTYPES.get(match.group(1), match.group(1)) if match else "other"
 
@@ -138,6 +138,6 @@ def _family(instruction: Instruction, peaks: set[str]) -> Any:
     if family == SUM and instruction.called in peaks:
         return PEAK
     if family == CONVERT and instruction.inputs == (instruction.output,):
-        # reduce-precision keeps its dtype, a convert never does.
+        # `reduce-precision` rounds although its dtype stays the same.
         return CONVERT if instruction.op == "reduce-precision" else None
     return family

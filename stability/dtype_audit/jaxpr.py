@@ -1,4 +1,4 @@
-"""The audit of a jaxpr: what the program asks for, equation by equation, loops and calls included.
+"""Audit of a jaxpr: the dtypes of every equation, including those in loops and calls.
 
 Source: docs/audits.md "The dtype audit".
 """
@@ -25,41 +25,41 @@ from stability.dtype_audit.scopes import module_of, phase_of
 PROMOTION, ROUND_TRIP = "promotion", "round trip"
 
 _JAX = Path(jax.__file__).parent
-# A reduction's own little jaxpr says how two numbers combine; it is not a call.
+# The inner jaxpr of a reduction combines two numbers; it is not a call.
 _COMBINERS = ("reduce", "scatter", "select_and", "sort", "argm")
-# Functions of jax.numpy that convert an operand because of another one; `astype` is not among them.
+# Functions of jax.numpy that promote an operand to another's dtype; `astype` is not one of them.
 _PROMOTERS = ("promote_", "_promote", "_operator_", "ufunc.__call__", "where", "concatenate")
 _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "beartype", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One equation and where it stands."""
+    """One equation and its location."""
 
     eqn: JaxprEqn
     stack: str
-    """Name stack from the outermost program on, `/` between calls."""
+    """Name stack from the outermost program on, with `/` between calls."""
     source: str
     """File and line, relative to the import path; empty if unknown."""
     trips: int
-    """Iterations of the scans around it; a while loop counts once."""
+    """Product of the iterations of the enclosing scans; a while loop counts as one."""
     consumers: tuple[JaxprEqn, ...]
     """Equations of the same jaxpr that read its first output; empty if the jaxpr returns it."""
 
 
 def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
-    """Return the table of a closed jaxpr, as `jax.make_jaxpr` gives."""
+    """Return the table of a closed jaxpr from `jax.make_jaxpr`."""
     return aggregated(row for site in walk(closed.jaxpr) if (row := _row(site)) is not None)
 
 
 def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Iterator[Site]:
-    """Yield every equation; those inside a call, branch or loop after the one that holds them.
+    """Yield every equation; inner equations follow the call, branch or loop that contains them.
 
     Args:
         jaxpr: an open jaxpr.
         stack: name stack of the caller.
-        source: where inner equations stand if they are a library's; empty means where they say.
-        trips: how often the jaxpr is executed.
+        source: location given to all inner equations, for a library function; empty: their own.
+        trips: number of times the jaxpr is executed.
     """
     readers = _readers(jaxpr)
     for eqn in jaxpr.eqns:
@@ -71,19 +71,19 @@ def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Ite
             continue
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
         for inner in inner_jaxprs(eqn):
-            # A library's jitted function is traced once: its lines are those of its first caller.
+            # A library's jitted function is traced once, with the lines of its first caller.
             yield from walk(inner, here, line if is_library(inner) else source, times)
 
 
 def is_library(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr is of a function that JAX defines, such as `jax.nn.silu`."""
+    """Whether a jaxpr is that of a function defined by JAX, such as `jax.nn.silu`."""
     info = getattr(jaxpr, "debug_info", None)
     source = str(getattr(info, "func_src_info", "") or "")
     return str(_JAX) in source
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """Return file and line of the innermost frame that is no library's; empty if there is none."""
+    """Return file and line of the innermost frame outside libraries; empty if there is none."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
         if not _is_library_file(frame.file_name):
@@ -92,7 +92,7 @@ def source_of(eqn: JaxprEqn) -> str:
 
 
 def _is_promotion(eqn: JaxprEqn) -> bool:
-    """Whether a conversion widens a float because an operation's other operand was wider."""
+    """Whether a conversion widens a float because the operation's other operand is wider."""
     read, written = _avals(eqn)
     if not (_inexact(read) and _inexact(written)) or getattr(read, "weak_type", False):
         return False
@@ -108,7 +108,7 @@ def _is_promotion(eqn: JaxprEqn) -> bool:
 
 
 def _avals(eqn: JaxprEqn) -> tuple[Any, Any]:
-    """Return what is known of the first operand and the first result: dtype, shape, weak type."""
+    """Return the abstract values of the first operand and the first result."""
     return eqn.invars[0].aval, eqn.outvars[0].aval
 
 
@@ -122,7 +122,7 @@ def _row(site: Site) -> Row | None:
     if not any(is_inexact(dtype) for dtype in (*inputs, output) if dtype != "other"):
         return None
     if name == "convert_element_type" and inputs == (output,):
-        return None  # only whether the type is weak changed
+        return None  # only the weak type changed
     accum = eqn.params.get("preferred_element_type") if family == DOT else None
     if family == ELEMENTWISE:
         name, inputs = ELEMENTWISE, tuple(sorted(set(inputs)))
@@ -162,7 +162,7 @@ def _widened_again(site: Site) -> bool:
 
 
 def _readers(jaxpr: Jaxpr) -> dict[Var, list[JaxprEqn]]:
-    """Return the equations that read each variable; what the jaxpr returns has none."""
+    """Return the equations that read each variable, without variables that the jaxpr returns."""
     readers: dict[Var, list[JaxprEqn]] = defaultdict(list)
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:
@@ -198,7 +198,7 @@ def _is_library_file(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _relative(file: str) -> str:
-    """Return a file's path relative to its project, or else to what its outermost package is in."""
+    """Return a file's path relative to its project, else to the parent of its top package."""
     path = Path(file)
     projects = (folder for folder in path.parents if (folder / "pyproject.toml").is_file())
     top = next(projects, path.parent)

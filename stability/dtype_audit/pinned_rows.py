@@ -1,8 +1,7 @@
-"""Pinned rows: committed tables, and what changed since.
+"""Pinned rows: committed dtype tables, and changes since.
 
 One file per table in `stability/data/audits/`. `megalodon-numerics dtypes renew` writes them,
-`check` prints what differs, `show` lays them side by side. A table is compared without line
-numbers.
+`check` prints the differences, `show` prints tables side by side. Line numbers are not compared.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1
 PROBE = "dtype_golden"
-"""The probe's name in stored runs, which outlives the word."""
+"""Name of the probe in stored runs, which still use the former word."""
 PLAIN = MegalodonConfig(swiglu=True)
 NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
 RENEW = "megalodon-numerics dtypes renew"
@@ -46,12 +45,12 @@ PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
     "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
 }
-"""What is committed: two tables of the model, two of the reference."""
+"""Functions that compute the committed tables: two of the model, two of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedRows:
-    """A committed table and what it was made with."""
+    """A committed table and the versions that produced it."""
 
     name: str
     versions: Mapping[str, str]
@@ -60,7 +59,7 @@ class PinnedRows:
 
 
 def versions_now(name: str) -> dict[str, str]:
-    """Return the versions a table made now would record."""
+    """Return the versions that a table made now would record."""
     if name.startswith("torch"):
         return {package: _version(package) for package in ("torch", "megalodon-hf")}
     return {"jax": jax.__version__, "platform": jax.default_backend()}
@@ -74,10 +73,10 @@ def _version(package: str) -> str:
 
 
 def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
-    """Return a committed table.
+    """Read a committed table.
 
     Raises:
-        ValueError: there is none of this name, or its file is none of this schema.
+        ValueError: there is no table of this name, or its file has another schema.
     """
     path = folder / f"{name}.json"
     if not path.is_file():
@@ -97,7 +96,7 @@ def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
 
 
 def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
-    """Write a table, one row a line, so that a change reads as a diff."""
+    """Write a table, one row per line, so that changes are readable as a diff."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(entry) for entry in to_json(rows))
     head = f' "schema": {SCHEMA},\n "versions": {json.dumps(versions_now(name))},\n'
@@ -107,16 +106,17 @@ def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
 
 
 def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[Change, ...]:
-    """Return what differs between a committed table and `rows`."""
+    """Return the differences between a committed table and `rows`."""
     return diff(read_pinned(name, folder).rows, rows)
 
 
 def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
-    """Return one finding per difference from a committed table, or one `ok` without any.
+    """Return one finding per difference from a committed table, or one `ok` if there is none.
 
-    With the same version of jax a difference of a jaxpr is an error: the model computes in other
-    dtypes than was committed. With another jax it is a warning, and so is one of torch with the
-    same versions. Of a compiled program it is a note: XLA chooses by version and processor.
+    A difference in the jaxpr is an error with the same version of jax: the model computes in other
+    dtypes than committed. With another version of jax it is a warning. A difference in torch is a
+    warning with the same versions. A difference in a compiled program is a note: XLA decides by
+    version and processor.
     """
     pinned = read_pinned(name, folder)
     now = versions_now(name)

@@ -1,6 +1,6 @@
-"""The policy: what the audit allows, read from a file, and what it says about a table.
+"""The dtype policy: rules read from a file, and their application to an audit table.
 
-The file is `stability/data/dtype_policy.toml`; its head explains the kinds of rules.
+The file is `stability/data/dtype_policy.toml`; its header explains the kinds of rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RULE_KEYS = {"name", "kind", "severity", "remedy", "dtypes", "allowed", *_SCOPE
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which rows a rule or an exception is about; what is empty matches everything."""
+    """Selects the rows of a rule or an exception; an empty field matches everything."""
 
     modules: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Rule:
     scope: Scope = field(default_factory=Scope)
     dtypes: tuple[str, ...] = ()
     allowed: tuple[tuple[Scope, str], ...] = ()
-    """Exceptions, each with its reason."""
+    """Exceptions: pairs (scope, reason)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Policy:
     rules: tuple[Rule, ...]
 
     def check(self, rows: Iterable[Row]) -> list[Finding]:
-        """Return a finding per broken rule and row, and one `ok` per rule that nothing breaks.
+        """Return a finding per violating row and rule, and one `ok` per rule without violations.
 
         Args:
-            rows: tables of one or several views of the same program; `rounding_kept` compares the
-                jaxpr's with the compiled program's and says nothing without both.
+            rows: tables of one or several views of the same program. `rounding_kept` compares the
+                jaxpr with the compiled program and finds nothing without both.
         """
         table = tuple(rows)
         findings: list[Finding] = []
@@ -85,11 +85,11 @@ class Policy:
 
 
 def load_policy(path: Path | None = None) -> Policy:
-    """Read the policy; None means the committed one.
+    """Read a policy file; None: the committed one.
 
     Raises:
-        ValueError: the file is no policy, or a rule of it has an unknown key, kind, severity,
-            family or no reason for an exception.
+        ValueError: the file is not a policy, or a rule has an unknown key, kind, severity or
+            family, or an exception without a reason.
     """
     file = path or resources.files("stability") / "data" / "dtype_policy.toml"
     try:
@@ -105,7 +105,7 @@ def load_policy(path: Path | None = None) -> Policy:
 
 
 def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
-    """Return the rows that break a rule, exceptions not yet taken out."""
+    """Return the rows that violate a rule, before exceptions are applied."""
     inside = [row for row in table if rule.scope.holds(row)]
     match rule.kind:
         case "forbidden":
@@ -121,7 +121,7 @@ def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
 
 
 def _elided(rows: list[Row]) -> list[Row]:
-    """Return roundings of the jaxpr that no narrow number of the compiled module shows."""
+    """Return roundings of the jaxpr that are missing in the compiled code of the same module."""
     compiled = [row for row in rows if row.view == "hlo"]
     if not compiled:
         return []
@@ -160,7 +160,7 @@ def _finding(rule: Rule, row: Row) -> Finding:
 
 def _clean(rule: Rule, table: tuple[Row, ...]) -> Finding:
     count = sum(rule.scope.holds(row) for row in table)
-    message = f"{count} kinds of operation in its scope, none breaks it"
+    message = f"{count} kinds of operation in its scope, no violation"
     source = f"{SOURCE}, {rule.name}"
     return Finding(PROBE, Severity.OK, rule.name, rule.name, 0.0, 0.0, source, message)
 
@@ -199,4 +199,4 @@ def _scope(name: str, entry: Mapping[str, Any]) -> Scope:
 
 def _require(name: str, holds: bool, problem: str) -> None:
     if not holds:
-        raise ValueError(f"dtype policy: rule {name!r}: {problem}; mend {SOURCE}.")
+        raise ValueError(f"dtype policy: rule {name!r}: {problem}; correct {SOURCE}.")

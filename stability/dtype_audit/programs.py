@@ -1,4 +1,4 @@
-"""What is audited: forward pass and gradient of a loss, as asked for and as compiled."""
+"""Audited programs: the forward pass and gradient of a loss, as jaxpr and as compiled."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
-"""Rows of a batch: sums over the batch are there from two on."""
+"""Rows of a batch; with at least two, the program contains sums over the batch."""
 
 
 def audit_function(
     function: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Return the table of any function: jaxpr and, if asked for, compiled program.
+    """Audit any function: its jaxpr and, if requested, its compiled program.
 
-    Modules are known where `args` hold models returned by `announced`.
+    Rows have module paths if `args` hold models returned by `announced`.
 
     Args:
-        function: what to audit; it is traced, and compiled, but not run.
-        args: pytrees of arrays or of their shapes (`jax.ShapeDtypeStruct`); what is no array is
-            kept as it is.
-        compiled: whether to compile, for the view `hlo`; it takes seconds.
+        function: the function; it is traced and compiled, but not run.
+        args: pytrees of arrays or of shapes (`jax.ShapeDtypeStruct`); other leaves are static.
+        compiled: also compile, for the view `hlo`; takes seconds.
 
     Returns:
         Rows of both views, aggregated.
@@ -58,13 +57,13 @@ def audit_function(
 def audit_step(
     model: Any, loss: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Return the table of `loss(model, *args)` and of its gradient by the model.
+    """Audit `loss(model, *args)` and its gradient with respect to the model.
 
     Args:
         model: any pytree; Equinox modules in it give rows their paths.
         loss: returns a scalar.
         args: further arguments, arrays or shapes.
-        compiled: as for `audit_function`.
+        compiled: see `audit_function`.
     """
     named = announced(model)
     forward = audit_function(loss, named, *args, compiled=compiled)
@@ -73,9 +72,9 @@ def audit_step(
 
 
 def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the table of a Megalodon: its loss and the gradient of it, on padded rows.
+    """Audit a Megalodon's loss and its gradient, on padded rows.
 
-    The text is two whole chunks and a short tail, so that every path of a training step is there.
+    The text has two whole chunks and a short tail, which covers every path of a training step.
     """
     B, L = BATCH, 2 * model.config.chunk_size + 3
     ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -84,10 +83,10 @@ def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[
 
 
 def audit_config(config: MegalodonConfig, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the table of a configuration, with one layer and small sizes in place of its own.
+    """Audit a configuration, shrunk to one layer and small sizes.
 
-    What runs in which dtype does not depend on sizes: dtypes, `swiglu`, masks and affine norms are
-    the configuration's.
+    Dtypes do not depend on sizes. The configuration's dtypes, `swiglu`, masks and affine norms are
+    kept.
     """
     return audit_model(abstract_model(shrunk(config)), compiled=compiled)
 
@@ -115,7 +114,7 @@ def shrunk(config: MegalodonConfig) -> MegalodonConfig:
 def dtype_findings(
     config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
 ) -> list[Finding]:
-    """Return what the policy says about a configuration: broken rules, and `ok` for the others."""
+    """Return violations of the policy by a configuration, and `ok` for the other rules."""
     return (policy or load_policy()).check(audit_config(config, compiled=compiled))
 
 

@@ -1,8 +1,8 @@
-"""The audit's table: which dtypes an operation reads, writes and adds up in, by module.
+"""Rows of the audit table: input, output and accumulation dtypes of operations, by module.
 
-One row stands for all equations that agree in everything but where exactly they stand. Line numbers
-are shown and not compared: pinned rows outlive an edit above the line. Source:
-docs/audits.md "The dtype audit".
+One row stands for all equations that differ in their location only. Line numbers are shown but not
+compared, so that pinned rows survive edits above the line. Source: docs/audits.md "The dtype
+audit".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 View = Literal["jaxpr", "hlo", "torch"]
 Phase = Literal["forward", "jvp", "backward"]
-"""A forward program, the forward part of a gradient program, and its backward part."""
+"""A forward program, or the forward or backward part of a gradient program."""
 Identity = tuple[str, ...]
 
 COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum", "how")
@@ -24,51 +24,51 @@ COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Operations of one kind, dtypes and module."""
+    """Operations of one kind in one module, with equal dtypes."""
 
     view: View
     phase: Phase
     module: str
-    """Path of the module, layers as `*`: `model.layers.*.attn.cema`."""
+    """Path of the module, with layers as `*`: `model.layers.*.attn.cema`."""
     family: str
-    """What kind of operation it is, the same word in all three views: `dot`, `sum`, `exp`."""
+    """Family of the operation, common to all three views: `dot`, `sum`, `exp`."""
     op: str
-    """Its name in the view it comes from."""
+    """Name of the operation in its view."""
     inputs: tuple[str, ...]
-    """Dtypes read, in order; of elementwise operations each once."""
+    """Input dtypes in order; for elementwise operations the distinct ones, sorted."""
     output: str
     accum: str = ""
-    """`preferred_element_type` of a product: the dtype asked for, no proof of the accumulator."""
+    """`preferred_element_type` of a product. It does not determine the accumulator's dtype."""
     how: str = ""
-    """`promotion`: a conversion nobody wrote. `round trip`: a rounding undone at once."""
+    """`promotion`: an implicit conversion. `round trip`: a rounding that is undone immediately."""
     count: int = 1
-    """Executions, iterations of a scan included; instructions, of a compiled program."""
+    """Number of executions, with iterations of scans; in a compiled program, of instructions."""
     trips: int = 1
-    """Iterations of the loops around it."""
+    """Iterations of the enclosing loops."""
     source: str = ""
-    """One of the lines it comes from, relative to the import path."""
+    """One of the source lines, relative to the import path."""
 
     @property
     def identity(self) -> Identity:
-        """What makes two rows the same row: everything but counts and line."""
+        """Key of the row: all fields except counts and line."""
         inputs = ",".join(self.inputs)
         plain = (self.view, self.phase, self.module, self.family, self.op)
         return (*plain, inputs, self.output, self.accum, self.how)
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """Every dtype the row names."""
+        """All dtypes of the row."""
         return frozenset({*self.inputs, self.output, self.accum} - {""})
 
     def describe(self) -> str:
-        """Return the row in words, as in `backward reduce_sum (bfloat16) -> bfloat16`."""
+        """Describe the row, such as `backward reduce_sum (bfloat16) -> bfloat16`."""
         accum = f" accumulating in {self.accum}" if self.accum else ""
         how = f" [{self.how}]" if self.how else ""
         return f"{self.phase} {self.op} ({', '.join(self.inputs)}) -> {self.output}{accum}{how}"
 
 
 def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Return one row per identity, counts added up, sorted."""
+    """Return one row per identity, with summed counts, sorted."""
     groups: dict[Identity, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.identity].append(row)
@@ -96,9 +96,9 @@ class Change:
 
 
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[Change, ...]:
-    """Return rows that were added or removed, and rows whose count changed, sorted by row.
+    """Return rows that were added, removed or whose count changed, sorted by row.
 
-    Of a compiled program only the rows count: how often fusion repeats an instruction says nothing.
+    Counts of a compiled program are ignored: they depend on fusion.
     """
     left = {row.identity: row for row in aggregated(old)}
     right = {row.identity: row for row in aggregated(new)}
@@ -115,7 +115,7 @@ def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[Change, ...]:
 
 
 def to_json(rows: Iterable[Row]) -> list[list[Any]]:
-    """Return rows as JSON values: the identity, then count and trips; no line numbers."""
+    """Return rows as JSON values: identity, count and trips, without line numbers."""
     return [[*row.identity, row.count, row.trips] for row in aggregated(rows)]
 
 
@@ -141,24 +141,24 @@ def from_json(values: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the comparison of views: a module, a phase, a family, and a cell per table."""
+    """One line of the comparison of tables: module, phase, family, and a cell per table."""
 
     module: str
     phase: str
     family: str
     cells: Mapping[str, str]
-    """By table name: `bfloat16 x bfloat16 -> float32`, several joined by ` | `; empty if absent."""
+    """Cells by table name: `bfloat16 x bfloat16 -> float32`, joined by ` | `; empty if absent."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every table that has the family here has it in the same dtypes."""
+        """Whether all tables that have the family here have it in the same dtypes."""
         return len({cell for cell in self.cells.values() if cell}) <= 1
 
 
 def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
-    """Return the tables as one, sorted by module, phase and family.
+    """Merge tables into one, sorted by module, phase and family.
 
-    The forward part of a gradient program is left out: it repeats the forward program.
+    The forward part of a gradient program is omitted: it repeats the forward program.
     """
     cells: dict[tuple[str, str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, rows in tables.items():
@@ -173,7 +173,7 @@ def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
 
 
 def by_view(name: str, rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
-    """Return a table split for `side_by_side`: `name jaxpr`, `name hlo`, or `name` of torch."""
+    """Split a table for `side_by_side`: `name jaxpr`, `name hlo`, or `name` for torch."""
     views: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         views[name if row.view == "torch" else f"{name} {row.view}"].append(row)
@@ -181,10 +181,10 @@ def by_view(name: str, rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
 
 
 def is_inexact(dtype: str) -> bool:
-    """Whether a dtype, by name, is of floating-point or complex numbers."""
+    """Whether the named dtype is floating-point or complex."""
     return jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
 
 
 def is_narrow(dtype: str) -> bool:
-    """Whether a dtype, by name, is a float of less than 32 bits."""
+    """Whether the named dtype is a float of fewer than 32 bits."""
     return is_inexact(dtype) and jnp.dtype(dtype).itemsize < 4

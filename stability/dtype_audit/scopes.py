@@ -1,7 +1,7 @@
-"""Modules that announce themselves: their paths appear in the name stack of every equation.
+"""Name scopes for modules: their paths appear in the name stack of every equation.
 
-`announced` copies a model into classes whose methods run inside `jax.named_scope`. The copy's
-classes are others than the model's, so neither takes the other's traces out of JAX's caches.
+`announced` copies a model into classes whose methods run inside `jax.named_scope`. These are not
+the model's own classes, so the copy and the model do not share entries of JAX's trace caches.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from stability.dtype_audit.rows import Phase
 Model = TypeVar("Model")
 
 ROOT = "root"
-"""Name of the outermost module's own work; its methods other than `__call__` go by their names."""
+"""Name of the outermost module's `__call__`; its other methods have their own names."""
 _MARK = "~"
 _SCOPE = re.compile(rf"{_MARK}([\w.*]+)")
 
 
 def announced(model: Model) -> Model:
-    """Return the model with every Equinox module in it announcing its path.
+    """Return a copy of the model in which every Equinox module runs inside a scope of its path.
 
-    Members of a list or tuple share the name `*`, so that equal layers also share one trace.
-    Arrays are the same objects. Anything that is not an Equinox module is returned as it is.
+    Members of a list or tuple share the name `*`, so that equal layers share one trace. Arrays are
+    not copied. Objects that are not Equinox modules are returned unchanged.
     """
     return _announced(model, "")
 
 
 def module_of(stack: str) -> str:
-    """Return the path of the innermost announced module in a name stack; empty if there is none."""
+    """Return the path of the innermost module in a name stack; empty if there is none."""
     modules = _SCOPE.findall(stack)
     return modules[-1] if modules else ""
 
 
 def phase_of(stack: str) -> Phase:
-    """Return the phase a name stack belongs to: `forward`, `jvp` or `backward`."""
+    """Return the phase of a name stack: `forward`, `jvp` or `backward`."""
     if "transpose(" in stack:
         return "backward"
     return "jvp" if "jvp(" in stack else "forward"
@@ -69,9 +69,9 @@ def _join(path: str, name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _announcing(cls: type, path: str, methods: tuple[tuple[str, Any], ...]) -> type:
-    """Return the class of an announced module; one for equal arguments, so that traces are shared.
+    """Return the scoped subclass of a module class, cached so that traces are shared.
 
-    The methods are an argument so that a class whose method was replaced gets another one.
+    The methods are an argument, so that a class with a replaced method gets a new subclass.
     """
     scoped = {
         name: _scoped(method, path if path else ROOT if name == "__call__" else name)
@@ -86,7 +86,7 @@ def _methods(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _plain_method(cls: type, name: str) -> Any:
-    """Return a method as a function, or None for anything else: properties, static methods."""
+    """Return a method as a function, or None for other members: properties, static methods."""
     if name.startswith("_") and name != "__call__":
         return None
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)

@@ -1,7 +1,6 @@
-"""The audit of megalodon-hf: what torch dispatches, in the words of the other two views.
+"""Audit of megalodon-hf: operations dispatched by torch, in the vocabulary of the other views.
 
-Its findings are notes: the reference is not ours to mend, and what it does is what a checkpoint was
-trained with.
+Its findings are notes: the reference is not ours to change, and checkpoints were trained with it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from stability.dtype_audit.scopes import ROOT
 
 MODES: tuple[Mode, ...] = ("autocast", "bfloat16")
 _SAME = {"lm_head": ROOT, "": ROOT}
-"""Where the two implementations give the same work to another module."""
+"""Modules of the reference whose work JAX does in another module."""
 
 
 def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
-    """Return the table of megalodon-hf for a configuration, with small sizes in place of its own.
+    """Audit megalodon-hf in a configuration, shrunk to small sizes.
 
     Args:
-        config: as for `audit_config`.
+        config: see `audit_config`.
         mode: `autocast` (float32 weights under `torch.autocast(bfloat16)`), `bfloat16`
             (`model.to(torch.bfloat16)`) or `float32`.
 
@@ -40,12 +39,12 @@ def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
 
 
 def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
-    """Return the table of what torch dispatched."""
+    """Return the table of operations dispatched by torch."""
     return aggregated(row for call in calls if (row := _row(call)) is not None)
 
 
 def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
-    """Return what the policy says about the reference, broken rules as notes."""
+    """Return the policy's findings on the reference, with violations reduced to notes."""
     findings = (policy or load_policy()).check(rows)
     mild = (Severity.OK, Severity.NOTE)
     return [f if f.severity in mild else replace(f, severity=Severity.NOTE) for f in findings]

@@ -1,8 +1,8 @@
-"""Training runs whose tables are in the documents: the byte-level model, drills, founding case.
+"""Training runs whose results are in the documents: byte-level model, drills, founding case.
 
-The public names are modules, imported when they are asked for: each has a `train` of its own.
+The public names are modules, imported on first use, since each has its own `train`.
 """
 
-# A type checker does not look for modules that are not imported yet.
+# The type checker does not see modules that are not imported yet.
 # pyright: reportUnsupportedDunderAll=false
 __all__ = ["document", "drill", "drill_report", "founding", "gemm_drill", "train"]

@@ -1,4 +1,4 @@
-"""Small line charts as SVG text, to be committed beside the documentation that shows them."""
+"""Small line charts as SVG text, committed beside the documents that show them."""
 
 from __future__ import annotations
 

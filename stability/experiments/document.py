@@ -1,4 +1,4 @@
-"""A table that a command writes into a document, between two markers, with charts beside it."""
+"""Writes a command's table into a document between two markers, with charts beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megalodon_jax.files import written_aside
 
 
 def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str] = {}) -> None:
-    """Put a table between the markers of a document, and charts by file name beside it.
+    """Write a table between the markers of a document, and charts as files beside it.
 
     Every file is written aside and then renamed, the document last.
 

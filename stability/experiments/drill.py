@@ -1,7 +1,7 @@
-"""Training drill: the byte-level model trained for real in each way of storing and computing.
+"""Training drill: the byte-level model trained with each way of storage and computation.
 
 Every variant starts from the same weights and sees the same batches of the text that
-`stability.experiments.train` reads, so a difference in loss is the storage's doing. Source:
+`stability.experiments.train` reads, so differences in loss are caused by the storage. Source:
 docs/stability.md "Training drill".
 """
 
@@ -42,7 +42,7 @@ _COMPILING: dict[MegalodonConfig, Lock] = {}
 
 @dataclass(frozen=True)
 class Plan:
-    """How long the variants train, and from what; equal plans give equal runs."""
+    """Length and data of the training; equal plans give equal runs."""
 
     steps: int = 120
     batch_size: int = 8
@@ -51,9 +51,9 @@ class Plan:
     every: int = 4
     """Steps between two points of the curves."""
     seed: int = 0
-    """Of the weights and the batches."""
+    """Seed of the weights and the batches."""
     held_out: int = 32
-    """Windows of the held-out text the final loss is the mean of."""
+    """Number of held-out windows over which the final loss is averaged."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "every", "held_out"):
@@ -67,26 +67,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to store the parameters, to move them, and to compute."""
+    """One combination of storage, optimiser and computation."""
 
     name: str
     what: str
-    """In words, for someone who does not know the name."""
+    """Description for the reader."""
     kind: str = "remedy"
-    """"control", "amp", "blanket" or "remedy" (blanket with one thing changed)."""
+    """"control", "amp", "blanket" or "remedy" (blanket with one change)."""
     compute: str = "bfloat16"
     narrow: bool = True
-    """Whether parameters are stored in bfloat16 and activations kept in it."""
+    """Whether parameters and activations are stored in bfloat16."""
     wide: frozenset[Role] = frozenset()
-    """Roles stored in float32 all the same."""
+    """Roles of the parameters that stay in float32."""
     wrapper: str = "plain"
     """A key of `simulate.WRAPPERS`."""
     norm_lr: float = 1.0
     """Factor on the learning rate of norm weights."""
     centred: bool = False
-    """Whether weights that start at 1 are stored less 1."""
+    """Whether weights that start at 1 are stored minus 1."""
     gemm: GemmBackend | Policy = "default"
-    """The GEMM backend of the blocks, or of matrices by rule (`gemm_drill`)."""
+    """GEMM backend of the blocks, or a policy by matrix (`gemm_drill`)."""
 
 
 VARIANTS = (
@@ -110,20 +110,20 @@ class Outcome:
 
     variant: Variant
     loss: list[tuple[int, float]]
-    """(step, training loss in nats per byte); every variant saw the same batch at a step."""
+    """(step, training loss in nats per byte); a step has the same batch in every variant."""
     held_out: float
-    """Loss on held-out text at the end, in nats per byte."""
+    """Final loss on held-out text, in nats per byte."""
     norms: Survival
-    """Of the weights that start at 1. Here and below an element is frozen that never changed
-    although its start and the sum of its updates round to different stored numbers."""
+    """Survival of the weights that start at 1. Here and below an element is frozen if it never
+    changed although its start and its exact end round to different stored numbers."""
     norm_drift: list[tuple[int, float]]
-    """(step, mean distance of a weight that starts at 1 from its start)."""
+    """(step, mean distance from the start of a weight that starts at 1)."""
     poles: Survival
-    """Of the EMA's alpha, delta and theta."""
+    """Survival of the EMA's alpha, delta and theta."""
     pole_drift: list[tuple[int, float]]
-    """(step, mean |ln| of a pole's memory over what it was at the start)."""
+    """(step, mean |ln| of a pole's memory relative to its start)."""
     whole: Survival
-    """Of all parameters."""
+    """Survival of all parameters."""
     memory: tuple[list[float], list[float]]
     """Quantiles of the poles' memory in steps, at the start and at the end."""
     bytes: float
@@ -136,16 +136,16 @@ def run(
     config: MegalodonConfig = BYTE_LM_CONFIG,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
-    """Train every variant; `report` gets a line as each finishes.
+    """Train every variant; `report` receives a line as each finishes.
 
     Args:
         plan: steps, batches and learning rate.
-        variants: what to train; several train at a time, which changes no number.
-        config: the model; its compute and accumulation dtypes are the variants'.
-        report: progress.
+        variants: variants to train; several train concurrently, which does not affect results.
+        config: the model; variants determine its compute and accumulation dtypes.
+        report: called with a line of progress.
 
     Raises:
-        ValueError: no variant has been asked for.
+        ValueError: there are no variants.
         RuntimeError: the compiler removed the rounding.
     """
     if not variants:
@@ -158,18 +158,18 @@ def run(
         report(f"  {variant.name}: held-out loss {outcome.held_out:.3f} nats per byte")
         return outcome
 
-    # One small step at a time leaves cores idle; compiling does so even more.
+    # A single small training leaves cores idle, during compilation even more so.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         return list(pool.map(one, variants))
 
 
 def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG) -> Outcome:
-    """Train one variant from its plan's weights; parameters as `run`."""
+    """Train one variant from its plan's weights; see `run` for the arguments."""
     text, held_out = read_text()
     model, ones = _start(variant, plan, config)
     transform, update = _updated(variant.wrapper, plan.lr, variant.norm_lr, ones)
     centre = jnp.asarray(variant.centred, jnp.float32)
-    # Where another thread is about to compile the same program, wait for it.
+    # Only one thread compiles a shared program; the others wait for it.
     compiling = _COMPILING.setdefault(model.config, Lock())
     first, poles = _values(model), _all_poles(model)
     state: Any = transform.init(eqx.filter(model, eqx.is_array))
@@ -231,11 +231,11 @@ def _start(
 
 @cache
 def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
-    """Return the optimiser, and its compiled update of model, state and which elements changed."""
+    """Return the optimiser, and its compiled update of model, state and changed flags."""
     transform = WRAPPERS[wrapper](tally(adamw(lr, norm_lr, ones.__contains__)))
 
-    # Gradients are not given away: no output has room for them, and Equinox hides JAX's warning of
-    # that by filters of the whole process, which other threads put back.
+    # Gradients are not donated: no output could reuse them, and Equinox suppresses JAX's warning
+    # about that with process-wide filters, which other threads would restore.
     @eqx.filter_jit(donate="all-except-first")
     def update(grads: Any, model: Any, state: Any, changed: Any) -> Any:
         params = eqx.filter(model, eqx.is_array)
@@ -251,14 +251,14 @@ def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> A
 def _loss(
     model: MegalodonForCausalLM, ids: jax.Array, ones: frozenset[str], centre: jax.Array
 ) -> jax.Array:
-    """Return the loss of a model whose norm weights are stored less `centre`, 0 or 1."""
+    """Return the loss of a model whose norm weights are stored minus `centre`, 0 or 1."""
     leaves = named_leaves(model)
     moved = {n: leaves[n] + centre.astype(leaves[n].dtype) for n in ones}
     return replace_leaves(model, moved).compute_loss(ids, ids)
 
 
-# Apart from the update, and with the centre as a number: variants that differ only in how they
-# move their parameters share the program that takes longest to compile.
+# Separate from the update, and with the centre as an argument: variants that differ only in their
+# update share this program, which takes longest to compile.
 _graded = eqx.filter_jit(eqx.filter_value_and_grad(_loss))
 
 
@@ -266,7 +266,7 @@ _held_out_loss = eqx.filter_jit(_loss)
 
 
 def _values(tree: Any, names: Any = None) -> dict[str, np.ndarray]:
-    """Return copies of the named leaves in float64: donated buffers do not outlive a step."""
+    """Return float64 copies of the named leaves; donated buffers are lost after a step."""
     leaves = named_leaves(tree)
     return {n: np.array(leaves[n], np.float64) for n in names or leaves}
 
@@ -286,7 +286,7 @@ def _survival(
         exact = first[name] + intended[name]
         return BF16.round(exact.astype(np.float32)) if name in narrow else exact
 
-    # In a short run a compensated element may rightly not have reached its next number yet.
+    # In a short run a compensated element may not have reached its next number yet, rightly.
     due = flat({n: target(n) != first[n] for n in names})
     frozen = float(np.mean(~flat(changed)[due])) if due.any() else 0.0
     whole = summary(*(flat(values) for values in (first, last, intended, changed)))

@@ -1,9 +1,8 @@
-"""The report of a training drill: plain data that is stored as JSON, a conclusion in words.
+"""Report of a training drill: JSON data with a conclusion in sentences.
 
 `stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
-show (`stability.core.documents`).
-Every sentence of the conclusion follows from the numbers. Source: docs/stability.md "Training
-drill".
+show (`stability.core.documents`). Every sentence of the conclusion follows from the numbers.
+Source: docs/stability.md "Training drill".
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 
 SAME_LOSS = 0.005
-"""Largest difference in held-out loss, relative to float32, that is called none. Other seeds move
-float32's own loss by up to 3 % (2.334, 2.404 and 2.384 from seeds 0, 1 and 2)."""
+"""Largest relative difference in held-out loss from float32 that counts as none. Other seeds change
+float32's own loss by up to 3 % (2.334, 2.404 and 2.384 with seeds 0, 1 and 2)."""
 
 
 def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return a drill as plain data: plan, provenance, one entry per variant, conclusion.
+    """Return a drill as JSON data: plan, provenance, one entry per variant, conclusion.
 
-    Numbers that are not finite become None, which is what JSON has for them. Losses are in nats per
-    byte, memory in steps.
+    Numbers that are not finite become None. Losses are in nats per byte, memory in steps.
     """
     entries = [_entry(outcome) for outcome in outcomes]
     return {
@@ -44,15 +42,15 @@ def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what the numbers say, one sentence each; nothing is compared without a control.
+    """Return the conclusion, one sentence per comparison; without a control there is none.
 
     Args:
-        entries: variants as `document` stores them.
+        entries: variants as stored by `document`.
     """
     finite = [e for e in entries if _finite(e)]
     control = next((e for e in finite if e["kind"] == "control"), None)
     if control is None:
-        return ["Without a float32 run that stays finite nothing can be compared."]
+        return ["Nothing can be compared: no float32 run stays finite."]
     sentences = [
         f"In float32 the held-out loss is {control['held_out']:.3f} nats per byte; "
         f"{_norms(control)}."
@@ -64,9 +62,7 @@ def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
             sentences.append(_blanket(e, control))
     sentences += _remedies([e for e in finite if e["kind"] == "remedy"], control)
     return sentences + [
-        f"{e['name']} does not stay finite, so no number of it is compared."
-        for e in entries
-        if e not in finite
+        f"{e['name']} does not stay finite and is not compared." for e in entries if e not in finite
     ]
 
 
@@ -79,7 +75,7 @@ def _finite(entry: Mapping[str, Any]) -> bool:
 def _blanket(entry: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     return (
         f"{entry['name']}: {_norms(entry)}, {entry['poles']['frozen']:.0%} of the EMA's logits are "
-        f"frozen, {entry['whole']['fidelity']:.0%} of what the optimiser asks for is applied; "
+        f"frozen, {entry['whole']['fidelity']:.0%} of the intended displacement is applied; "
         f"{_gap(entry, control)}."
     )
 
@@ -92,14 +88,14 @@ def _remedies(remedies: Sequence[Mapping[str, Any]], control: Mapping[str, Any])
     good = sorted((e for e in remedies if works(e)), key=lambda e: e["bytes"])
     sentences = [
         f"{e['name']} works at {e['bytes']:.0f} bytes per parameter: "
-        f"{e['whole']['fidelity']:.0%} of the updates arrives; {_gap(e, control)}."
+        f"{e['whole']['fidelity']:.0%} of the updates is applied; {_gap(e, control)}."
         for e in good
     ]
     if remedies and not good:
         sentences.append(f"No remedy applies the updates to within {ENOUGH:.0%}.")
     return sentences + [
         f"{e['name']} is not enough: {_norms(e)}, but {e['whole']['fidelity']:.0%} of the updates "
-        f"arrives; {_gap(e, control)}."
+        f"is applied; {_gap(e, control)}."
         for e in remedies
         if e not in good
     ]
@@ -108,7 +104,7 @@ def _remedies(remedies: Sequence[Mapping[str, Any]], control: Mapping[str, Any])
 def _gap(entry: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     gap = entry["held_out"] - control["held_out"]
     if abs(gap) <= SAME_LOSS * control["held_out"]:
-        return f"its loss is float32's to within {SAME_LOSS:.1%}"
+        return f"its loss equals float32's within {SAME_LOSS:.1%}"
     return f"its loss is {abs(gap):.3f} nats {'above' if gap > 0 else 'below'} float32's"
 
 

@@ -1,10 +1,9 @@
-"""The founding case: norm weights at 1 that bfloat16 parameters and AdamW 3e-4 never move.
+"""The founding case: norm weights at 1 that bfloat16 parameters and AdamW at 3e-4 never change.
 
 A small byte-level model whose RMSNorm weights start at 1.0 is trained as its authors did, with
-`to(bfloat16)` and AdamW, then with each of the three options they proposed, then with the remedies
-they did not know. `megalodon-numerics founding-case DOC` trains all of them and rewrites the
-table between the markers in DOC and the chart beside it. Source: docs/stability.md "The
-founding case".
+`to(bfloat16)` and AdamW; then with each of the three options they proposed; then with other
+remedies. `megalodon-numerics founding-case DOC` trains all of them and rewrites the table
+between the markers in DOC and the chart beside it. Source: docs/stability.md "The founding case".
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from stability.storage.narrow_optimisers import apply_updates, kahan, stochastic
 from stability.storage.simulate import Survival, summary, tally, total_of
 
 CONTEXT = 8
-"""Bytes that are read to predict the next; each gets an equal part of the width."""
+"""Bytes read to predict the next; each has an equal part of the width."""
 BEGIN, END = "<!-- founding case: begin -->", "<!-- founding case: end -->"
 Wrapper = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and lengths of a run."""
+    """Model sizes and training lengths of a run."""
 
     width: int = 128
     layers: int = 3
@@ -53,21 +52,21 @@ DEFAULT = Size()
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to store the parameters and to move them."""
+    """One way to store and update the parameters."""
 
     name: str
     option: str
-    """Which proposal it is: "the bug", "option 1" .. "option 3", "other", "control"."""
+    """Role of the variant: "the bug", "option 1" .. "option 3", "other", "control"."""
     narrow: bool = True
     """Whether parameters are stored in bfloat16."""
     wide_norms: bool = False
-    """Whether norm weights alone are stored in float32 again after the cast."""
+    """Whether only norm weights are stored in float32 again after the cast."""
     norm_lr: float = 1.0
     """Factor on the learning rate of the norm weights."""
     init: float = 1.0
     """Initial norm weight."""
     centred: bool = False
-    """Whether the norm weight is stored less 1."""
+    """Whether the norm weight is stored minus 1."""
     wrap: Wrapper = optax.with_extra_args_support
     compute: Any = jnp.bfloat16
 
@@ -92,11 +91,11 @@ class Result:
 
     variant: Variant
     norms: Survival
-    """Over all norm weights."""
+    """Survival of all norm weights."""
     drift: float
-    """Mean distance of a norm weight from where it started."""
+    """Mean distance of a norm weight from its start."""
     loss: float
-    """On held-out text, in nats per byte."""
+    """Loss on held-out text, in nats per byte."""
     bytes: float
     """Bytes per parameter: weights and optimiser state, as allocated."""
     curve: list[tuple[float, float]]
@@ -104,7 +103,7 @@ class Result:
 
 
 def init_params(variant: Variant, size: Size, seed: int = 0) -> dict[str, Any]:
-    """Return the parameters as stored: norm weights (D,) at `init`, matrices by their fan-in."""
+    """Return the parameters as stored: norm weights (D,) at `init`, matrices scaled by fan-in."""
     keys = iter(jax.random.split(jax.random.key(seed), 2 + 2 * size.layers))
     D = size.width
 
@@ -141,7 +140,7 @@ def loss_of(params: Any, windows: jax.Array, centred: bool, compute: Any) -> jax
 
 
 def train(variant: Variant, size: Size, seed: int = 0) -> Result:
-    """Train one variant; every variant sees the same batches in the same order."""
+    """Train one variant; all variants see the same batches in the same order."""
     text, held_out = (jnp.asarray(t.astype(np.int32)) for t in read_text())
     params = init_params(variant, size, seed)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -183,7 +182,7 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
 
 
 def compare(size: Size = DEFAULT, variants: Sequence[Variant] = VARIANTS) -> list[Result]:
-    """Train every variant; ten take about two minutes on two cores by default."""
+    """Train every variant; the default ten take about two minutes on two cores."""
     return [train(variant, size) for variant in variants]
 
 

@@ -34,7 +34,7 @@ VARIANTS = (
 
 
 def excess(outcome: Outcome, control: Outcome) -> float:
-    """Return by how much a held-out loss is above the control's, relative to it."""
+    """Return the relative excess of a held-out loss over the control's."""
     return outcome.held_out / control.held_out - 1.0
 
 
@@ -54,8 +54,8 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
     """Return the outcomes as a Markdown table; the first one is the control.
 
     Args:
-        outcomes: of the drill.
-        others: what `losses_without_training` returns for the same variants.
+        outcomes: outcomes of the drill.
+        others: result of `losses_without_training` for the same variants.
     """
     control = outcomes[0]
     rows = []
@@ -69,7 +69,7 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
 
 
 def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return SVGs by file name: the losses, and how far each is from float32's on its batch."""
+    """Return SVGs by file name: the losses, and the distance of each from float32's by batch."""
     control = dict(outcomes[0].loss)
     curves = {o.variant.name: [(float(x), y) for x, y in o.loss] for o in outcomes}
     apart = {

@@ -1,4 +1,4 @@
-"""AdamW with a learning rate of its own for norms, and the bytes a run allocates."""
+"""AdamW with a separate learning rate for norms, and the bytes that a run allocates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from megalodon_jax.weights import dotted
 def adamw(
     lr: float, norm_lr: float, is_norm: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """Return AdamW without decay.
+    """Return AdamW without weight decay.
 
     Args:
         lr: the learning rate.
-        norm_lr: factor on it for norm weights.
-        is_norm: whether a parameter of this name is one.
+        norm_lr: factor on the learning rate of norm weights.
+        is_norm: whether a parameter name is that of a norm weight.
     """
 
     def labels(params: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Train the byte-level model the nightly loads: real weights, from text every CPython carries.
+"""Trains the byte-level model for the nightly: real weights, from a text that CPython includes.
 
-`megalodon-numerics train OUT` writes `model.safetensors`, `config.json`,
-`training.json` (seed, versions, hash of the text, loss curves) and `heldout.txt`. The text is
-`pydoc_data.topics`; one topic in ten, chosen by the hash of its name, is held out.
+`megalodon-numerics train OUT` writes `model.safetensors`, `config.json`, `training.json` (seed,
+versions, hash of the text, loss curves) and `heldout.txt`. The text is `pydoc_data.topics`; one
+topic in ten, chosen by the hash of its name, is held out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ BYTE_LM_CONFIG = MegalodonConfig(
     init_mode="xavier",
 )
 HELDOUT_BYTES = 4096
-"""Held-out text that goes with the checkpoint: 32 windows of a night's 128 tokens."""
+"""Bytes of held-out text beside the checkpoint: 32 windows of the nightly's 128 tokens."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the result besides the text and the versions."""
+    """All settings that determine the result, besides the text and the versions."""
 
     steps: int = 600
     batch_size: int = 16
@@ -65,8 +65,8 @@ class Recipe:
 def read_text() -> tuple[np.ndarray, np.ndarray]:
     """Return training and held-out bytes, uint8.
 
-    Topics quote each other at length, so a paragraph that occurs in the held-out topics is taken
-    out of the training ones: the validation loss is about text the model has not seen.
+    Topics quote each other at length. Paragraphs that occur in held-out topics are removed from the
+    training topics, so that the validation text is unseen.
     """
     from pydoc_data.topics import topics
 
@@ -84,14 +84,14 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def text_identity() -> dict[str, str]:
-    """Return name and hash of the text, as documents record it: the library changes with Python."""
+    """Return name and hash of the text for provenance: the text changes with Python's version."""
     text, held_out = read_text()
     digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()
     return {"text": "pydoc_data.topics", "text_sha256": digest}
 
 
 def optimiser(recipe: Recipe) -> optax.GradientTransformation:
-    """Return clipped AdamW with warm-up and cosine decay; only matrices decay."""
+    """Return clipped AdamW with warmup and cosine decay; weight decay applies to matrices only."""
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, recipe.lr, recipe.warmup, recipe.steps, end_value=recipe.lr / 20
     )
@@ -108,13 +108,13 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
-    """Return (count, length) int32 windows at even distances over the whole text."""
+    """Return (count, length) int32 windows, evenly spaced over the whole text."""
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)
 
 
 @eqx.filter_jit
 def mean_loss(model: MegalodonForCausalLM, ids: jax.Array) -> jax.Array:
-    """Mean loss of (B, L) ids, in nats per byte."""
+    """Return the mean loss on (B, L) ids, in nats per byte."""
     return model.compute_loss(ids, ids)
 
 
@@ -164,7 +164,7 @@ def train(config: MegalodonConfig, recipe: Recipe, console: Console):
 
 
 def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float]]) -> dict:
-    """Return what `training.json` says: recipe, curves, text and versions."""
+    """Return the contents of `training.json`: recipe, curves, text and versions."""
     return {
         **asdict(recipe),
         **curves,
@@ -176,7 +176,7 @@ def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float
 
 
 def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
-    """Write the checkpoint folder aside, then put it in place whole."""
+    """Write the checkpoint folder atomically."""
     aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         save_safetensors(model, aside / "model.safetensors")
@@ -191,7 +191,7 @@ def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
 
 
 def _replace(out: Path, aside: Path) -> None:
-    """Put `aside` in the place of `out`; whatever interrupts, one of the two stands there."""
+    """Replace `out` by `aside`; an interruption leaves one of the two in place."""
     before = aside.with_name(f"{aside.name}.before")
     if out.exists():
         out.rename(before)

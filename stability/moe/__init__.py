@@ -1,8 +1,8 @@
-"""The second architecture under the probes: router, latent attention, defects, a training drill.
+"""Probes of the second architecture: router, latent attention, defects, a training drill.
 
-The public names are modules, imported when they are asked for: training loads what a page does not.
+The public names are modules, imported on first use: a page does not need what training loads.
 """
 
-# A type checker does not look for modules that are not imported yet.
+# The type checker does not see modules that are not imported yet.
 # pyright: reportUnsupportedDunderAll=false
 __all__ = ["defects", "examine", "fixed_bugs", "policy", "results", "training"]

@@ -1,4 +1,4 @@
-"""Is latent attention healthy: logits, QK-clip, low-rank products, absorbed against expanded.
+"""Probe of latent attention: logits, QK-clip, low-rank products, absorbed against expanded.
 
 Source: QK-clip, Kimi K2 report (arXiv 2507.20534), section 2.1; docs/mla-moe.md "The
 stability guide".
@@ -23,12 +23,13 @@ from stability.moe.observe import Observed, largest_scores, positions_of
 
 PROBE = "latent attention"
 TAU = 100.0
-"""Largest attention logit before queries and keys are scaled down; Kimi K2's threshold."""
+"""Attention logit above which queries and keys are scaled down; Kimi K2's threshold."""
 LEAST_RANK = 0.25
-"""Effective rank of a low-rank product over its rank: below, it has collapsed."""
+"""Smallest effective rank of a low-rank product, relative to its rank; below, it has collapsed."""
 MOST_GAIN = 1.5
-"""Largest gain of the expanding matrix over its root mean square gain, relative to what random
-entries give, `1 + sqrt(rank / outputs)` (Marchenko-Pastur): above, one direction drowns others."""
+"""Largest gain of the expanding matrix over its root mean square gain, relative to the same ratio
+of a random matrix, `1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above, one direction dominates
+the others."""
 OWN = "this project's threshold, stability/moe/attention_probe.py"
 Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 
@@ -48,7 +49,7 @@ def attention_findings(observed: Observed, tau: float = TAU) -> list[Finding]:
 
 
 def score_finding(name: str, largest: Float[np.ndarray, " H"], tau: float = TAU) -> Finding:
-    """Return the largest logit of a layer, and how many heads QK-clip would scale, by what."""
+    """Return the finding on a layer's largest logit, with the scaling that QK-clip would apply."""
     factors = clip_factors(largest, tau)
     heads = int(np.sum(factors < 1))
     worst = float(factors.min(initial=1.0))
@@ -62,15 +63,15 @@ def score_finding(name: str, largest: Float[np.ndarray, " H"], tau: float = TAU)
 
 
 def clip_factors(largest: Float[np.ndarray, " H"], tau: float = TAU) -> Float[np.ndarray, " H"]:
-    """Return what the logits of each head must be multiplied by: `tau / max(S, tau)`."""
+    """Return the factor on each head's logits, `tau / max(S, tau)`."""
     return tau / np.maximum(np.asarray(largest, np.float64), tau)
 
 
 def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention:
-    """Return attention whose logits are multiplied by a factor for each head.
+    """Return attention whose logits are multiplied by a factor per head.
 
-    The square root goes to the plain part of the queries and of the keys each. The rotary key is
-    one for all heads, so its whole factor goes to the rotary queries, and the key is not touched.
+    The non-rotary parts of queries and keys are each multiplied by its square root. The rotary key
+    is shared by all heads, so the rotary queries take the whole factor and the key is unchanged.
     """
     c = attention.config
     factor = jnp.asarray(factors, jnp.float32)[:, None]
@@ -85,7 +86,7 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
     def scaled(weight: Array, rows: Array) -> Array:
         return (weight.astype(jnp.float32) * rows.reshape(-1, 1)).astype(weight.dtype)
 
-    # `eqx.tree_at` calls it with something else at the leaves.
+    # `eqx.tree_at` calls this with other objects at the leaves.
     def weights(a: Attention) -> tuple[Any, Any]:
         last = a.q_b_proj if a.q_proj is None else a.q_proj
         assert last is not None
@@ -98,14 +99,14 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
 def clip_findings(
     name: str, attention: Attention, x: Float[Array, "B L D"], tau: float, clip: Clip = qk_clip
 ) -> list[Finding]:
-    """Return whether clipping brings every head to tau, and leaves the others alone.
+    """Return whether clipping brings every head to tau and leaves smaller ones unchanged.
 
     Args:
-        name: of the layer.
-        attention: of the layer.
+        name: name of the layer.
+        attention: attention of the layer.
         x: its normalised input.
-        tau: the largest logit that is wanted.
-        clip: what is examined.
+        tau: largest logit after clipping.
+        clip: the clipping function to test.
     """
     before = np.asarray(largest_scores(attention, x), np.float64)
     after = np.asarray(largest_scores(clip(attention, clip_factors(before, tau)), x), np.float64)
@@ -127,7 +128,7 @@ def clip_findings(
 
 
 def rank_findings(name: str, attention: Attention) -> list[Finding]:
-    """Return largest singular value, effective rank and amplification of the low-rank products."""
+    """Return the effective rank and amplification of the low-rank products."""
     latent = attention.config.kv_lora_rank
     down = attention.kv_a_proj_with_mqa.weight[:latent]
     pairs = [("kv", down, attention.kv_a_layernorm.weight, attention.kv_b_proj.weight)]
@@ -140,11 +141,11 @@ def rank_findings(name: str, attention: Attention) -> list[Finding]:
 def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
     a, g, b = (np.asarray(x, np.float64) for x in (down, norm, up))
     scaled = b * g
-    # Two small factorisations: the product itself may be thousands wide.
+    # SVD of two small QR factors; the product itself may have thousands of rows.
     values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
     values = values[: len(a)]
     share = values / values.sum()
-    # The exponential of the entropy of the singular values; 0 log 0 is 0.
+    # Exponential of the entropy of the singular values; 0 log 0 is 0.
     rank = float(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)))) / len(a))
     expand = np.linalg.svd(scaled, compute_uv=False)
     peak = float(expand[0] / math.sqrt(np.mean(expand**2)))
@@ -163,11 +164,11 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
 
 
 def absorbed_finding(name: str, attention: Attention, x: Float[Array, "B L D"]) -> Finding:
-    """Return how far absorbed MLA, which decoding uses, is from expanded.
+    """Return the difference between absorbed MLA, used for decoding, and expanded MLA.
 
     Args:
-        name: of the layer.
-        attention: of the layer.
+        name: name of the layer.
+        attention: attention of the layer.
         x: its normalised input.
     """
     expanded, absorbed = (np.asarray(_attended(attention, x, a), np.float64) for a in (False, True))

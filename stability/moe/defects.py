@@ -1,7 +1,7 @@
-"""Defects that the probes must catch, each planted in a healthy model, and the table of them.
+"""Planted defects that the probes must detect, and the table of them.
 
-A probe that stays silent about its defect, or speaks without one, is worth nothing: the healthy
-side is the control. Source: CONTRIBUTING.md, "Negative controls".
+A probe must report its defect and must not report the healthy model, which is the control. Source:
+CONTRIBUTING.md, "Negative controls".
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from stability.moe.observe import Observed, observe
 from stability.moe.policy import FP8, policy_findings
 
 SPARSE = 1
-"""The sparse layer of the model defects are planted in."""
+"""Index of the sparse layer of the healthy model."""
 CLIP_TAU = 0.5
-"""Below every head's largest logit here, so that QK-clip has something to do."""
+"""QK-clip threshold below every head's largest logit here, so that clipping has an effect."""
 Look = Callable[[], list[Finding]]
 
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that breaks, and the metric that must say so."""
+    """One defect, and the metric that must detect it."""
 
     metric: str
     what: str
@@ -43,7 +43,7 @@ class Defect:
     planted: Look
 
     def row(self) -> Row:
-        """Run both sides."""
+        """Run the probe on the healthy and on the defective model."""
 
         def gravest(run: Look) -> Finding:
             named = (f for f in run() if f.metric == self.metric)
@@ -54,7 +54,7 @@ class Defect:
 
 @dataclass(frozen=True)
 class Row:
-    """A defect, and the gravest finding of its metric without and with it."""
+    """A defect, and the most severe finding of its metric without and with it."""
 
     defect: Defect
     healthy: Finding
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def caught(self) -> bool:
-        """Whether the probe speaks about the defect, and only then."""
+        """Whether the probe reports the defect and does not report the healthy model."""
         alarm = (Severity.WARNING, Severity.ERROR)
         return self.planted.severity in alarm and self.healthy.severity not in alarm
 
@@ -74,7 +74,7 @@ def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
 
 @cache
 def healthy_model() -> MLAMoEForCausalLM:
-    """Return the model defects are planted in: that of the parity case with everything in it."""
+    """Return the model in which defects are planted: that of the parity case `grouped`."""
     return by_name("grouped").model()
 
 
@@ -99,12 +99,12 @@ def _first() -> Attention:
 def _changed(
     at: Callable[[MLAMoEForCausalLM], Any], change: Callable[[Any], Any]
 ) -> Callable[[], MLAMoEForCausalLM]:
-    """Return what gives the healthy model with one part of it changed."""
+    """Return a function that builds the healthy model with one changed part."""
     return lambda: eqx.tree_at(at, healthy_model(), change(at(healthy_model())))
 
 
 def _router(change: Callable[[Array], Array]) -> Look:
-    """Look at a router whose logits were changed; nothing else is computed again."""
+    """Probe a router with changed logits, without recomputing anything else."""
 
     def look() -> list[Finding]:
         name, intermediates = f"layers.{SPARSE}.router_logits", healthy().intermediates
@@ -117,7 +117,7 @@ def _router(change: Callable[[Array], Array]) -> Look:
 
 
 def _router_weight(change: Callable[[Array], Array]) -> Look:
-    """Look at a router whose weight was changed, and so its logits."""
+    """Probe a router with a changed weight, and with logits computed from it."""
 
     def look() -> list[Finding]:
         x, old = healthy().intermediates[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
@@ -160,7 +160,7 @@ def _narrow_counts(routing: Routing) -> Float[Array, " E"]:
 
 
 def _attention(change: Callable[[Attention], Attention]) -> Look:
-    """Look at layer 0 with changed attention, on the input it has."""
+    """Probe the changed attention of layer 0 on its original input."""
 
     def look() -> list[Finding]:
         attention = change(_first())
@@ -175,7 +175,7 @@ def _attention(change: Callable[[Attention], Attention]) -> Look:
 
 
 def _weight(name: str, change: Callable[[Array], Array]) -> Callable[[Attention], Attention]:
-    """Return what changes one weight of attention."""
+    """Return a function that changes one weight of attention."""
 
     def at(a: Attention) -> Any:
         return getattr(a, name).weight
@@ -199,12 +199,12 @@ def _clips_the_shared_key(a: Attention, factors: Float[np.ndarray, " H"]) -> Att
 
 class _Reversed(Attention):
     def _absorbed(self, *args: Any) -> Array:
-        """Return what heads said in reverse."""
+        """Return the heads' outputs in reverse order."""
         return Attention._absorbed(self, *args)[..., ::-1]
 
 
 def _as(kind: type, module: Any) -> Any:
-    """Return a module as one of another class with the same fields."""
+    """Return a module as an instance of another class with the same fields."""
     other = object.__new__(kind)
     for name in module.__dataclass_fields__:
         object.__setattr__(other, name, getattr(module, name))
@@ -221,13 +221,13 @@ def _absorbed(kind: type[Attention]) -> Look:
 
 class _Bare(Block):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Return hidden states without their type."""
+        """Return bare hidden states instead of a BlockOutput."""
         return Block.__call__(self, *args, **options).hidden
 
 
 class _NarrowSum(Experts):
     def __call__(self, x: Array, routing: Routing) -> Array:
-        """Add outputs up in the dtype of the stream."""
+        """Sum expert outputs in the dtype of the hidden states."""
         T, k = routing.chosen.shape
         order = jnp.argsort(routing.chosen.reshape(-1))
         outputs = self.each(x[order // k], counts(routing))
@@ -238,7 +238,7 @@ class _NoCast(eqx.Module):
     weight: Array
 
     def __call__(self, x: Array) -> Array:
-        """Leave promotion to the library."""
+        """Rely on the library's dtype promotion."""
         return x @ self.weight.T
 
 
@@ -248,7 +248,7 @@ def _bugs(change: Callable[[], MLAMoEForCausalLM]) -> Look:
 
 
 def _up_proj(model: MLAMoEForCausalLM) -> Any:
-    """Return the first matrix of the dense layer."""
+    """Return `up_proj` of the dense layer."""
     mlp: Any = model.model.layers[0].mlp
     return mlp.up_proj
 
@@ -282,7 +282,7 @@ _ROUTER: tuple[tuple[str, str, Look], ...] = (
         lambda: [router_probe.count_finding(_narrow_counts)],
     ),
 )
-"""Metric, what is planted, and the look at it; the healthy side is `_routers`."""
+"""(metric, planted defect, probe of it); the healthy side is `_routers`."""
 _BUGS = (
     (
         "1_adapter_dimensions",
@@ -315,7 +315,7 @@ _BUGS = (
         _changed(_up_proj, lambda linear: _NoCast(linear.weight)),
     ),
 )
-"""Metric, what is planted, and the model with it; the healthy side is `healthy_model`."""
+"""(metric, planted defect, model with it); the healthy side is `healthy_model`."""
 _attention_as_it_is = _attention(lambda a: a)
 DEFECTS = (
     *(Defect(metric, what, _routers, planted) for metric, what, planted in _ROUTER),

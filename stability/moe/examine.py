@@ -1,4 +1,4 @@
-"""The test script of the stability guide: a forward pass, generation, and every probe.
+"""Test script of the stability guide: a forward pass, generation, and every probe.
 
 Source: docs/mla-moe.md "The stability guide".
 """
@@ -30,14 +30,14 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
-"""Tokens generated, and read before: enough to decode from a cache, which is the question."""
+"""Number of tokens to generate, and length of the prompt; enough to test decoding from a cache."""
 COPIES = 2.5
-"""Memory over that of the parameters: drawn in float32, once more where they are cast."""
+"""Needed memory relative to that of the parameters: drawn in float32, and copied by a cast."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings on one model, and how long they took."""
+    """Findings on one model, and the time they took."""
 
     what: str
     findings: list[Finding]
@@ -45,11 +45,11 @@ class Examination:
 
     @property
     def broken(self) -> bool:
-        """Whether something is wrong already."""
+        """Whether a finding is an error."""
         return any(f.severity is Severity.ERROR for f in self.findings)
 
     def text(self) -> str:
-        """Return what matters for a terminal: errors, then warnings, then how much is fine."""
+        """Return a summary for a terminal: errors, then warnings, then the number of passes."""
         order = (Severity.ERROR, Severity.WARNING)
         bad = [f for s in order for f in self.findings if f.severity is s]
         lines = [f"{f.severity.upper()} {f.subject}: {f.message}\n    fix: {f.remedy}" for f in bad]
@@ -67,20 +67,20 @@ def examine(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Run everything on one batch of the byte text.
+    """Run all probes on one batch of the byte text.
 
     Args:
-        size: "small", "medium", "large" or "xl", freshly drawn.
-        batch: rows.
-        length: tokens of each, `PROMPT` at least.
-        fp8: store in float8 what the policy allows; MLA stays in bfloat16.
-        folder: a DeepSeek-V3 directory in place of a fresh model of a size.
-        say: progress.
+        size: "small", "medium", "large" or "xl", with random weights.
+        batch: number of rows.
+        length: tokens per row, at least `PROMPT`.
+        fp8: store parameters in float8 where the policy allows it; MLA stays in bfloat16.
+        folder: a DeepSeek-V3 checkpoint to examine instead of random weights.
+        say: called with a line of progress.
 
     Raises:
         FileNotFoundError: there is no checkpoint in the folder.
-        ValueError: an unknown size, a text that is too short, a checkpoint of another architecture,
-            or a size that does not fit in memory.
+        ValueError: the size is unknown or does not fit in memory, the text is too short, or the
+            checkpoint has another architecture.
     """
     clock = time.perf_counter()
     if batch < 1 or length < PROMPT:
@@ -113,7 +113,7 @@ def examine(
 
 
 def forward_findings(observed: Observed) -> list[Finding]:
-    """Return whether every intermediate and the logits are finite, and of the text's shape."""
+    """Return whether all intermediates are finite and the logits have the expected shape."""
     bad = [n for n, x in observed.intermediates.items() if not bool(jnp.all(jnp.isfinite(x)))]
     first = bad[0] if bad else "all intermediates"
     source = "the guide's NaN and Inf check of every forward pass"
@@ -138,7 +138,7 @@ def forward_findings(observed: Observed) -> list[Finding]:
 
 
 def generation_findings(model: MLAMoEForCausalLM, ids: jax.Array) -> list[Finding]:
-    """Return whether text is continued with ids of the vocabulary, cached in latents."""
+    """Return whether generation yields valid token ids, with latents as its cache."""
     text = generate(model, ids[:, :PROMPT], NEW_TOKENS)
     inside = bool(jnp.all((text >= 0) & (text < model.config.vocab_size)))
     whole = inside and text.shape == (len(ids), PROMPT + NEW_TOKENS)

@@ -1,7 +1,7 @@
-"""Trains MLA + MoE in a folder by its options, and resumes an unstable run with tighter ones.
+"""Trains MLA + MoE in a folder by its options, and resumes an unstable run with safer options.
 
-The folder holds `options.json`, a checkpoint per `save_every` updates, and `training.json` with the
-losses. Text is the byte text of `stability.experiments.train`. Source: docs/mla-moe.md "Training".
+The folder holds `options.json`, a checkpoint every `save_every` updates, and `training.json` with
+the losses. The text is that of `stability.experiments.train`. Source: docs/mla-moe.md "Training".
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from stability.recovery.rollback import (
 
 TRAINING = "training.json"
 LOST = 20
-"""Micro-batches in a row with a loss or gradient that is not finite: a run without a guard ends."""
+"""Consecutive micro-batches with a non-finite loss or gradient that end a run without a guard."""
 HELD_OUT = 32
-"""Rows of held-out text that a run is judged by."""
+"""Rows of held-out text for the evaluation of a run."""
 Say = Callable[[str], None]
 
 
 @dataclass
 class Trained:
-    """A run as it ended.
+    """A finished run.
 
     Attributes:
-        options: what it was trained with.
-        model: its parameters.
-        losses: micro-batch, loss in nats per byte, and the router's z-loss; skipped ones too.
-        held_out: loss on held-out text at the end, without dropout, in nats per byte.
-        events: decisions of the guard since the command began.
+        options: options of the training.
+        model: the final parameters.
+        losses: micro-batch, loss in nats per byte, and the router's z-loss; includes skipped steps.
+        held_out: final loss on held-out text without dropout, in nats per byte.
+        events: decisions of the guard since the command started.
     """
 
     options: Options
@@ -62,7 +62,7 @@ class Trained:
     events: list[Event] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return in a line or two how it ended."""
+        """Return a summary of the run in one or two lines."""
         kinds = [e.kind for e in self.events]
         counts = (f"{kinds.count(k)} {k}s" for k in ("skip", "rollback", "cut"))
         first, last = self.losses[0][1], self.losses[-1][1]
@@ -78,17 +78,17 @@ def fit(
     say: Say = lambda line: None,
     start: MLAMoEForCausalLM | None = None,
 ) -> Trained:
-    """Train to the end of the options; a folder that holds a part of this run is continued.
+    """Train to the end of the options, continuing an unfinished run in the folder.
 
     Args:
-        options: of the run.
-        folder: where options, checkpoints and losses go.
-        say: progress.
-        start: parameters to begin with; None draws them from the seed.
+        options: options of the run.
+        folder: folder for options, checkpoints and losses.
+        say: called with a line of progress.
+        start: initial parameters; None draws them from the seed.
 
     Raises:
-        ValueError: the folder holds a run of other options.
-        RecoveryFailedError: loss or gradient stay not finite, or the guard cannot finish the run.
+        ValueError: the folder holds a run with other options.
+        RecoveryFailedError: loss or gradient stay non-finite, or the guard cannot finish the run.
     """
     if (folder / OPTIONS).is_file() and read_options(folder) != options:
         raise ValueError(
@@ -116,7 +116,7 @@ def fit(
         report = jax.device_get(state.report)
         loss, z = float(report.loss), float(report.auxiliary[ROUTER[0]])
         trained.losses.append((len(trained.losses), loss, z))
-        # Without a guard nothing but what is not finite is skipped, and nothing rolls it back.
+        # Without a guard only non-finite steps are skipped, and nothing is rolled back.
         lost = 0 if int(report.verdict) <= Verdict.CLIPPED else lost + 1
         if lost == LOST and not options.guarded:
             write_losses(folder, trained)
@@ -158,19 +158,19 @@ def emergency(
 ) -> Trained:
     """Resume an unstable run with `Options.emergency`, from its best checkpoint.
 
-    The moments of the optimiser start anew, since they remember the instability, and so does the
-    schedule, from a rate of 0. The run that is resumed stays as it is.
+    The optimiser's moments start from 0, since they hold the unstable gradients. The schedule also
+    restarts, from a rate of 0. The original run is not changed.
 
     Args:
-        folder: of the run.
-        out: folder of the new run; None means `emergency` in the old one. Where it holds a part of
-            the new run, that is continued.
-        steps: updates to make; None means those that the old run had left at the checkpoint.
-        say: progress.
+        folder: folder of the run.
+        out: folder of the new run; None: `emergency` in the old one. An unfinished new run in it is
+            continued.
+        steps: number of updates; None: those that remained after the checkpoint.
+        say: called with a line of progress.
 
     Raises:
         ValueError: there is no run, no good checkpoint, or nothing left to train.
-        RecoveryFailedError: the guard does not bring it to its end.
+        RecoveryFailedError: the guard could not finish the run.
     """
     options, out = read_options(folder), folder / "emergency" if out is None else out
     if (out / OPTIONS).is_file():
@@ -183,7 +183,7 @@ def emergency(
     first = options.first_batch + max(batch, len(_stored_losses(folder)))
     calm = options.emergency(left, first)
     say(f"from step {step} of {folder}, {left} updates at rates up to {calm.learning_rate:g}")
-    # Clipped activations are part of the structure: leaves move to a model that has them.
+    # Clipping of activations is part of the structure, so the leaves are moved to a new model.
     frame = eqx.filter_eval_shape(MLAMoEForCausalLM, calm.config(), key=jax.random.key(0))
     leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
     return fit(calm, out, say, jax.tree.unflatten(jax.tree.structure(frame), leaves))
@@ -194,8 +194,8 @@ def last_good(
 ) -> tuple[int, int, MLAMoEForCausalLM]:
     """Return step, next batch and model of the checkpoint with the lowest held-out loss.
 
-    While training is sound the newest is the best, but for noise; after it broke an older one is.
-    A checkpoint that cannot be read, or with parameters that are not finite, is none.
+    In a healthy run that is the newest one, up to noise; in an unstable run an older one.
+    Checkpoints that are unreadable or hold non-finite parameters are skipped.
 
     Raises:
         ValueError: there is no such checkpoint.
@@ -240,7 +240,7 @@ def make_step(options: Options, transform: Any) -> Callable[..., Any]:
 
 
 def held_out_loss(model: MLAMoEForCausalLM, options: Options) -> float:
-    """Return the loss on held-out text in nats per byte: stored as in training, no dropout."""
+    """Return the held-out loss in nats per byte, with storage as in training and no dropout."""
     ids = spread_windows(read_text()[1], HELD_OUT, options.block_size)
     return float(_evaluate(model, ids, options.policy))
 
@@ -255,7 +255,7 @@ def _storage(policy: Policy | None) -> Callable[[MLAMoEForCausalLM], MLAMoEForCa
 
 
 def _guard_config(options: Options) -> GuardConfig:
-    # The optimiser clips, on the mean gradient of an update.
+    # No clipping here: the optimiser clips the mean gradient of an update.
     if options.guarded:
         return GuardConfig(max_norm=None)
     return GuardConfig(deviations=1e9, patience=10**6, max_norm=None)
@@ -286,7 +286,7 @@ def _stored_losses(folder: Path) -> list[tuple[int, float, float]]:
 
 
 def write_losses(folder: Path, trained: Trained) -> None:
-    """Write `training.json`: options, losses, held-out loss; numbers not finite are null."""
+    """Write `training.json`: options, losses, held-out loss; non-finite numbers become null."""
 
     def plain(x: float) -> float | None:
         return x if math.isfinite(x) else None

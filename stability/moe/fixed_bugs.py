@@ -1,4 +1,4 @@
-"""The five bugs the stability guide says were fixed, each as a probe that would find it again.
+"""Probes for the five bugs that the stability guide lists as fixed.
 
 Source: docs/mla-moe.md "The stability guide".
 """
@@ -23,13 +23,13 @@ from stability.moe.policy import FP8
 PROBE = "fixed bugs"
 GUIDE = 'docs/mla-moe.md "The stability guide", bug {}'
 TOKENS = 8
-"""Length of the text whose shapes are traced; any would do."""
+"""Length of the traced text; shapes and dtypes do not depend on it."""
 LIVE_BUG = "4_index_add"
-"""The metric of what Transformers itself says."""
+"""Metric of the probe of Transformers itself."""
 
 
 def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding]:
-    """Return one finding per bug; nothing is computed, shapes and dtypes are traced."""
+    """Return one finding per bug; shapes and dtypes are traced, nothing is computed."""
     sparse = [(i, b.mlp) for i, b in enumerate(model.model.layers) if isinstance(b.mlp, MoE)]
     findings = [block_returns(model), fp8_promotion(model, policy)]
     for i, mlp in sparse:
@@ -40,7 +40,7 @@ def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding
 
 
 def adapter_dimensions(name: str, mlp: MoE) -> Finding:
-    """Bug 1: whether shared and routed experts agree on every width two products share."""
+    """Bug 1: whether adjacent matrices agree on their widths, in shared and routed experts."""
     D = mlp.gate.weight.shape[-1]
     experts: tuple[tuple[str, MLP | Experts], ...] = (
         ("experts", mlp.experts),
@@ -64,7 +64,7 @@ def adapter_dimensions(name: str, mlp: MoE) -> Finding:
 
 
 def block_returns(model: MLAMoEForCausalLM) -> Finding:
-    """Bug 2: whether every block returns the same type, its hidden states as it got them."""
+    """Bug 2: whether every block returns a `BlockOutput` with unchanged shape and dtype."""
     x = _hidden(model)
     positions = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
     wrong = []
@@ -79,7 +79,7 @@ def block_returns(model: MLAMoEForCausalLM) -> Finding:
 
 
 def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Bug 3: whether the experts return what they were given, (T, D) for (T, D)."""
+    """Bug 3: whether the experts map (T, D) to (T, D)."""
     x, routing = _tokens(model)
     out, error = _traced(experts, x, routing)
     shape = getattr(out, "shape", None)
@@ -89,9 +89,9 @@ def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Bug 4: whether expert outputs are added up in one dtype, of at least float32.
+    """Bug 4: whether expert outputs are summed in one dtype, at least float32.
 
-    torch refuses `index_add_` of two dtypes; JAX would take them, and round in the narrower.
+    torch rejects `index_add_` with two dtypes; JAX accepts it and rounds to the narrower one.
     """
     x, routing = _tokens(model, jnp.bfloat16)
     error = _traced(experts, x, routing)[1]
@@ -104,11 +104,11 @@ def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def reference_scatter(refusal: str, version: str) -> Finding:
-    """Bug 4, live: what Transformers' own MoE says when it is asked for float64.
+    """Bug 4 in Transformers: its MoE module's reaction to float64.
 
     Args:
-        refusal: its error, or "".
-        version: of transformers.
+        refusal: its error message, or "".
+        version: version of transformers.
     """
     alive = "index_add_" in refusal
     message = f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
@@ -126,7 +126,7 @@ def reference_scatter(refusal: str, version: str) -> Finding:
 
 
 def fp8_promotion(model: MLAMoEForCausalLM, policy: Policy = FP8) -> Finding:
-    """Bug 5: whether a forward pass with float8 parameters widens each of them by name."""
+    """Bug 5: whether a forward pass widens each float8 parameter explicitly."""
     ids = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32)
     stored = eqx.filter_eval_shape(policy.apply, model)
     with jax.numpy_dtype_promotion("strict"):
@@ -142,7 +142,7 @@ def _verdict(n: int, name: str, metric: str, count: float, message: str, remedy:
 
 
 def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
-    """Return the shapes of what a call gives, and the first line of the error it ends in."""
+    """Return the shapes of a call's result, or None and the first line of its error."""
     try:
         return eqx.filter_eval_shape(function, *args), ""
     except (AttributeError, TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
 
 
 def _scatters(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
-    """Return the dtypes of sum and summand of every float scatter-add in a call."""
+    """Return the dtypes of accumulator and summand of every float scatter-add in a call."""
     avals: Any = (
         [atom.aval for atom in eqn.invars]
         for eqn in equations(eqx.filter_make_jaxpr(function)(*args)[0].jaxpr)

@@ -1,4 +1,4 @@
-"""One forward pass with its intermediates: what the probes read."""
+"""One forward pass with its intermediates, the input of the probes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from parity.engine.instrument import capture
 
 @dataclass(frozen=True)
 class Observed:
-    """A model, a text, and what the one computed of the other."""
+    """A model, a text, and the intermediates of the model on the text."""
 
     model: MLAMoEForCausalLM
     ids: Int[Array, "B L"]
     intermediates: dict[str, Array]
-    """By name of `checkpoint_name`: `layers.{i}.attn_norm`, `layers.{i}.router_logits`, ..."""
+    """By `checkpoint_name`, such as `layers.{i}.attn_norm` or `layers.{i}.router_logits`."""
 
 
 def observe(model: MLAMoEForCausalLM, ids: Int[Array, "B L"]) -> Observed:
@@ -40,16 +40,16 @@ def _observed(model: MLAMoEForCausalLM, ids: Array) -> dict[str, Array]:
 
 
 def positions_of(x: Float[Array, "B L D"]) -> Int[Array, "B L"]:
-    """Return the positions of tokens that start a text."""
+    """Return the positions of tokens at the start of a text."""
     return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
 
 
 @eqx.filter_jit
 def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Array, " H"]:
-    """Return the largest attention logit a query sees, by head, in at least float32.
+    """Return the largest attention logit of each head, in at least float32.
 
     Args:
-        attention: of a layer.
+        attention: attention of a layer.
         x: its normalised input.
     """
     L, positions = x.shape[1], positions_of(x)

@@ -1,6 +1,6 @@
 """Options of a training run of MLA + MoE: optimiser, rates, accumulation, dropout, storage.
 
-Everything that decides a run besides its text; `OPTIONS` of a folder says what it was trained with.
+They determine a run together with its text, and are stored in the run's folder as `OPTIONS`.
 Optimisers and schedules are optax's. Source: docs/mla-moe.md "Training" and "The stability guide".
 """
 
@@ -29,42 +29,42 @@ STORAGE: dict[str, Policy | None] = {
     "float8": policy.FP8,
 }
 TINY = "tiny"
-"""The size that a processor trains in a minute; the others are those of `by_size`."""
+"""The size that a CPU trains in a minute; other sizes are those of `by_size`."""
 SLOWER, LONGER = 3, 3
-"""What an emergency divides the rate by and multiplies the warm-up by: those of the drill."""
+"""Emergency factors: divisor of the rate and multiplier of the warmup, as in the drill."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is trained with; the defaults are the guide's.
+    """Options of a training run; defaults are those of the guide.
 
     Attributes:
         size: "tiny", "small", "medium", "large" or "xl".
-        steps: updates of the parameters.
-        batch_size: rows of a micro-batch.
-        block_size: tokens of a row.
-        accumulation: micro-batches whose mean gradient makes one update.
+        steps: number of parameter updates.
+        batch_size: rows per micro-batch.
+        block_size: tokens per row.
+        accumulation: micro-batches per update; their gradients are averaged.
         optimizer_type: "adam" or "lion".
         learning_rate: the largest rate.
-        min_lr: rate at the end, and at the end of every cycle.
-        warmup_iters: updates over which the rate rises, in each cycle.
-        schedule: "cosine", down to `min_lr` once, or "cyclic", `cycles` times.
-        cycles: of the cyclic schedule.
+        min_lr: rate at the end of every cycle.
+        warmup_iters: updates of warmup in each cycle.
+        schedule: "cosine", one decay to `min_lr`, or "cyclic", `cycles` decays.
+        cycles: number of cycles of the cyclic schedule.
         grad_clip: largest norm of the gradient of one update.
-        router_z_loss_coef: weight of the router's z-loss in what is minimised.
-        dropout: while training; evaluation has none.
-        storage: values that parameters have while they are used: "float32", "bfloat16" or
+        router_z_loss_coef: weight of the router's z-loss in the objective.
+        dropout: dropout rate in training; evaluation has none.
+        storage: parameter values used by the forward pass are rounded to "float32", "bfloat16" or
             "float8"; the optimizer keeps float32. Emulated: products are float32.
-        fp8_mla_params: store MLA's parameters in float8 too. Only where one is sure.
-        activation_limit: hidden states are clipped to this magnitude; None leaves them alone.
-        guarded: skip spikes, roll back and cut the rate, as `stability.recovery` does.
+        fp8_mla_params: store MLA's parameters in float8 too; risky.
+        activation_limit: clip hidden states to this magnitude; None: no clipping.
+        guarded: skip spikes, roll back and cut the rate, as in `stability.recovery`.
         save_every: updates between checkpoints.
-        keep: checkpoints kept, newest first: what an emergency can go back to.
-        seed: of weights, batches and dropout.
-        first_batch: number of the first micro-batch; a resumed run sees none twice.
+        keep: number of checkpoints to keep, newest first, from which an emergency can resume.
+        seed: seed of weights, batches and dropout.
+        first_batch: number of the first micro-batch, so that a resumed run repeats none.
 
     Raises:
-        ValueError: a field is outside its range, or two contradict each other.
+        ValueError: a field is out of range, or two contradict each other.
     """
 
     size: str = TINY
@@ -117,12 +117,12 @@ class Options:
 
     @property
     def cycle(self) -> int:
-        """Updates of one cycle of the schedule."""
+        """Number of updates per cycle of the schedule."""
         return self.steps // self.cycles
 
     @property
     def policy(self) -> Policy | None:
-        """Dtypes whose values parameters have while they are used; None for float32."""
+        """Storage policy that the forward pass emulates; None for float32."""
         return policy.FP8_MLA if self.fp8_mla_params else STORAGE[self.storage]
 
     def config(self) -> MLAMoEConfig:
@@ -131,15 +131,15 @@ class Options:
         return replace(base, dropout=self.dropout, activation_limit=self.activation_limit)
 
     def emergency(self, steps: int, first_batch: int) -> Options:
-        """Return the guide's emergency of these options; what is tighter already stays.
+        """Return the guide's emergency version of these options; safer values are kept.
 
-        A third of the rate, clipping at 0.5, a z-loss of 0.0001, a warm-up three times as long but
-        no more than half of the steps, no second cycle, clipped activations, MLA out of float8, and
-        the guard.
+        A third of the rate, clipping at 0.5, a z-loss coefficient of at most 0.0001, a warmup three
+        times as long but at most half of the steps, a single cycle, clipped activations, no float8
+        for MLA, and the guard.
 
         Args:
-            steps: updates left.
-            first_batch: number of the first micro-batch that nobody has seen.
+            steps: number of remaining updates.
+            first_batch: number of the first unused micro-batch.
         """
         limit = 100.0 if self.activation_limit is None else min(100.0, self.activation_limit)
         return replace(
@@ -160,7 +160,7 @@ class Options:
 
 
 def schedule(options: Options) -> Callable[[Any], Any]:
-    """Return the learning rate by the number of updates made."""
+    """Return the learning rate as a function of the number of updates."""
     o = options
     first, later = (
         {
@@ -178,13 +178,13 @@ def schedule(options: Options) -> Callable[[Any], Any]:
 
 
 def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
-    """Return the optimiser of micro-batches: accumulate, clip, and move by Adam or Lion.
+    """Return the optimiser for micro-batches: accumulate, clip, then update by Adam or Lion.
 
-    The clipping is of the mean gradient of an update, where the guard's would be of a micro-batch:
-    give `GuardConfig(max_norm=None)`.
+    It clips the mean gradient of an update. The guard would clip that of a micro-batch, so pass it
+    `GuardConfig(max_norm=None)`.
     """
     kind = {"adam": optax.adam, "lion": optax.lion}[options.optimizer_type]
-    # Lion's decay is off, as Adam's: the guide decays nothing.
+    # Weight decay is off for Lion as for Adam, as in the guide.
     decay = {"weight_decay": 0.0} if options.optimizer_type == "lion" else {}
     moves = kind(schedule(options), **decay)
     clipped = optax.chain(optax.clip_by_global_norm(options.grad_clip), moves)
@@ -193,7 +193,7 @@ def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
 
 
 def write_options(folder: Path, options: Options) -> None:
-    """Write the options of a run into its folder."""
+    """Write the options of a run to its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with written_aside(folder / OPTIONS) as aside:
         aside.write_text(json.dumps(asdict(options), indent=1) + "\n", encoding="utf-8")
@@ -203,7 +203,7 @@ def read_options(folder: Path) -> Options:
     """Read the options of a run from its folder.
 
     Raises:
-        ValueError: there are none, or they are not those of a run.
+        ValueError: there are none, or they are invalid.
     """
     file = folder / OPTIONS
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Which parameters of MLA + MoE may be float8, and which must not.
+"""Storage policies of MLA + MoE: which parameters may be float8.
 
 Source: docs/mla-moe.md "The stability guide"; DeepSeek-V3 report (arXiv 2412.19437), section 3.3.1
 (embedding, head, gating, norms and attention stay wide).
@@ -30,20 +30,20 @@ FP8 = Policy(
 )
 """The guide's recommendation."""
 FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, ("*", "float8_e4m3fn")))
-"""The guide's `--fp8_mla_params`: only where one is sure."""
+"""The guide's `--fp8_mla_params`, which it advises only with caution."""
 MOST_LOST = 0.05
-"""Relative root mean square error of a stored leaf. e4m3 has 3 bits of mantissa: 2.6 % at best, on
-values inside its normal range, which ends at 2^-6."""
+"""Largest relative root mean square error of a stored leaf. e4m3 has 3 mantissa bits: at best 2.6 %
+for values in its normal range, which ends at 2^-6."""
 
 
 def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
-    """Return, for every leaf a policy stores in float8, how far it is off, and with a scale."""
+    """Return the storage error of every leaf in float8, with and without a scale."""
     findings = []
     for name, leaf in named_leaves(model).items():
         if policy.dtype(name) != E4M3.dtype:
             continue
         values = np.asarray(leaf, np.float32)
-        # A leaf of zeros alone has no largest value to scale to the format's.
+        # A leaf of zeros has no largest value to scale by.
         scale = 2.0 ** np.floor(np.log2(E4M3.max / max(float(np.abs(values).max()), 1e-30)))
         off, scaled = (_error(values, s) for s in (1.0, scale))
         source = "3 bits of mantissa; below 2^-6 fewer (e4m3)"
@@ -59,10 +59,10 @@ def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
 
 
 def emulated(model: MLAMoEForCausalLM, policy: Policy) -> MLAMoEForCausalLM:
-    """Return a float32 model whose parameters have the values that a policy would store.
+    """Return a float32 model whose parameters are rounded to a policy's dtypes.
 
-    A float8 leaf is stored with a power of two as its scale, each expert's apart. Gradients pass
-    through the rounding unchanged, in float32: float8 would round them as well, and lose most.
+    A float8 leaf is rounded with a power-of-two scale, one per expert. Gradients pass through the
+    rounding unchanged, in float32; float8 gradients would lose most of their values.
     """
     leaves = named_leaves(model)
     return replace_leaves(model, {n: _stored(x, policy.dtype(n)) for n, x in leaves.items()})
@@ -74,10 +74,10 @@ def _stored(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if dtype.itemsize > 1:
         rounded = nearest(x, dtype)
     else:
-        # Matrices are the last two axes: what is before them counts experts.
+        # Matrices are the last two axes; leading axes number experts.
         amax = jnp.max(jnp.abs(x), axis=(-2, -1)[-x.ndim :], keepdims=True)
         room = jnp.log2(float(jnp.finfo(dtype).max) / jnp.maximum(amax, 1e-30))
-        # ldexp and not exp2: a scale must be a power of two exactly.
+        # ldexp instead of exp2, so that the scale is an exact power of two.
         scale = jnp.ldexp(jnp.float32(1.0), jnp.floor(room).astype(jnp.int32))
         rounded = nearest(x * scale, dtype) / scale
     return x + jax.lax.stop_gradient(rounded - x)

@@ -1,7 +1,7 @@
-"""What commands measured of the second architecture, as JSON and as tables of docs/mla-moe.md.
+"""Results of commands on the second architecture, as JSON and as tables of docs/mla-moe.md.
 
-`megalodon-numerics subject defects|train` write the JSON (`stability.core.documents`), which pages
-show and no night repeats. Parity is not among them: every night measures it.
+`megalodon-numerics subject defects|train` write the JSON documents (`stability.core.documents`).
+Pages show them; no night repeats them. Parity is not among them: every night measures it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stability.moe.examine import Examination
 COLUMNS = {
     "float32 vs Transformers": (PortEdge.PORT32_ORIGINAL32,),
     "ours vs float64": (PortEdge.PORT32_PORT64,),
-    # A recording has no float64 of its own to be held to.
+    # A recording has no float64 run of the original to compare with.
     "theirs vs float64": (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.ORIGINAL32_PORT64),
     "float64 vs float64": (PortEdge.PORT64_ORIGINAL64,),
 }
-"""Columns of the parity table, each with its edge or the edges of which there is one."""
+"""Edges of each column of the parity table; alternatives are tried in order."""
 Document = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found
 
     Args:
         which: "live", "recorded" or "auto".
-        say: progress.
+        say: called with a line of progress.
     """
     results = []
     for case in comparison.CASES:
@@ -42,7 +42,7 @@ def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found
 
 
 def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
-    """Return the table of planted defects as JSON has it, and what a healthy model is told."""
+    """Return the table of planted defects as JSON, with the findings on a healthy model."""
     entries: list[Document] = [
         {
             "metric": r.defect.metric,
@@ -65,7 +65,7 @@ def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Doc
 
 
 def defect_markdown(content: Mapping[str, Any]) -> str:
-    """Return the table of planted defects as docs/mla-moe.md has it."""
+    """Return the table of planted defects in Markdown."""
     rows = (
         (
             d["metric"],
@@ -79,7 +79,7 @@ def defect_markdown(content: Mapping[str, Any]) -> str:
 
 
 def parity_markdown(results: Iterable[comparison.Found]) -> str:
-    """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
+    """Return the parity table in Markdown: relative L2 of the logits."""
     rows = (
         (
             r.case.name,
@@ -92,7 +92,7 @@ def parity_markdown(results: Iterable[comparison.Found]) -> str:
 
 
 def training_markdown(content: Mapping[str, Any]) -> str:
-    """Return the table of training runs as docs/mla-moe.md has it."""
+    """Return the table of training runs in Markdown."""
     after, rows = content["plan"]["injected_at"], []
     for v in content["variants"]:
         worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)

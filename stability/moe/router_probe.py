@@ -1,6 +1,6 @@
-"""Is the router healthy: logits, z-loss, load, choices bfloat16 would change, bias, counts.
+"""Probe of the router: logits, z-loss, load, choices that bfloat16 would change, bias, counts.
 
-Thresholds are named once, with their source. Source: docs/mla-moe.md "The
+Thresholds are constants, each with its reason. Source: docs/mla-moe.md "The
 stability guide"; ST-MoE (arXiv 2202.08906), section 3.3.
 """
 
@@ -34,35 +34,38 @@ from stability.moe.observe import Observed
 
 PROBE = "router"
 MOST_LOAD = 2.5
-"""Tokens of the busiest expert over the mean at which balancing has failed: capacity factors in use
-are 1.25 to 2 (Switch, ST-MoE), so more would drop tokens."""
+"""Largest load of an expert relative to the mean. Common capacity factors are 1.25 to 2 (Switch,
+ST-MoE), so with a larger load they would drop tokens."""
 LEAST_ENTROPY = 0.7
-"""Entropy of the load over its largest: below, a third of the experts' bits are not used."""
+"""Smallest relative entropy of the load; below, 30 % of the experts' information is unused."""
 MOST_Z = 32.0**2
-"""z-loss of router logits around 32, where half a unit of bfloat16 moves a score by 13 %."""
+"""Largest z-loss: that of router logits near 32, where half a bfloat16 unit changes a score by
+13 %."""
 MOST_FLIPS = 0.01
-"""Share of tokens that the model sends to other experts than its router in float32 would."""
+"""Largest fraction of tokens that are sent to other experts than by a float32 router."""
 MOST_TIES = 0.5
-"""Share of tokens whose choice is closer than a unit of bfloat16 at its score. At initialisation
-all scores are close to one another: 0.2 measured on the small size."""
+"""Largest fraction of tokens whose margin between experts is below a bfloat16 unit of the score. At
+initialisation all scores are close to each other: 0.2 measured on the small size."""
 EXACT_TIES = 0.01
-"""Share of tokens whose choice is decided by the order of experts alone."""
+"""Largest fraction of tokens whose choice is decided by the order of experts alone."""
 LEAST_SIGNAL = 0.1
-"""Sum of a token's weights: below, routed experts say a tenth of what one dense MLP would."""
+"""Smallest sum of a token's expert weights: a tenth of the contribution of one dense MLP."""
 LEAST_TOKENS = 4.0
-"""Tokens of a batch per expert, on average: below, e^-4 of the experts see none by chance."""
+"""Smallest mean number of tokens per expert and batch; with 4, a fraction e^-4 of the experts gets
+none by chance."""
 BIAS_RATE = 1e-3
-"""DeepSeek-V3's step of the selection bias; 0.001 in its report."""
+"""Update of the selection bias per step: 0.001 as in DeepSeek-V3's report."""
 BIAS_STEPS = 2000
-"""Steps a bias is pushed for, to 2: in bfloat16 it stands still from 0.5 on, where half a gap of
-the format, 0.00195, is more than a step."""
+"""Steps in one direction, to a bias of 2. A bfloat16 bias stops at 0.5, where half the spacing of
+the format, 0.00195, exceeds a step."""
 BIAS_SHARE = 0.95
-"""Share of the way it must come: in float32 it arrives, in bfloat16 it stops at a quarter."""
+"""Smallest fraction of the intended displacement that the bias must reach. float32 reaches all of
+it; bfloat16 stops at a quarter."""
 OWN = "this project's threshold, stability/moe/router_probe.py"
 
 
 def router_findings(observed: Observed) -> list[Finding]:
-    """Return what there is to say of every sparse layer of a model on its text."""
+    """Return the findings on every sparse layer of a model."""
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         if isinstance(block.mlp, MoE):
@@ -81,11 +84,11 @@ def router_findings(observed: Observed) -> list[Finding]:
 
 
 def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
-    """Return how large router logits are, their dtype, and the z-loss in float32 and bfloat16."""
+    """Return findings on size and dtype of router logits, and on the z-loss."""
     largest = float(jnp.max(jnp.abs(logits)))
     error, z = weight_error(largest, BF16.name), float(z_loss(logits))
     experts = logits.shape[-1]
-    # In a dtype the scores really have: the square and the mean are where the digits go.
+    # Rounded to bfloat16 as stored logits are; the square and the mean lose the most digits.
     half = logits.astype(jnp.bfloat16)
     narrow = float(jnp.mean(jnp.square(jax.nn.logsumexp(half, axis=-1))))
     off = abs(narrow - z) / z if z else 0.0
@@ -117,7 +120,7 @@ def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
 
 
 def load_findings(name: str, routing: Routing) -> list[Finding]:
-    """Return how evenly tokens are spread over experts."""
+    """Return findings on how evenly tokens are distributed over experts."""
     load = np.asarray(counts(routing), np.float64)
     mean, dead = load.mean(), int(np.sum(load == 0))
     share = load[load > 0] / load.sum()
@@ -137,13 +140,13 @@ def load_findings(name: str, routing: Routing) -> list[Finding]:
 def choice_findings(
     name: str, logits: Float[Array, "T E"], router: Router, x: Float[Array, "B L D"]
 ) -> list[Finding]:
-    """Return how many choices differ from float32's, would in bfloat16, or are ties.
+    """Return findings on choices that differ from float32's, would differ in bfloat16, or are ties.
 
     Args:
-        name: of the router.
-        logits: what the model computed.
-        router: of the layer.
-        x: what the router was given.
+        name: name of the router.
+        logits: logits computed by the model.
+        router: the router of the layer.
+        x: input of the router.
     """
     wide = x.reshape(-1, x.shape[-1]).astype(jnp.float32) @ router.weight.astype(jnp.float32).T
     scores = scores_of(wide, router.config) + router.bias(jnp.float32)
@@ -175,7 +178,7 @@ def choice_findings(
 
 
 def signal_findings(name: str, routing: Routing) -> list[Finding]:
-    """Return what is left of the signal where few of many experts are asked."""
+    """Return findings on the remaining signal when few of many experts are active."""
     E, (T, k) = routing.logits.shape[-1], routing.chosen.shape
     weight = float(jnp.mean(jnp.sum(routing.weights, axis=-1)))
     each = T * k / E
@@ -191,7 +194,7 @@ def signal_findings(name: str, routing: Routing) -> list[Finding]:
 
 
 def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Finding:
-    """Return how far a selection bias that is pushed up at every step gets in its dtype."""
+    """Return how far a selection bias gets in its dtype when it is raised at every step."""
     start = jnp.zeros(2, dtype)
     load = jnp.asarray([0, 2], jnp.int32)
     pushed = jax.lax.fori_loop(0, BIAS_STEPS, lambda _, b: balanced(b, load, rate), start)
@@ -210,7 +213,7 @@ def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Findin
 
 
 def count_finding(count: Callable[[Routing], Array]) -> Finding:
-    """Return whether tokens are counted in integers, tried on 1,000 tokens for one expert."""
+    """Return whether tokens are counted as integers, tested with 1,000 tokens for one expert."""
     tokens = 1000
     one = jnp.zeros((tokens, 1), jnp.float32)
     counted = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))
@@ -230,6 +233,6 @@ def count_finding(count: Callable[[Routing], Array]) -> Finding:
 
 
 def routing_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Routing:
-    """Return where logits send their tokens without a selection bias."""
+    """Route tokens by their logits without a selection bias."""
     E = logits.shape[-1]
     return Router(jnp.zeros((E, 1), jnp.float32), jnp.zeros(E, jnp.float32), config).route(logits)

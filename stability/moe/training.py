@@ -1,7 +1,7 @@
-"""A short training run that is broken on purpose, and what the guard makes of it.
+"""A short training run with an injected instability, and the guard's response.
 
-After some healthy steps the learning rate is multiplied and the router's z-loss dropped. The same
-run without a guard, and one that nothing happens to, are the controls. Source:
+After some healthy steps the learning rate is multiplied and the router's z-loss switched off. The
+controls are the same run without a guard, and a run without the injection. Source:
 docs/mla-moe.md "The stability guide", docs/mla-moe.md "Recovery".
 """
 
@@ -31,7 +31,7 @@ from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig,
 
 ROUTER = ("router_z",)
 KINDS = ("skip", "clip", "rollback", "cut", "stop")
-"""Events that a document counts."""
+"""Kinds of events that a document counts."""
 TINY_LM = MLAMoEConfig(
     hidden_size=48,
     num_hidden_layers=2,
@@ -53,19 +53,19 @@ TINY_LM = MLAMoEConfig(
 
 @dataclass(frozen=True)
 class Preset:
-    """How carefully a run trains."""
+    """Training settings of different caution."""
 
     lr: float = 6e-2
     warmup: int = 20
     max_norm: float = 1.0
     router_z_loss_coef: float = 1e-3
     activation_limit: float | None = None
-    """Hidden states are clipped to this magnitude."""
+    """Clip hidden states to this magnitude; None: no clipping."""
 
 
 NORMAL = Preset()
 EMERGENCY = Preset(2e-2, 60, 0.5, 1e-4, activation_limit=100.0)
-"""Tighter clipping, a lower rate, a longer warm-up, clipped activations: the guide's emergency."""
+"""The guide's emergency: tighter clipping, lower rate, longer warmup, clipped activations."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Plan:
     steps: int = 280
     injected_at: int = 120
     lr_factor: float = 10.0
-    """What the learning rate is multiplied by from then on; the z-loss coefficient becomes 0."""
+    """Factor on the learning rate after the injection; the z-loss coefficient becomes 0."""
     batch_size: int = 16
     length: int = 64
     seed: int = 0
@@ -94,21 +94,21 @@ class Outcome:
     name: str
     what: str
     loss: list[tuple[int, float]] = field(default_factory=list)
-    """(batch, training loss in nats per byte), rejected steps among them."""
+    """(batch, training loss in nats per byte), including rejected steps."""
     router_z: list[tuple[int, float]] = field(default_factory=list)
-    """(batch, z-loss), logged apart from the loss."""
+    """(batch, z-loss), which is not part of the loss."""
     held_out: float = math.nan
-    """Loss on held-out text at the end, in nats per byte."""
+    """Final loss on held-out text, in nats per byte."""
     events: list[Event] = field(default_factory=list)
     rate: float = 1.0
-    """What is left of the learning rate at the end."""
+    """Final factor on the learning rate."""
 
 
 def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> list[Outcome]:
-    """Train healthy, broken without a guard, broken with it, and broken under the emergency preset.
+    """Train four runs: healthy, broken without a guard, broken with it, and emergency preset.
 
     Raises:
-        RecoveryFailedError: the guard does not bring a run to its end.
+        RecoveryFailedError: the guard could not finish a run.
     """
     quiet = replace(plan, lr_factor=1.0)
     variants: tuple[tuple[str, str, Plan, Preset, bool], ...] = (
@@ -126,7 +126,7 @@ def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> 
 
 
 def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True) -> Outcome:
-    """Train one variant; arguments as `run` passes them."""
+    """Train one variant; see `run` for the arguments."""
     outcome = Outcome(name, what)
     text, held_out = read_text()
     careless = GuardConfig(deviations=1e9, patience=10**6, max_norm=preset.max_norm)
@@ -172,11 +172,11 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return a folder of checkpoints of this architecture: leaves in the order of the pytree."""
+    """Return a checkpoint folder for this architecture; leaves are stored in pytree order."""
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        # Equinox adds its suffix to a path that has another one, and to no open file.
+        # An open file, because Equinox appends its suffix to a path with another one.
         with written_aside(path / "leaves.eqx") as aside, aside.open("wb") as file:
             eqx.tree_serialise_leaves(file, (model, opt_state))
 
@@ -192,7 +192,7 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
 
 
 def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
-    """Return an experiment as JSON has it: numbers that are not finite are None."""
+    """Return an experiment as JSON data; non-finite numbers become None."""
     return {
         "plan": asdict(plan),
         "presets": {"normal": asdict(NORMAL), "emergency": asdict(EMERGENCY)},

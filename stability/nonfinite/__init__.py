@@ -1,6 +1,6 @@
-"""Where a NaN came from: flags by name inside jit, and a replay that finds the line.
+"""Root causes of NaN and infinity: flags by name inside jit, and a replay that finds the line.
 
-`watched_loss` is cheap enough to leave on; `locate` takes apart the step it complains of.
+`watched_loss` is cheap enough for every step; `locate` replays a failed step.
 """
 
 from stability.nonfinite.flags import (

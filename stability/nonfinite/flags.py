@@ -1,7 +1,7 @@
-"""Is everything finite? Flags by name inside jit, cheap enough to leave on.
+"""Finiteness flags by name inside jit, cheap enough for every training step.
 
-`finite_flags` answers for the leaves of a pytree, `watched_loss` for every intermediate, cotangent,
-gradient and the loss of a training step. What they find, `stability.nonfinite.replay` takes apart
+`finite_flags` checks the leaves of a pytree; `watched_loss` checks every intermediate, cotangent,
+gradient and the loss of a training step. `stability.nonfinite.replay` finds the root cause
 operation by operation. Source: docs/training.md "Is everything finite?".
 """
 
@@ -22,7 +22,7 @@ from stability.core.findings import Finding, Severity
 
 SOURCE = 'docs/training.md "Is everything finite?"'
 Flags = dict[str, jax.Array]
-"""By name, a bool scalar: True where every element is finite."""
+"""Bool scalars by name: True if every element is finite."""
 
 
 def finite(x: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def finite(x: jax.Array) -> jax.Array:
 
 
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
-    """Return a flag per array leaf of a pytree, by `prefix` and dotted path; use it inside jit."""
+    """Return a flag per array leaf, named `prefix` + dotted path; for use inside jit."""
     return {
         prefix + name: finite(leaf)
         for name, leaf in named_leaves(tree).items()
@@ -42,10 +42,10 @@ def finite_flags(tree: Any, prefix: str = "") -> Flags:
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
-    """Return `function` with a flag per named intermediate as a second result.
+    """Return `function` with a second result: a flag per named intermediate.
 
     Arguments must be pytrees of arrays, as for `parity.megalodon.intermediates.capture`. The
-    intermediates themselves do not leave the program.
+    intermediates themselves are not returned.
     """
 
     def flagged(*args: Any) -> tuple[Any, Flags]:
@@ -66,17 +66,17 @@ def watched_loss(
     cotangents: bool = False,
     taps: bool | None = None,
 ) -> Callable[..., tuple[tuple[jax.Array, Any], Flags]]:
-    """Return `value_and_grad` of a loss, with flags: ((loss, gradients), flags).
+    """Return `value_and_grad` of a loss with flags: ((loss, gradients), flags).
 
-    Flags are named as intermediates, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
-    `loss`, in the order of computation. Call the result inside `eqx.filter_jit`.
+    Flags are named by intermediate, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
+    `loss`, in order of computation. Call the result inside `eqx.filter_jit`.
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
-        intermediates: whether to watch the forward pass; without, only loss and gradients.
-        cotangents: whether to watch the backward pass by intermediate too; it keeps each one's
-            derivative alive and costs more.
-        taps: the former name of `intermediates`.
+        intermediates: also watch the forward pass; otherwise only the loss and the gradients.
+        cotangents: also watch the backward pass by intermediate. Every cotangent then stays in
+            memory, which costs more.
+        taps: former name of `intermediates`.
     """
     watch_forward = intermediates if taps is None else taps
 
@@ -108,17 +108,17 @@ def watched_loss(
 
 
 def broken(flags: Mapping[str, Any]) -> list[str]:
-    """Return the names whose flag is down, in the order of the flags; outside of jit."""
+    """Return the names of the flags that are False, in the order of the flags; outside jit."""
     host = jax.device_get(dict(flags))
-    # A dictionary comes back from the device sorted by name.
+    # Iterate over `flags`: the device returns a dictionary sorted by name.
     return [name for name in flags if not bool(np.asarray(host[name]))]
 
 
 def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
-    """Return one finding: what was not finite, the first in order of computation as its subject.
+    """Return one finding on all flags; its subject is the first name that is not finite.
 
-    Dictionaries that leave a jitted function are sorted by name; pass flags through `in_order`
-    first where the order matters.
+    A jitted function returns dictionaries sorted by name. To find the first in order of
+    computation, pass flags through `in_order` first.
     """
     names = broken(flags)
     severity, subject, remedy = Severity.OK, "step", ""
@@ -132,6 +132,6 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
-    """Return flags in the order of `order` (as `computed` gives), others at the end."""
+    """Return flags in the given order (as from `computed`), with all others at the end."""
     ordered = {name: flags[name] for name in order if name in flags}
     return ordered | {name: flag for name, flag in flags.items() if name not in ordered}

@@ -1,4 +1,4 @@
-"""An array in numbers: dtype, shape, range, and how much of it is not finite; on the host."""
+"""Summary of an array on the host: dtype, shape, range, and number of non-finite elements."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an operation read or wrote, in numbers."""
+    """Summary of an operation's input or output."""
 
     dtype: str
     shape: tuple[int, ...]
     smallest: float
-    """Of the finite elements; NaN without any."""
+    """Smallest finite element; NaN if there is none."""
     largest: float
     nan: int
     inf: int
 
     def describe(self) -> str:
-        """Return dtype, shape, range and what is not finite, in words."""
+        """Describe dtype, shape, range and non-finite elements."""
         bad = "".join(f", {n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "inf")) if n)
         spread = f" in [{self.smallest:.4g}, {self.largest:.4g}]"
         return f"{self.dtype}{list(self.shape)}{'' if np.isnan(self.smallest) else spread}{bad}"
 
 
 def _host(array: Any) -> np.ndarray | None:
-    """Return floating-point values on the host, widened; None for other kinds."""
+    """Return floating-point values on the host, at least float32; None for other dtypes."""
     dtype = getattr(array, "dtype", np.dtype(type(array)))
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not jnp.issubdtype(dtype, jnp.inexact):
         return None
@@ -41,19 +41,19 @@ def _host(array: Any) -> np.ndarray | None:
 
 
 def all_finite(array: Any) -> bool:
-    """Return whether an array has neither NaN nor infinity; what is no float has none."""
+    """Whether an array has neither NaN nor infinity; True for non-floating dtypes."""
     host = _host(array)
     return host is None or bool(np.isfinite(host).all())
 
 
 def has_nan(array: Any) -> bool:
-    """Return whether an array has a NaN."""
+    """Whether an array has a NaN."""
     host = _host(array)
     return host is not None and bool(np.isnan(host).any())
 
 
 def operand(array: Any) -> Operand:
-    """Return an array in numbers; keys and other kinds have no range."""
+    """Summarise an array; random keys and other kinds have no range."""
     dtype = str(getattr(array, "dtype", type(array).__name__))
     shape = tuple(getattr(array, "shape", ()))
     host = _host(array)

@@ -1,8 +1,8 @@
-"""Replay of a step that was not finite: the first bad operation, its line, module and inputs.
+"""Replay of a non-finite step: the first bad operation with its line, module and inputs.
 
-The program is evaluated equation by equation, calls, branches and iterations of loops included, and
-every value remembers where its NaN or infinity came from. The answer is the cause of what came out
-bad: an infinity that a mask put there on purpose and a softmax took away again is no cause.
+The program is evaluated equation by equation, including calls, branches and loop iterations. Every
+value carries the origin of its NaN or infinity. The result is the root cause of a bad output. An
+infinity that a mask introduced on purpose and a softmax removed again is not a cause.
 Source: docs/training.md "What made it so".
 """
 
@@ -31,51 +31,51 @@ Kind = Literal["operation", "input", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a NaN or an infinity came from."""
+    """Origin of a NaN or an infinity."""
 
     kind: Kind
     name: str
-    """The primitive, the argument's path, or `constant`."""
+    """Name of the primitive, path of the argument, or `constant`."""
     source: str = ""
     module: str = ""
     phase: str = "forward"
     where: str = ""
-    """Calls, branches and iterations around it: `scan[3]/cond[1]`."""
+    """Enclosing calls, branches and iterations: `scan[3]/cond[1]`."""
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     cause: Origin | None = None
-    """What its bad input came from, if it had one."""
+    """Origin of its bad input, if it had one."""
 
     @property
     def root(self) -> Origin:
-        """The first in the chain of causes that is no constant put there on purpose."""
+        """Root cause: the end of the chain of causes, without intended constants."""
         at = self
         while at.cause is not None and at.cause.kind != "constant":
             at = at.cause
         return at
 
     def describe(self) -> str:
-        """Return one sentence: what, where, from which inputs."""
+        """Describe in one sentence the operation, its location and its inputs."""
         if self.kind == "input":
             return f"argument {self.name} was not finite: {self.outputs[0].describe()}"
         place = ", ".join(filter(None, (self.module, self.source, self.where)))
         reads = "; ".join(operand.describe() for operand in self.inputs)
         writes = "; ".join(operand.describe() for operand in self.outputs)
         phase = "backward" if self.phase == "backward" else "forward"
-        return f"{phase} {self.name} ({place}) made {writes} of {reads}"
+        return f"{phase} {self.name} ({place}) produced {writes} from {reads}"
 
 
 def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
-    """Return the origin of the first output that is not finite, or None if all are finite.
+    """Find the root cause of the first output that is not finite; None if all are finite.
 
     Args:
-        function: what was not finite, for instance `eqx.filter_grad(loss)`; it is traced here, and
-            Equinox models in `args` announce their paths.
-        args: its arguments; what is no array is kept as it is.
+        function: the failing function, for instance `eqx.filter_grad(loss)`. It is traced here, and
+            Equinox models in `args` give the module paths.
+        args: its arguments; leaves that are not arrays are static.
 
     Returns:
-        The root of the chain of causes. None can also mean that the compiled program is bad where
-        single operations are not: compare with `jax.disable_jit`.
+        The root of the chain of causes. None can also mean that only the compiled program is bad,
+        not its single operations: compare with `jax.disable_jit`.
     """
     named = tuple(announced(arg) for arg in args)
     dynamic, static = eqx.partition(named, eqx.is_array)
@@ -93,7 +93,7 @@ def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
 
 
 def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
-    """Return `locate`'s answer as one finding; metric `non_finite` counts the bad elements."""
+    """Return the result of `locate` as a finding; metric `non_finite` counts the bad elements."""
     origin = locate(function, *args)
     if origin is None:
         message = "evaluated operation by operation, every output is finite"
@@ -106,7 +106,7 @@ def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
 
 def _remedy(origin: Origin) -> str:
     if origin.kind == "input":
-        return "restore the last checkpoint without non-finite values, or mend the batch"
+        return "restore the last checkpoint without non-finite values, or correct the batch"
     if any(operand.inf for operand in origin.outputs):
         return "an overflow: widen the operands, clip them, or lower the learning rate"
     return "keep the operation's inputs inside its domain (floor, clip, or select before it)"
@@ -114,26 +114,26 @@ def _remedy(origin: Origin) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """An array and, if it is not finite, where that came from."""
+    """An array and, if it is not finite, the origin of that."""
 
     array: Any
     origin: Origin | None = None
 
 
 _Call = Callable[[Any, Sequence[_Value], str], list[_Value]]
-"""Evaluates a jaxpr on values; the last argument says which branch or iteration it is."""
+"""Evaluates a jaxpr on values; the last argument names the branch or iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is around the equations of a jaxpr, all of it empty for the outermost one."""
+    """Location of a jaxpr's equations; all empty for the outermost one."""
 
     stack: str = ""
-    """Name stack, `/` between calls."""
+    """Name stack, with `/` between calls."""
     source: str = ""
-    """File and line of the caller where the jaxpr is a library's; empty means where they say."""
+    """File and line of the caller of a library's jaxpr; empty: the equations' own."""
     where: str = ""
-    """Calls, branches and iterations."""
+    """Enclosing calls, branches and iterations."""
 
 
 def _replay(
@@ -170,7 +170,7 @@ def _replay(
 
 
 def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Value]:
-    """Evaluate one operation, and note it if it made what it was not given."""
+    """Evaluate one operation, and record it as an origin if its outputs became non-finite."""
     if (moved := _moved(eqn, inputs)) is not None:
         return [moved]
     outputs = bind(eqn, [value.array for value in inputs])
@@ -182,9 +182,9 @@ def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Valu
 
 
 def _moved(eqn: JaxprEqn, inputs: Sequence[_Value]) -> _Value | None:
-    """Return an array whose elements only change places; on the host, where nothing compiles.
+    """Apply an operation that only rearranges elements, on the host, where nothing compiles.
 
-    None means that this is another operation.
+    Return None for any other operation.
     """
     name, params = eqn.primitive.name, eqn.params
     to: Any = eqn.outvars[0].aval
@@ -193,7 +193,7 @@ def _moved(eqn: JaxprEqn, inputs: Sequence[_Value]) -> _Value | None:
     value, *dynamic = inputs
     if dynamic or (name == "reshape" and params["dimensions"] is not None):
         return None
-    # A literal is a number of Python's.
+    # The input may be a literal, a Python number.
     array = np.asarray(value.array, to.dtype)
     if name == "transpose":
         array = array.transpose(params["permutation"])
@@ -208,7 +208,7 @@ _MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
 def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: _Place) -> Origin:
-    """Return the inputs' origin where one is passed on, a new one where something went wrong."""
+    """Return the inputs' origin if it is passed on, or a new one if this operation failed."""
     bad_inputs = [value for value in inputs if value.origin is not None]
     cause = min(bad_inputs, key=_blame).origin if bad_inputs else None
     made_nan = any(map(has_nan, outputs)) and not any(has_nan(v.array) for v in bad_inputs)
@@ -228,7 +228,7 @@ def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: 
 
 
 def _blame(value: _Value) -> tuple[bool, bool]:
-    """Order bad inputs: NaN before infinity, and what went wrong before what was put there."""
+    """Sort key of bad inputs: NaN before infinity, and failures before intended constants."""
     origin = value.origin
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 
@@ -279,5 +279,5 @@ def _constant(value: Any) -> _Value:
 
 
 def _of_input(name: str, leaf: Any) -> Origin | None:
-    # The first part of the path is the argument's position.
+    # The first part of the path is the position of the argument.
     return None if all_finite(leaf) else Origin("input", name, outputs=(operand(leaf),))

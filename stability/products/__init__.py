@@ -1,6 +1,6 @@
-"""Low-precision matrix products: how accurate they are, and what each format would cost.
+"""Low-precision matrix products: their accuracy, and what each format would cost.
 
-`measure` compares the backends with float64, `captured` and `costs` ask for a model's own products.
+`measure` compares the backends with float64. `captured` and `costs` analyse a model's own products.
 """
 
 from stability.products.accuracy import measure

@@ -1,11 +1,10 @@
-"""Low-precision products against float64 on what they should multiply, forward and backward.
+"""Accuracy of low-precision products against float64 products of the same rounded operands.
 
-The truth shares nothing with the backend: operands are quantised by
-`stability.products.block_formats`, and multiplied in float64. Two things are the backend's to
-choose and are checked instead: the signs of the rotation, which must be a Hadamard transform, and
-the draws of stochastic rounding, each of which must be a neighbour of what it rounds and their sum
-unbiased. Where a check fails there is no truth, and so no pass. Source: docs/formats.md "What
-runs".
+The expected values are independent of the backend: operands are quantised by
+`stability.products.block_formats` and multiplied in float64. The backend chooses two things, which
+are checked instead. The signs of the rotation must give a Hadamard transform. The draws of
+stochastic rounding must be neighbours of the rounded values, and their sums unbiased. If a check
+fails the expected values are NaN, so the gate fails. Source: docs/formats.md "What runs".
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from stability.core.number_formats import E2M1
 from stability.products import block_formats
 
 SHAPES = {"tokens": 75, "in": 100, "out": 52}
-"""None a multiple of a block."""
+"""Sizes that are not multiples of a block."""
 QUANTITIES: tuple[str, ...] = ("product", "grad/input", "grad/weight")
 FORMATS = {"mxfp8": block_formats.mx, "nvfp4": block_formats.nvfp4}
 
 
 SUITE = "products"
-"""What measurements are filed under."""
+"""Suite of the measurements."""
 
 
 def gates() -> Iterator[Gate]:
-    """Yield the gates that `measure` must give: every product of every backend."""
+    """Yield the gates that `measure` must report: every product of every backend."""
     for name in BACKENDS:
         for quantity in QUANTITIES:
             yield Gate(SUITE, name, str(PRODUCTS), kind_of(quantity).value, quantity)
 
 
 def measure(device: str = "cpu") -> Iterator[Measurement]:
-    """Yield the error of every backend's three products, and a failure where one is too large."""
+    """Yield the error of every backend's three products, measured against their bounds."""
     tokens, width, out = SHAPES.values()
     rng = np.random.default_rng(0)
     sizes = (tokens, width), (out, width), (tokens, out)
@@ -71,9 +70,9 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
-    """Return the three products, what is rotated, and the operands that may be drawn: those of dy.
+    """Return the three products, the rotated operands, and the stochastically rounded ones (of dy).
 
-    One compilation.
+    All in one compilation.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
     rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
@@ -104,16 +103,17 @@ def _truth(
 
 
 def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return `ours` where it is a signed Hadamard transform of `x` up to float32, else NaN.
+    """Return `ours` if it is a signed Hadamard transform of `x` up to float32 rounding, else NaN.
 
-    The rounding is the backend's too: in which order it adds, no format says.
+    The rounding is the backend's, since no format prescribes the order of additions.
     """
     size = len(ROTATION)
     parity = np.bitwise_count(np.arange(size)[:, None] & np.arange(size)) % 2
     hadamard = np.sign(ROTATION[:, :1]) * (1.0 - 2.0 * parity) / np.sqrt(size)
     parts = block_formats.blocks(x, size)
     exact = (parts @ hadamard).reshape(*x.shape[:-1], -1)
-    # A sum of `size` products in float32, in any order: one roundoff of all of them a term.
+    # Error bound of a float32 sum of `size` products in any order: `size` roundoffs of the sum of
+    # magnitudes.
     bound = 2.0**-24 * size * (np.abs(parts) @ np.abs(hadamard)).reshape(exact.shape)
     equal = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))
     return ours if equal else np.full_like(exact, np.nan)
@@ -122,10 +122,11 @@ def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
 def draw_or_nan(
     nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
 ) -> block_formats.Blocks:
-    """Return `nearest` with the values that were drawn, NaN where no draw of `x` gives them.
+    """Return `nearest` with the drawn values, or NaN if they are not possible draws of `x`.
 
-    Each must be one of the two neighbours of what is rounded; and the sums of all errors, as they
-    are, away from 0, and squared, within `UNBIASED` standard deviations of what is expected.
+    Each value must be one of the two neighbours of the exact one. The sums of the errors, of the
+    errors away from 0, and of their squares must be within `UNBIASED` standard deviations of their
+    expectation.
     """
     scale = nearest.scale.astype(np.float64)[..., None] * nearest.outer
     scaled = block_formats.blocks(x, nearest.values.shape[-1]) / scale
@@ -136,7 +137,7 @@ def draw_or_nan(
     sums = (
         (np.sum(errors), np.sum(variance)),
         (np.sum(np.sign(scaled) * errors), np.sum(variance)),
-        # Rounding to nearest has no bias either, and smaller squares.
+        # Rounding to nearest is unbiased too, but has smaller squares.
         (
             np.sum(errors**2 - variance),
             np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),

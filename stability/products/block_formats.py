@@ -1,8 +1,8 @@
-"""Block-scaled formats in NumPy and ml_dtypes: the truth for `quantization.formats` of the model.
+"""Block-scaled formats in NumPy and ml_dtypes: the oracle of the model's `quantization.formats`.
 
-Written from the definitions and in another arithmetic: float64 and `frexp` where the fast one works
-on float32 bits, casts of ml_dtypes where it rounds. Every value that a float32 tensor can hold has
-a defined result. Sources: as in `megalodon_jax.quantization.formats`.
+Written independently from the definitions: with float64 and `frexp` where the fast version operates
+on float32 bits, and casts of ml_dtypes for rounding. Every value of a float32 tensor has a defined
+result. Sources: as in `megalodon_jax.quantization.formats`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ class Blocks(NamedTuple):
     values: np.ndarray
     scale: np.ndarray
     outer: float
-    """Decode scale of the tensor, in exact arithmetic; 1 without one."""
+    """Decode scale of the whole tensor, exact; 1 if the format has none."""
 
     def dequantised(self) -> np.ndarray:
-        """Return the values that are meant, float64 (..., n, block)."""
+        """Return the represented values, float64 (..., n, block)."""
         scale = self.scale.astype(np.float64)[..., None]
         return self.values.astype(np.float64) * scale * self.outer
 
     def flat(self, length: int) -> np.ndarray:
-        """Return the values that are meant with the blocks put together, float64 (..., length)."""
+        """Return the represented values with the blocks joined, float64 (..., length)."""
         wide = self.dequantised()
         return wide.reshape(*wide.shape[:-2], -1)[..., :length]
 
 
 def blocks(x: np.ndarray, size: int) -> np.ndarray:
-    """Cut the last axis into blocks, float64, zeros after its end."""
+    """Split the last axis into blocks, float64, padded with zeros."""
     short = -x.shape[-1] % size
     x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, short)])
     return x.reshape(*x.shape[:-1], -1, size)
 
 
 def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) -> Blocks:
-    """Quantise to an MX format; `quantization.formats.mx` says what the modes mean."""
+    """Quantise to an MX format; see `quantization.formats.mx` for the modes."""
     parts = blocks(x, size)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.where(np.isfinite(amax), amax, 1.0)
@@ -64,7 +64,7 @@ def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) ->
 
 
 def nvfp4(x: np.ndarray) -> Blocks:
-    """Quantise to NVFP4, to nearest; `quantization.formats.nvfp4` has the formulas."""
+    """Quantise to NVFP4, to nearest; see `quantization.formats.nvfp4` for the formulas."""
     parts = blocks(x, 16)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.isfinite(parts)
@@ -102,12 +102,12 @@ def deepseek(
 
 
 def _cast(x: Any, fmt: Format) -> np.ndarray:
-    """Clamp and round to nearest, from float32: no digits of the values are lost on the way."""
+    """Clamp and round to nearest, through float32, which represents all values here exactly."""
     return np.clip(x, -fmt.max, fmt.max).astype(np.float32).astype(fmt.dtype)
 
 
 def _to_24_bits(x: Any) -> np.ndarray | np.floating:
-    """Round as float32 does, but with an exponent of any size."""
+    """Round as float32 does, but with an unbounded exponent."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(fraction * 2.0**24), exponent - 24)
 

@@ -1,9 +1,9 @@
-"""What a low-precision format would cost each product of a model, before anyone trains in it.
+"""Cost of each product of a model in each low-precision format, before training in it.
 
-One step of the model is run as it is, and the operands of every linear map are kept: activations,
-weights, gradients of outputs. Each of the three products is then taken again in every format, by
-the NumPy truth (`stability.products.block_formats`), and compared with itself in float64. Where a
-format costs more than it costs a healthy tensor, the next wider one is advised. Source:
+One step of the model is run in its own configuration, and the operands of every linear map are
+captured: activations, weights, output gradients. Each of its three products is computed again in
+every format by the NumPy oracle (`stability.products.block_formats`) and compared with float64. If
+a format costs more than it does on healthy tensors, the next wider one is advised. Source:
 docs/formats.md "What would it cost?".
 """
 
@@ -33,9 +33,9 @@ from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
 LADDER = ("nvfp4", "mxfp8", "bfloat16")
-"""What is advised, narrowest first; the last one needs no permission."""
+"""Formats to advise, narrowest first; the last is always allowed."""
 TOKENS = 256
-"""Rows of activations that are looked at: shares and errors are averages over them."""
+"""Largest number of rows of activations to analyse: errors and fractions are averages over rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Products:
     x: np.ndarray
     """Activations (tokens, in)."""
     weight: np.ndarray
-    """(out, in)."""
+    """Weight (out, in)."""
     dy: np.ndarray
-    """Gradients of the output (tokens, out)."""
+    """Gradient of the output (tokens, out)."""
 
     def operands(self, direction: Direction) -> tuple[np.ndarray, np.ndarray]:
-        """Return both operands, (rows, k) and (columns, k); k is the contraction."""
+        """Return both operands, (rows, k) and (columns, k); k is the contracted axis."""
         pairs = {
             "forward": (self.x, self.weight),
             "input_grad": (self.dy, self.weight.T),
@@ -61,42 +61,42 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a format does to one product; shares and the MSE are of the worse operand."""
+    """Cost of a format for one product; fractions and MSE are of the worse operand."""
 
     gemm: str
     direction: Direction
     format: str
     underflow: float
-    """Share of the elements that are not 0 and become 0."""
+    """Fraction of the elements that underflow to 0."""
     clipped: float
-    """Share of the elements beyond the largest number of their block."""
+    """Fraction of the elements beyond the largest number of their block."""
     mse: float
-    """Mean squared error over mean square."""
+    """Mean squared error relative to the mean square."""
     error: float
-    """Relative L2 of the product against that of the operands as they are, in float64."""
+    """Relative L2 error of the product against float64."""
 
     @property
     def fraction(self) -> float:
-        """What it uses of its bounds, the larger share; above 1 the format is not advised."""
+        """Largest ratio of error and underflow to their bounds; above 1 is not advised."""
         bound = FORMAT_BOUNDS[self.format]
         return float(np.max([self.error / bound.error, self.underflow / bound.underflow]))
 
     @property
     def measured(self) -> bool:
-        """Whether its error is a number: it is not where an operand holds NaN or infinity."""
+        """Whether the error is finite; it is NaN if an operand holds NaN or infinity."""
         return bool(np.isfinite(self.error))
 
     @property
     def graver(self) -> tuple[bool, float]:
-        """What to order costs by: those that could not be measured above all others."""
+        """Sort key of costs: unmeasured ones above all others."""
         return not self.measured, self.fraction
 
 
 def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
-    """Return the operands of every linear map by name, of one step on token ids (B, L) int32.
+    """Capture the operands of every linear map but the head, in one step; return them by name.
 
-    Beyond `TOKENS` of them, rows are left out, evenly. This is the step as its configuration
-    takes it; the head is not looked at.
+    `ids` are token ids (B, L) int32. At most `TOKENS` rows are kept, evenly spaced. The step uses
+    the model's own configuration.
     """
     ids = jnp.asarray(ids, jnp.int32)
     intermediates, bars = _step(_marked(model), ids)
@@ -133,10 +133,10 @@ def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
 
 
 def rules(all_costs: Sequence[Cost]) -> Policy:
-    """Return the advice as `MegalodonConfig.gemm_backend` takes it: a backend for every matrix.
+    """Return the advice as a value of `MegalodonConfig.gemm_backend`: a backend for every matrix.
 
-    A matrix has one backend, so it gets the widest of what its three products bear; bfloat16 is
-    "default". Matrices of a kind that agree in all layers share a rule.
+    A matrix has one backend, the widest advised for its three products; bfloat16 is "default".
+    Matrices of a kind that agree in all layers share a rule.
     """
     backends: dict[str, str] = {}
     for (name, _), fmt in advice(all_costs).items():
@@ -154,7 +154,7 @@ def rules(all_costs: Sequence[Cost]) -> Policy:
 
 
 def findings(all_costs: Sequence[Cost]) -> list[Finding]:
-    """Return a finding per product: the format it bears, a note where it is not the narrowest."""
+    """Return a finding per product: its advised format, as a note if it is not the narrowest."""
     formats, narrowest, out = advice(all_costs), LADDER[0], []
     for cost in all_costs:
         if cost.format != narrowest:
@@ -179,7 +179,7 @@ def findings(all_costs: Sequence[Cost]) -> list[Finding]:
 
 
 def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """Return costs as JSON has them, to four digits, each with the share it uses of its bounds."""
+    """Return costs as JSON rows with four digits, each with its `fraction`."""
     return [
         {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
         | {"fraction": float(f"{cost.fraction:.4g}")}
@@ -207,7 +207,7 @@ FORMATS: dict[str, tuple[Format, Callable[[np.ndarray, bool], Blocks]]] = {
     "deepseek": (E4M3, _deepseek),
     "bfloat16": (BF16, _plain),
 }
-"""By name, the element format and a quantiser of (operand, whether it is a weight)."""
+"""Element format and quantiser by name; the quantiser takes (operand, whether it is a weight)."""
 
 
 class _Marked(eqx.Module):
@@ -231,7 +231,7 @@ def _marked(model: MegalodonForCausalLM) -> MegalodonForCausalLM:
 
 @eqx.filter_jit
 def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return the marked values of a forward pass, and the loss's derivatives by the outputs."""
+    """Return the marked values of a forward pass, and the gradients of the maps' outputs."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params: Any) -> jax.Array:
@@ -264,7 +264,7 @@ def _cost(
         blocks = quantise(x, i == 1 and direction != "weight_grad")
         rounded.append(blocks.flat(x.shape[-1]))
         shares.append(_shares(x, rounded[-1], blocks, element))
-    # NumPy's maximum passes a NaN on; Python's keeps it or not by the order of its arguments.
+    # np.max propagates NaN; Python's max depends on the order of its arguments.
     worst = (float(np.max(each)) for each in zip(*shares, strict=True))
     off = np.linalg.norm(_times(*rounded) - exact)
     return Cost(name, direction, fmt, *worst, error=float(off / (np.linalg.norm(exact) or 1.0)))
@@ -273,10 +273,10 @@ def _cost(
 def _shares(
     x: np.ndarray, rounded: np.ndarray, blocks: Blocks, element: Format
 ) -> tuple[float, float, float]:
-    """Return underflow share, clip share and relative MSE of one operand."""
+    """Return underflow fraction, clipped fraction and relative MSE of one operand."""
     wide = x.astype(np.float64)
     size = blocks.values.shape[-1]
-    # An element at the end of the range is rounded like any other: only beyond it is it clipped.
+    # An element at the end of the range is rounded normally; only values beyond it are clipped.
     limit = element.max * blocks.scale.astype(np.float64) * blocks.outer * (1 + 2.0**-20)
     limit = np.repeat(limit, size, axis=-1)[..., : x.shape[-1]]
     square = float(np.mean(np.square(wide))) or 1.0

@@ -1,6 +1,6 @@
-"""A training run that survives bad steps: a guard in the compiled step, rollback around it.
+"""Recovery from bad training steps: a guard in the compiled step, and rollback around it.
 
-The function `guard` is not among the names: it would hide the module `stability.recovery.guard`.
+The function `guard` is not exported here: it would hide the module `stability.recovery.guard`.
 """
 
 from stability.recovery.guard import GuardConfig, GuardState, Verdict

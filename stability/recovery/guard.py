@@ -1,17 +1,17 @@
-"""A guard around any optax optimiser: skip what is not finite or spikes, clip, ask for a rollback.
+"""Guard around any optax optimiser: skips non-finite and spiking steps, clips, requests rollbacks.
 
-It is a transformation whose state is a pytree of arrays, so it jits, checkpoints and resumes like
-the optimiser it wraps. Per step, in this order:
+The guard is a transformation whose state is a pytree of arrays, so it can be jitted, checkpointed
+and resumed like the optimiser it wraps. In this order:
 
-1. skip: the loss or the gradient norm is not finite, or the loss spikes: nothing changes;
-2. clip: the gradient norm spikes: gradients are scaled down to its limit (and, as in any training,
-   to `max_norm`);
-3. roll back: after `patience` skips in a row the state asks for it, and
-   `stability.recovery.rollback` does it and skips data;
-4. cut: when rollbacks do not help, `stability.recovery.rollback` cuts the learning rate.
+1. Skip: if the loss or the gradient norm is not finite, or the loss spikes, nothing changes.
+2. Clip: if the gradient norm spikes, gradients are scaled down to the limit (and always to
+   `max_norm`).
+3. Roll back: after `patience` consecutive skips the state requests a rollback;
+   `stability.recovery.rollback` restores a checkpoint and skips data.
+4. Cut: if rollbacks do not help, `stability.recovery.rollback` cuts the learning rate.
 
-A spike is a value above median + 6 * 1.4826 * MAD of the window of accepted values. A rejected
-value never enters the window. Source: docs/training.md "Keep training".
+A spike is a value above median + 6 * 1.4826 * MAD of a window of accepted values. Rejected values
+do not enter the window. Source: docs/training.md "Keep training".
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ import optax
 from jaxtyping import Array, Bool, Float, Int32
 
 NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation."""
 
 
 class Verdict(IntEnum):
-    """What the guard did with a step; stored as int32."""
+    """Decision of the guard on a step; stored as int32."""
 
     ACCEPTED = 0
     CLIPPED = 1
-    """The gradient norm is above its threshold; a norm that only exceeds `max_norm` is accepted."""
+    """The gradient norm spiked; clipping to `max_norm` alone counts as accepted."""
     SKIPPED_LOSS = 2
     """The loss is NaN or infinite."""
     SKIPPED_GRADIENT = 3
-    """The loss is finite, the gradient norm is not."""
+    """The loss is finite, but the gradient norm is not."""
     SKIPPED_SPIKE = 4
-    """The loss is above its threshold."""
+    """The loss spiked."""
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """What counts as a spike, and how patient the guard is.
+    """Definition of a spike, and the guard's patience.
 
     Raises:
-        ValueError: a number is outside its range; the message names it.
+        ValueError: a number is out of range; the message names it.
     """
 
     window: int = 64
-    """Accepted values the threshold is taken from."""
+    """Number of accepted values from which the threshold is computed."""
     warmup: int = 16
-    """Accepted values before anything can be a spike."""
+    """Number of accepted values before anything can be a spike."""
     deviations: float = 6.0
-    """Threshold above the median, in standard deviations estimated by the MAD."""
+    """Threshold above the median, in standard deviations estimated from the MAD."""
     spread: float = 1e-2
-    """Smallest deviation, relative to the median: a loss that stands still has a MAD of 0, and
-    would make a spike of its last digit."""
+    """Smallest deviation, relative to the median. A constant loss has a MAD of 0, so that rounding
+    alone would be a spike."""
     max_norm: float | None = 1.0
-    """Every gradient is clipped to this norm, spike or not; None clips spikes only."""
+    """Every gradient is clipped to this norm; None clips spikes only."""
     patience: int = 3
-    """Skips in a row after which a rollback is asked for."""
+    """Consecutive skips after which a rollback is requested."""
 
     def __post_init__(self) -> None:
         rules = {
@@ -88,31 +88,31 @@ class Window(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the last step was, all scalars; auxiliary losses by name, apart from the loss."""
+    """Report on the last step, all scalars; auxiliary losses are listed by name."""
 
     verdict: Int32[Array, ""]
     loss: Float[Array, ""]
     loss_limit: Float[Array, ""]
-    """The loss above which it is a spike; infinite while the window fills."""
+    """Threshold of a loss spike; infinite during warmup."""
     norm: Float[Array, ""]
-    """Global gradient norm, float32, before clipping."""
+    """Global gradient norm before clipping, float32."""
     norm_limit: Float[Array, ""]
-    """The norm above which it is a spike."""
+    """Threshold of a norm spike."""
     auxiliary: dict[str, Float[Array, ""]]
 
 
 class GuardState(NamedTuple):
-    """State of the guard, all of it arrays: `save_checkpoint(opt_state=...)` takes it as it is."""
+    """State of the guard; all arrays, so `save_checkpoint(opt_state=...)` accepts it."""
 
     inner: Any
     """State of the wrapped optimiser."""
     losses: Window
     norms: Window
     skips: Int32[Array, ""]
-    """Skips in a row."""
+    """Number of consecutive skips."""
     total_skips: Int32[Array, ""]
     rate: Float[Array, ""]
-    """Factor on every update, 1 until the learning rate is cut."""
+    """Factor on every update; 1 until the learning rate is cut."""
     report: Report
 
 
@@ -122,19 +122,19 @@ def guard(
     *,
     auxiliary: tuple[str, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimiser with a guard around it.
+    """Wrap an optimiser with a guard.
 
-    `update(gradients, state, params, value=loss, auxiliary={...})` needs the loss of the step. Put
-    no clipping of your own inside: the guard clips. Like optax itself it needs
+    `update(gradients, state, params, value=loss, auxiliary={...})` needs the loss of the step. Do
+    not clip inside `inner`: the guard clips. Like optax itself it needs
     `jax.numpy_dtype_promotion("standard")` where promotion is strict.
 
     Args:
-        inner: any optax transformation that ends in updates to add.
-        config: thresholds; None means the defaults.
-        auxiliary: names of further losses to log, such as a router's; they decide nothing.
+        inner: any optax transformation that returns updates to add.
+        config: thresholds; None: the defaults.
+        auxiliary: names of further losses to log, such as a router's; they do not affect decisions.
 
     Raises:
-        ValueError: from `update`, without `value`, or with other auxiliary names than declared.
+        ValueError: `update` was called without `value` or with undeclared auxiliary names.
     """
     config = config or GuardConfig()
     wrapped = optax.with_extra_args_support(inner)
@@ -153,7 +153,7 @@ def guard(
         return moves, GuardState(
             inner=jax.tree.map(lambda new, old: _chosen(keep, new, old), moved, state.inner),
             losses=_pushed(state.losses, report.loss, keep),
-            # A spiking norm was rejected as it was: the window takes what was found normal.
+            # A spiking norm must not raise its own threshold, so only normal ones enter.
             norms=_pushed(state.norms, report.norm, report.verdict == Verdict.ACCEPTED),
             skips=jnp.where(keep, 0, state.skips + 1),
             total_skips=state.total_skips + (~keep).astype(jnp.int32),
@@ -165,12 +165,12 @@ def guard(
 
 
 def wants_rollback(state: GuardState, config: GuardConfig) -> bool:
-    """Return whether skips in a row have used up the patience; waits for the device."""
+    """Whether consecutive skips have reached the patience; waits for the device."""
     return int(state.skips) >= config.patience
 
 
 def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
-    """Return the value above which one is a spike: median + deviations * 1.4826 * MAD, float32.
+    """Return the spike threshold: median + deviations * 1.4826 * MAD, float32.
 
     Infinite until `warmup` values were accepted.
     """
@@ -190,7 +190,7 @@ def global_norm(tree: Any) -> Float[Array, ""]:
 
 
 def _fresh(inner: Any, config: GuardConfig, auxiliary: tuple[str, ...]) -> GuardState:
-    # Each leaf its own buffer: one that is donated twice is an error.
+    # Each leaf has its own buffer, because donating a buffer twice is an error.
     def number() -> Array:
         return jnp.zeros((), jnp.float32)
 
@@ -249,7 +249,7 @@ def _clipped(updates: Any, report: Report, max_norm: float | None) -> Any:
 
 
 def _chosen(keep: Bool[Array, ""], new: Any, old: Any) -> Any:
-    """Select, never multiply: 0 * NaN is NaN."""
+    """Select `new` or `old`; multiplying by 0 would keep NaN."""
     return jnp.where(keep, new, old) if hasattr(new, "dtype") else new
 
 
@@ -261,7 +261,7 @@ def _pushed(window: Window, value: Array, keep: Array) -> Window:
 
 
 def _median(values: Float[Array, " W"], filled: Bool[Array, " W"]) -> Float[Array, ""]:
-    """Median of the filled entries, the lower and upper middle averaged."""
+    """Return the median of the filled entries; for an even number, the mean of the middle two."""
     count = jnp.maximum(jnp.sum(filled, dtype=jnp.int32), 1)
     ordered = jnp.sort(jnp.where(filled, values, jnp.inf))
     return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

@@ -1,8 +1,8 @@
-"""What the guard asks for and a compiled step cannot do: roll back, skip data, cut the rate, log.
+"""Recovery outside the compiled step: roll back, skip data, cut the learning rate, log.
 
-`guarded_run` drives a training step whose optimiser is wrapped by `stability.recovery.guard.guard`.
-After `patience` skips in a row it goes back to the newest checkpoint that can be read and goes on
-with data that was not seen yet; if trouble returns within `horizon` steps it goes back further and
+`guarded_run` runs a training step whose optimiser is wrapped by `stability.recovery.guard.guard`.
+After `patience` consecutive skips it restores the newest readable checkpoint and continues with
+data not seen yet. If trouble returns within `horizon` steps, it restores an older checkpoint and
 cuts the learning rate. Every decision is an `Event`. Source: docs/training.md "Keep training".
 """
 
@@ -27,17 +27,17 @@ _PREFIX = "step-"
 
 
 class RecoveryFailedError(RuntimeError):
-    """Training does not recover: no readable checkpoint, or the learning rate was cut in vain."""
+    """Recovery failed: no checkpoint is readable, or cutting the learning rate did not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision, as the log says it."""
+    """One decision, as logged."""
 
     step: int
-    """Optimiser steps kept when it was taken."""
+    """Number of optimiser steps kept so far."""
     batch: int
-    """Number of the batch it is about; batches are never seen twice."""
+    """Number of the batch concerned; batches are never repeated."""
     kind: str
     """`skip`, `clip`, `auxiliary`, `save`, `corrupt`, `rollback`, `cut`, `resume` or `stop`."""
     message: str
@@ -49,24 +49,24 @@ class Event:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """How a run saves, and how it recovers.
+    """Settings of saving and recovery.
 
     Raises:
-        ValueError: a number is outside its range; the message names it.
+        ValueError: a number is out of range; the message names it.
     """
 
     save_every: int = 100
-    """Steps between checkpoints; none is written while steps are being skipped."""
+    """Steps between checkpoints; none is written while steps are skipped."""
     keep: int = 3
-    """Checkpoints kept, newest first."""
+    """Number of checkpoints to keep, newest first."""
     skip_batches: int = 8
-    """Batches skipped at a rollback besides those already seen: bad text comes in stretches."""
+    """Batches to skip at a rollback besides those already seen: bad text is often contiguous."""
     horizon: int = 200
-    """Trouble within so many steps after a rollback is the same trouble: the rate is cut."""
+    """Steps after a rollback within which new trouble counts as the same trouble."""
     factor: float = 0.5
-    """What a cut multiplies the learning rate by."""
+    """Factor on the learning rate per cut."""
     max_cuts: int = 4
-    """Cuts after which the run stops."""
+    """Number of cuts after which the run stops."""
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "horizon", "max_cuts"):
@@ -80,9 +80,10 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Checkpoints of a run: one folder per step, the batch number among the optimiser's leaves.
+    """Checkpoints of a run: one folder per step, with the batch number in the optimiser state.
 
-    `save` and `load` are those of `megalodon_jax.checkpoint`, or others of the same form.
+    `save_one` and `load_one` default to those of `megalodon_jax.checkpoint`; others must have the
+    same signatures.
     """
 
     folder: Path
@@ -90,7 +91,7 @@ class CheckpointFolder:
     load_one: Callable[..., Any] = load_checkpoint
 
     def steps(self) -> list[int]:
-        """Return the steps there are folders of, newest first."""
+        """Return the steps that have a folder, newest first."""
         folders = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
         numbers = (path.name.removeprefix(_PREFIX) for path in folders)
         return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
@@ -110,7 +111,7 @@ class CheckpointFolder:
         """Read model, guard state and batch number; `state` gives the structure.
 
         Raises:
-            ValueError, OSError: it cannot be read, or is of another structure.
+            ValueError, OSError: the checkpoint is unreadable or has another structure.
         """
         like = {"guard": state, "batch": jnp.zeros((), jnp.int32)}
         like = jax.eval_shape(lambda: like)
@@ -124,7 +125,7 @@ class CheckpointFolder:
 
 @dataclass
 class Run:
-    """A training run as it stands; `events` is its log."""
+    """State of a training run; `events` is its log."""
 
     model: Any
     state: GuardState
@@ -134,9 +135,9 @@ class Run:
     cuts: int = 0
     rate: float = 1.0
     restored: int | None = None
-    """Step of the checkpoint the last rollback went to."""
+    """Step of the checkpoint that the last rollback restored."""
     clear: int = 0
-    """Step up to which trouble counts as that of the last rollback."""
+    """Step until which trouble counts as that of the last rollback."""
 
 
 def guarded_run(
@@ -152,25 +153,25 @@ def guarded_run(
     log: Callable[[Event], None] | None = None,
     store: CheckpointFolder | None = None,
 ) -> Run:
-    """Train until `steps` optimiser steps were kept, recovering on the way.
+    """Train until `steps` optimiser steps were kept, with recovery.
 
-    It resumes from the newest readable checkpoint in `folder`. The loop reads one small report per
-    step, so it waits for the device at each.
+    The run resumes from the newest readable checkpoint in `folder`. The loop reads a small report
+    after each step, so it waits for the device each time.
 
     Args:
         step: compiled training step, `(model, state, batch) -> (model, state)`; it may donate both.
-        model: the model to start from.
+        model: the initial model.
         state: `guard(...).init(...)`.
-        data: gives the batch of a number, counted from 0; numbers are skipped, never repeated.
-        steps: steps to keep.
-        folder: where checkpoints go.
-        guard_config: what `guard` was given.
-        config: how to save and recover; None means the defaults.
-        log: called with each event as it happens.
-        store: where and how checkpoints are kept; None means native ones in `folder`.
+        data: returns the batch of a number, counted from 0; numbers may be skipped, not repeated.
+        steps: number of steps to keep.
+        folder: folder of the checkpoints.
+        guard_config: the configuration passed to `guard`.
+        config: settings of saving and recovery; None: the defaults.
+        log: called with each event.
+        store: storage of the checkpoints; None: native ones in `folder`.
 
     Raises:
-        RecoveryFailedError: no checkpoint can be read, or the last cut did not help.
+        RecoveryFailedError: no checkpoint is readable, or the last cut did not help.
         ValueError: `state` is not the guard's.
     """
     if not isinstance(state, GuardState):
@@ -209,7 +210,7 @@ class _Recovery:
             self.log(event)
 
     def note(self, report: Report) -> None:
-        """Log what the guard did with a step, and auxiliary losses that are not finite."""
+        """Log the guard's decision on a step, and non-finite auxiliary losses."""
         verdict = Verdict(int(report.verdict))
         loss, norm = float(report.loss), float(report.norm)
         match verdict:
@@ -231,7 +232,7 @@ class _Recovery:
         self.say("save", self.store.path(run.step).name)
 
     def resume(self) -> None:
-        """Go on from the newest readable checkpoint; the first run writes one to return to."""
+        """Restore the newest readable checkpoint; if there is none, write the first one."""
         run = self.run
         newest = self._newest(self.store.steps())
         if newest is None:
@@ -242,7 +243,7 @@ class _Recovery:
         self.say("resume", f"from {self.store.path(at).name}")
 
     def roll_back(self) -> None:
-        """Return to a checkpoint; further back and with a lower rate if the last return failed."""
+        """Restore a checkpoint; an older one, with a lower rate, if the last rollback failed."""
         run, config = self.run, self.config
         again = run.restored is not None and run.step <= run.clear
         steps = self.store.steps()
@@ -271,15 +272,15 @@ class _Recovery:
             self.say("stop", f"cut {run.cuts} times in vain")
             raise RecoveryFailedError(
                 f"training does not recover at step {run.step}: the learning rate was cut "
-                f"{run.cuts} times to {run.rate:g} of itself. Look for the cause with "
+                f"{run.cuts} times, to {run.rate:g} of the original. Look for the cause with "
                 "stability.nonfinite.replay.locate on the batch the log names."
             )
         run.cuts += 1
         run.rate *= config.factor
-        self.say("cut", f"the learning rate to {run.rate:g} of itself")
+        self.say("cut", f"the learning rate to {run.rate:g} of the original")
 
     def _newest(self, steps: list[int]) -> tuple[int, tuple[Any, GuardState, int]] | None:
-        """Return the newest checkpoint that can be read, and log those that cannot."""
+        """Return the newest readable checkpoint, and log unreadable ones."""
         for step in steps:
             try:
                 return step, self.store.load(step, self.run.state)

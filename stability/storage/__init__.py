@@ -1,7 +1,7 @@
-"""What storing parameters and optimiser states in few bits does, and what helps.
+"""Effects of storing parameters and optimiser states in few bits, and remedies.
 
-`report` asks everything of a checkpoint; `probe` and the audits are its parts, `try_remedies` and
-the narrow optimisers what helps, `frozen_watch` the same question inside a training loop.
+`report` runs all probes on a checkpoint; `probe` and the audits are its parts. `try_remedies` and
+the narrow optimisers are the remedies. `frozen_watch` detects frozen parameters during training.
 """
 
 from stability.storage.diagnose import report

@@ -1,8 +1,8 @@
-"""LoRA adapters in few bits: what training them loses, and what merging them loses.
+"""LoRA adapters in few bits: updates lost in training them and in merging them.
 
-Two questions. Adapters that are stored in bfloat16 lose updates as any parameter does; B starts at
-0 and keeps its first ones, A does not. And an adapter that is merged into weights of few bits is
-added once, where a change below half a gap of the weight vanishes. Source: docs/stability.md
+There are two effects. Adapters stored in bfloat16 lose updates as any parameter does: B starts at
+0 and applies its first updates, A does not. An adapter that is merged into narrow weights is added
+once, and changes below half the spacing of a weight's values are lost. Source: docs/stability.md
 "Adapters".
 """
 
@@ -38,13 +38,13 @@ REMEDY = (
 def findings(
     model: Any, optimiser: Optimiser | None = None, batches: Any = None, *, steps: int = STEPS
 ) -> list[Finding]:
-    """Return what bfloat16 storage of the adapters of a model loses, and what merging loses.
+    """Return findings on bfloat16 storage of a model's adapters, and on merging them.
 
     Args:
-        model: a Megalodon with adapters, stacked or not; the rest of it is frozen.
+        model: a Megalodon with adapters, stacked or not; only the adapters are trained.
         optimiser: trains the adapters; AdamW by default.
-        batches: token ids (steps, B, L) to train on; None measures on drawn gradients.
-        steps: optimiser steps on drawn gradients.
+        batches: token ids (steps, B, L) to train on; None uses synthetic gradients.
+        steps: optimiser steps on synthetic gradients.
 
     Raises:
         ValueError: the model has no adapters, or they are not finite.
@@ -72,17 +72,17 @@ def findings(
 def merge_findings(
     folder: str | os.PathLike[str], base: Any, fmt: Format = BF16
 ) -> Iterator[Finding]:
-    """Yield what merging a folder of adapters into a base model of any architecture would lose.
+    """Yield findings on merging a folder of adapters into a base model of any architecture.
 
     Args:
-        folder: as PEFT writes it.
-        base: what `leaves_of` takes: a pytree, a state dict, or the path of a checkpoint.
-        fmt: what the merged weights are stored in.
+        folder: adapters in PEFT's format.
+        base: pytree, state dict or checkpoint path, as for `leaves_of`.
+        fmt: storage format of the merged weights.
 
     Raises:
         FileNotFoundError: there are no adapters, or no base model.
-        ValueError: the adapters are not plain LoRA, or are of another model. All that do not fit
-            are listed.
+        ValueError: the adapters are not plain LoRA, or belong to another model. The message lists
+            all that do not fit.
     """
     adapters = read_adapters(folder)
     weights = _weights(adapters, leaves_of(base))
@@ -91,10 +91,12 @@ def merge_findings(
 
 
 def summary_of(found: Sequence[Finding]) -> list[str]:
-    """Return in a line what merging loses at most, also where no finding warns; none without any.
+    """Return one line with the worst effect of merging, or no line if there are no findings.
+
+    The line is given even if no finding warns.
 
     Args:
-        found: what `merge_findings` yields.
+        found: findings of `merge_findings`.
     """
     unchanged = [f.value for f in found if f.metric == "unchanged_fraction"]
     applied = [f.value for f in found if (f.probe, f.metric) == ("merge", "fidelity")]
@@ -102,19 +104,19 @@ def summary_of(found: Sequence[Finding]) -> list[str]:
         return []
     return [
         f"Merging {len(unchanged)} adapters: at most {max(unchanged):.0%} of a weight's elements "
-        f"stay what they were, and at least {min(applied):.0%} of its change is applied."
+        f"stay unchanged, and at least {min(applied):.0%} of its change is applied."
     ]
 
 
 def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival:
-    """Return what is left of an adapter's change of a weight that is stored in `fmt`.
+    """Return how much of an adapter's change to a weight survives storage in `fmt`.
 
-    `frozen` is the share of elements that stay what they were although the adapter changes them.
+    `frozen` is the fraction of elements that stay unchanged although the adapter changes them.
 
     Args:
-        weight: (out, in), rounded to `fmt` first, as the base model that is served is.
-        adapter: what is merged, once.
-        fmt: of the weight before and after.
+        weight: (out, in); it is rounded to `fmt` first, as the served base model is.
+        adapter: the adapter, merged once.
+        fmt: format of the weight before and after the merge.
     """
     A, B = (np.asarray(x, np.float32) for x in (adapter.A, adapter.B))
     change = np.float32(adapter.scale) * (B @ A)
@@ -124,11 +126,12 @@ def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival
 
 
 def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list[Finding]:
-    """Return the finding on a weight, and a note with what arrives of the change."""
+    """Return the finding on one weight, and notes with the applied fraction of the change."""
     left = merged(weight, adapter, fmt)
     message = (
-        f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements stay what they "
-        f"were although the adapter changes them, and {left.fidelity:.0%} of its change is applied"
+        f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements "
+        f"stay unchanged although the adapter changes them, and {left.fidelity:.0%} of its "
+        "change is applied"
     )
     threshold, metric = FROZEN_SHARE, "unchanged_fraction"
     main = judge("merge", name, metric, left.frozen, threshold, SOURCE, message, REMEDY)
@@ -137,10 +140,10 @@ def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list
 
 
 def _weights(adapters: Mapping[str, Adapter], base: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Return the weight of the base model that each adapter is of.
+    """Return the base model's weight of each adapter.
 
     Raises:
-        ValueError: one has none, or one of other sizes.
+        ValueError: a weight is missing or has another shape.
     """
     found = {name: leaf_called(f"{name}.weight", base) for name in adapters}
     wrong = []
@@ -152,7 +155,7 @@ def _weights(adapters: Mapping[str, Adapter], base: Mapping[str, Leaf]) -> dict[
             wrong.append(f"{leaf.name} {leaf.shape}, its adapter {sizes}")
     if wrong:
         raise ValueError(
-            f"the adapters are not of this base model: {listed(wrong)}; name the checkpoint that "
+            f"the adapters belong to another base model: {listed(wrong)}; pass the checkpoint that "
             "they were trained on."
         )
     return {name: leaf for name, leaf in found.items() if leaf is not None}

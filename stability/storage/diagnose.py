@@ -1,7 +1,7 @@
-"""Diagnose a checkpoint: what is wrong, the number, the fix, and its measured effect on its leaves.
+"""Diagnoses a checkpoint: each problem with its size, its remedy, and the remedy's measured effect.
 
-Leaves are read one at a time, predictions are exact over distinct stored values, and measurements
-run on a sample of each leaf that its name decides. Source: docs/stability.md
+Leaves are read one at a time. Predictions are exact over all distinct stored values. Measurements
+run on a sample of each leaf, seeded by its name. Source: docs/stability.md
 "Diagnose a checkpoint".
 """
 
@@ -89,40 +89,40 @@ def report(
     """Diagnose a pytree, a torch state dict or a checkpoint on disk.
 
     Args:
-        source: see `leaves.leaves_of`, or files that are open already. A `config.json` in their
-            folder, if it is a Megalodon's, says which names are expected.
-        optimiser: what trains it, or its name; None takes that of an optimiser state beside the
-            parameters, and AdamW where there is none.
-        settings: of an optimiser by name, such as `lr`, which replace those of the state.
-        config: the Megalodon it must be; None checks names only against a `config.json` beside it.
-        fmt: the storage in question.
-        batches: data for `loss`, one entry per step; None measures on synthetic gradients.
-        loss: (parameters, batch) -> scalar; None with batches takes a Megalodon's own.
+        source: anything that `leaves.leaves_of` accepts, or an opened checkpoint. If its folder has
+            a Megalodon's `config.json`, parameter names are checked against it.
+        optimiser: the training optimiser or its name. None: that of the optimiser state beside the
+            parameters, or AdamW if there is none.
+        settings: settings such as `lr`, which override the optimiser state's, by name.
+        config: the Megalodon whose names are expected; None: only a `config.json` is used.
+        fmt: the storage format to diagnose.
+        batches: data for `loss`, one entry per step; None uses synthetic gradients.
+        loss: (parameters, batch) -> scalar; None with batches uses a Megalodon's own loss.
         state: an optimiser state to audit as well (optax, or torch's `state_dict()`).
-        order: names of the parameters in the order in which the optimisers of the checkpoint number
-            them, where states do not name them and it cannot be known.
-        gradients: the distribution of synthetic gradients, where nothing says what they are.
-        known: gets the parameters that are trained, and returns what is known of their gradients,
-            as `known_gradients.measured` does; None asks the optimiser states.
-        schedule: rates of the run; None takes the optimiser's own for all of it.
-        remedies: which are tried on the worst leaf of each frozen kind.
-        base: the model that `source`, a folder of LoRA adapters, is of, as `leaves_of` takes it:
-            what merging would lose is asked too.
-        say: gets a line at each stage.
-        step: gets how many parts are done, and of how many.
+        order: parameter names in the order in which the optimiser states number them, if the states
+            have no names and the order cannot be derived.
+        gradients: distribution of synthetic gradients, where real ones are unknown.
+        known: maps the trained parameters to their known gradients, as `known_gradients.measured`
+            does; None uses the optimiser states.
+        schedule: learning rates of the run; None: the optimiser's rate throughout.
+        remedies: remedies to try on the worst leaf of each frozen kind.
+        base: base model of `source`, if that is a folder of LoRA adapters, as for `leaves_of`;
+            merging them is then diagnosed too.
+        say: called with one line of text at each stage.
+        step: called with the number of finished parts and of all parts.
 
     Raises:
         FileNotFoundError: the path holds no checkpoint.
-        ValueError: nothing in it can be trained, the names are another model's, the optimiser is
-            unknown, batches came without a loss, gradients are another model's, or a parameter
-            could have the moments of another.
+        ValueError: nothing in it can be trained, the names belong to another model, the optimiser
+            is unknown, batches were passed without a loss, gradients belong to another model, or
+            the moments could belong to other parameters.
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
-    # First, as adapters that are not of this base should not cost a diagnosis.
+    # First: adapters of another base model are an error that should not cost a diagnosis.
     merging = _of_adapters(files.folder if files else source, base, fmt)
     if order is not None and not (files and files.states):
-        raise ValueError("an order of parameters is for an optimiser state, and there is none.")
+        raise ValueError("the order of parameters needs an optimiser state, and there is none.")
     states = read_states(files.states, leaves, _order(files, order)) if files else []
     if known is None and batches is None:
         for each in states:
@@ -143,7 +143,7 @@ def report(
             f"No parameters here, the optimiser state alone; {rule.describe()}.",
         ]
         return Diagnosis(ranked(findings, {}), {}, {}, {}, basis, time.perf_counter() - clock)
-    # Of a large model reading takes longest, of a small one the three stages behind it.
+    # Reading dominates for a large model, the three later stages for a small one.
     stage = max(10, 2 * len(leaves) // 5)
     planned = len(leaves) + 3 * stage
     trainable = {n: leaf for n, leaf in leaves.items() if leaf.floating}
@@ -195,14 +195,14 @@ def report(
 
 
 def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrder:
-    """Return what is known of the order of a checkpoint's parameters."""
+    """Return the known order of a checkpoint's parameters."""
     return ParameterOrder(files.ordered, names, files.folder)
 
 
 def _taken(
     files: CheckpointFiles | None, states: Sequence[TorchState], used: Sequence[StateUse]
 ) -> list[str]:
-    """Return in words what was taken, what was left, and what was not used and why."""
+    """Return lines on what was used, what was skipped, and which states were not used and why."""
     if files is None:
         return []
     unused = "; ".join(use.describe() for use in used if use.unused)
@@ -229,7 +229,7 @@ def _trials(
     remedies: Sequence[Remedy], gradients: simulate.Gradients, known: KnownGradients | None,
     say: Callable[[str], None],
 ) -> dict[str, list[Trial]]:  # fmt: skip
-    """Return by kind what each remedy does to its worst leaf."""
+    """Try all remedies on the worst leaf of each kind; return the trials by kind."""
     worst = {n: leaves[n] for n in worst_of_kind.values()}
     if worst:
         say(f"trying {len(remedies)} remedies on {len(worst)} kinds of leaves")
@@ -239,7 +239,7 @@ def _trials(
 
 
 def _of_megalodon(leaves: Mapping[str, Leaf]) -> list[Finding]:
-    """Return the findings on what a Megalodon alone has."""
+    """Return the findings on parameters that only a Megalodon has."""
     findings = []
     if any(n.endswith("cema.alpha") for n in leaves):
         of_ema = {n: x.load() for n, x in leaves.items() if ".cema." in n}
@@ -250,12 +250,12 @@ def _of_megalodon(leaves: Mapping[str, Leaf]) -> list[Finding]:
 
 
 def _of_adapters(folder: Any, base: Any, fmt: Format) -> list[Finding]:
-    """Return the findings on merging the adapters in a folder, where their base model is given."""
+    """Return the findings on merging the adapters in a folder, if their base model is given."""
     return [] if base is None else list(merge_findings(folder, base, fmt))
 
 
 def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:
-    """Whether torch trains it: files are its own but for those of a Megalodon, which are both's."""
+    """Whether torch trains it. Files count as torch's, except a Megalodon's, which serve both."""
     if files is not None:
         return not is_megalodon(leaves)
     return isinstance(source, Mapping) and any(hasattr(x, "detach") for x in source.values())
@@ -266,7 +266,7 @@ def _pushes(
     states: Sequence[TorchState],
     leaves: Mapping[str, Leaf],
 ) -> tuple[KnownGradients | None, tuple[StateUse, ...]]:
-    """Return what is known of gradients, and how far optimiser states were used for it."""
+    """Return the known gradients, and how far each optimiser state was used for them."""
     given = known(leaves) if known is not None else None
     of_states, why = _of_states(states, leaves)
     uses = []
@@ -276,7 +276,7 @@ def _pushes(
             unused = f"gradients {given.source} are used"
             if pairs := exchanged(each, leaves, given.rows):
                 unused += (
-                    f"; by them, moments are exchanged between {listed(pairs)}: check the order"
+                    f"; judged by them, {listed(pairs)} have each other's moments: check the order"
                 )
         uses.append(StateUse(each.place, len(each.moments), each.identified, unused))
     return given or of_states, tuple(uses)
@@ -285,7 +285,7 @@ def _pushes(
 def _of_states(
     states: Sequence[TorchState], leaves: Mapping[str, Leaf]
 ) -> tuple[KnownGradients | None, str]:
-    """Return what optimiser states say of gradients; without an answer, why."""
+    """Return the gradients implied by optimiser states, or None and the reason."""
     rows: dict[str, RowGradients] = {}
     without: list[str] = []
     for each in states:
@@ -302,19 +302,19 @@ def _of_states(
         return None, "another optimiser state is not used"
     idle = [n for n in leaves if n not in rows]
     rows |= {n: nothing(leaves[n]) for n in idle}
-    remark = f"No optimiser state, so taken not to be trained: {listed(idle)}."
+    remark = f"Assumed untrained, since they have no optimiser state: {listed(idle)}."
     return KnownGradients(rows, "as in the optimiser state", (remark,) * bool(idle)), ""
 
 
 def _wide_moments(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> bool:
-    """Whether states say that narrow parameters are trained with moments in float32."""
+    """Whether the states show that narrow parameters are trained with float32 moments."""
     wide = [each.wide_moments() for each in states if each.moments]
     narrow = any(leaf.dtype not in ("float32", "float64") for leaf in leaves.values())
     return narrow and bool(wide) and all(wide)
 
 
 def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[Finding]:
-    """Return the findings on the optimiser states of a checkpoint, and on one that was passed."""
+    """Return the findings on the checkpoint's optimiser states, and on one that was passed."""
     findings = [f for each in states for f in audit_torch(each)]
     if state is not None:
         beta1, beta2 = getattr(rule, "beta1", 0.9), getattr(rule, "beta2", 0.999)
@@ -325,7 +325,7 @@ def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[
 def _expected_leaves(
     source: Any, config: MegalodonConfig | None
 ) -> tuple[CheckpointFiles | None, dict[str, Leaf]]:
-    """Return the files and leaves of the source, which must be those of the Megalodon it says."""
+    """Return the files and leaves of the source, after a check against the expected Megalodon."""
     files = open_checkpoint(source) if isinstance(source, (str, os.PathLike)) else None
     if isinstance(source, CheckpointFiles):
         files = source
@@ -334,13 +334,13 @@ def _expected_leaves(
     if expected is not None:
         check_names(leaves, expected)
         if expected.tied:
-            # A tied head in a file is a copy of the embedding, not another parameter.
+            # The head of a tied model is stored as a copy of the embedding, not a parameter.
             leaves.pop(HEAD, None)
     return files, leaves
 
 
 def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Finding]:
-    """Order findings: worst severity first, then by how many elements they concern."""
+    """Sort findings by severity, worst first, then by the number of elements concerned."""
 
     def weight(f: Finding) -> float:
         concerned = f.value if f.metric.endswith("_fraction") and np.isfinite(f.value) else 1.0
@@ -365,21 +365,21 @@ def _config_beside(folder: Path) -> MegalodonConfig | None:
 
 @dataclass
 class _Walk:
-    """What one reading of every leaf gives."""
+    """Results of one pass over all leaves."""
 
     seen: int = 0
     leaves: dict[str, Leaf] = field(default_factory=dict)
-    """Those that can be probed."""
+    """The leaves that can be probed."""
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     predictions: dict[str, dict[str, Prediction]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     others: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Leaves that no optimiser moves, by dtype."""
+    """Names of the leaves that no optimiser updates, by dtype."""
 
     def left(self) -> list[str]:
-        """Return in words what was not probed, and why."""
+        """Return a line on the leaves that were not probed, and why."""
         kinds = [f"{len(names)} of {kind} ({listed(names)})" for kind, names in self.others.items()]
-        return [f"Not probed, no optimiser moves them as they are: {'; '.join(kinds)}."] * any(
+        return [f"Not probed, since no optimiser can update this type: {'; '.join(kinds)}."] * any(
             kinds
         )
 
@@ -390,10 +390,10 @@ def _walk(
     known: KnownGradients | None,
     step: Callable[[int], None],
 ) -> _Walk:
-    """Read every leaf once: what can be probed, its sample and predictions, what to say of others.
+    """Read every leaf once: sample and predict those that can be probed, report the others.
 
     Raises:
-        ValueError: nothing can be probed.
+        ValueError: no leaf can be probed.
     """
     walk, megalodon = _Walk(), is_megalodon(leaves)
     for name, leaf in leaves.items():
@@ -429,15 +429,15 @@ def _walk(
 
 
 def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
-    """Return why no leaf can be probed, and what to do."""
+    """Return the error message for a checkpoint without a leaf that can be probed."""
     shown = listed([f"{n} ({x.dtype})" for n, x in leaves.items()])
     if any(leaf.floating for leaf in leaves.values()):
         return (
-            f"no finite value in {len(leaves)} tensors: {shown} hold NaN or infinity, or nothing; "
+            f"no finite value in {len(leaves)} tensors: {shown} are empty or hold NaN or infinity; "
             "restore an earlier checkpoint."
         )
     integers = all(leaf.dtype.startswith(("int", "uint")) for leaf in leaves.values())
-    kind = "integers" if integers else "what no optimiser moves as it is"
+    kind = "integers" if integers else "a type that no optimiser can update"
     count = "one tensor" if len(leaves) == 1 else f"{len(leaves)} tensors"
     return (
         f"found {count} of {kind}, {shown}: expected floating-point parameters, such as those of "
@@ -446,7 +446,7 @@ def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
 
 
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
-    """Return by kind the leaf that is frozen worst, for the kinds that have a frozen one."""
+    """Return the leaf with the largest frozen fraction of each kind that has a frozen leaf."""
     frozen = [n for n, survival in narrow.items() if n in good and survival.frozen > FROZEN_SHARE]
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-narrow[n].frozen, -good[n].size)):
@@ -471,7 +471,7 @@ def _leaf_findings(
         f"lr {rule.lr:g} (predicted {here.frozen:.0%}), and {narrow.fidelity:.0%} of the intended "
         f"change is applied; half of them would move from lr {here.min_lr:.1e}"
     )
-    # Where no element has one, remedies are judged by what weight decay does.
+    # Only if some elements have a gradient: otherwise weight decay alone decides about remedies.
     if 0 < idle < 1:
         message += f"; {idle:.0%} have no gradient and count neither for nor against a remedy"
     fix = "; or ".join([t.describe() for t in trials if t.works][:SHOWN])

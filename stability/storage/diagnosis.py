@@ -1,4 +1,4 @@
-"""What a diagnosis is: findings, remedies tried, what the whole run loses, and how it is said.
+"""Result of a diagnosis: findings, tried remedies, whole-run loss, and their text.
 
 Source: docs/stability.md "Diagnose a checkpoint".
 """
@@ -22,48 +22,49 @@ class StateUse:
     """How far the optimiser state of a checkpoint was used."""
 
     place: str
-    """Where it was found."""
+    """File that holds the state."""
     parameters: int
-    """Number of parameters it has moments of."""
+    """Number of parameters whose moments it holds."""
     identified: str
-    """How its parameters were identified, in words; empty where they were not."""
+    """How its parameters were identified, as text; empty if they were not."""
     unused: str
-    """Why gradients are not drawn as its moments say, in words; empty where they are."""
+    """Why its moments were not used as a source of gradients, as text; empty if they were."""
 
     def describe(self) -> str:
-        """Return what was not used, in words."""
+        """Describe an unused state and the reason."""
         return f"{self.place}: state of {self.parameters:,} parameters not used: {self.unused}"
 
 
 SHOWN = 3
-"""Remedies named for each kind of leaf, best first."""
+"""Number of remedies listed per kind of leaf, best first."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a checkpoint, worst first, and what each remedy would do."""
+    """Problems of a checkpoint, worst first, and the effect of each remedy."""
 
     findings: list[Finding]
-    """Worst severity first; within one, what concerns most elements first."""
+    """Sorted by severity, worst first, then by the number of elements concerned."""
     trials: dict[str, list[Trial]]
-    """By kind of leaf (path with layer numbers replaced by *): remedies, best first."""
+    """Trials of remedies, best first, by kind of leaf: its path with layer numbers replaced by
+    *."""
     representatives: dict[str, str]
-    """By kind: the leaf its remedies were tried on, the worst of its kind."""
+    """Leaf on which the remedies were tried, by kind: the worst of that kind."""
     predictions: dict[str, dict[str, Prediction]]
-    """By leaf and format name."""
+    """Predictions by leaf name, then format name."""
     basis: list[str]
-    """What the numbers rest on: optimiser, gradients, samples."""
+    """Lines on the assumptions behind the numbers: optimiser, gradients, samples."""
     seconds: float
     whole: WholeRun | None = None
-    """What storage costs the run; None where there are no parameters."""
+    """Cost of storage for the whole run; None if there are no parameters."""
     storage: str = BF16.name
     torch: tuple[str, ...] = ()
-    """Where torch trains it: what helps, as lines of a torch script."""
+    """Remedies as lines of a torch script; empty if torch does not train the model."""
     states: tuple[StateUse, ...] = ()
-    """Optimiser states of the checkpoint."""
+    """Optimiser states found in the checkpoint."""
 
     def worst(self) -> Severity:
-        """Return the worst severity there is."""
+        """Return the worst severity of all findings."""
         return max((f.severity for f in self.findings), key=Severity.gravity)
 
     def text(self) -> str:
@@ -71,7 +72,7 @@ class Diagnosis:
         groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
         for f in self.findings:
             if f.severity.gravity() >= Severity.WARNING.gravity():
-                # Moments are of one kind across parameters: what is wrong is how they are kept.
+                # Group moments across parameters: what is at fault is their storage.
                 moment = f"optimiser state *.{f.subject.rpartition('.')[2]}"
                 kind = moment if f.probe == "optimiser" else kind_of(f.subject)
                 groups[f.probe, kind, f.metric].append(f)

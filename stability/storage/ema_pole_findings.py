@@ -1,4 +1,4 @@
-"""Findings on an EMA's poles, and how its memory changes with storage and training, as plot rows.
+"""Findings on an EMA's poles, and rows for a plot of its memory under storage and training.
 
 Source: docs/stability.md "EMA poles".
 """
@@ -18,15 +18,15 @@ from stability.storage.simulate import FLOAT32, Gradients, Storage, run
 from stability.storage.update_rules import Optimiser
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Both ends are among them: storage acts on the longest memory first."""
+"""Reported quantiles, including both ends: storage affects the longest memory first."""
 LENGTHS = (4096, 32_768)
-"""Those of the table in docs/model.md "What float32 gets wrong"."""
+"""Sequence lengths of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01
-"""One pole in a hundred that never forgets: its state grows with the text, so few are enough."""
+"""Largest fraction of poles that never forget. Their state grows with the text, so 1 % matters."""
 TURN_ERROR = 1 / 8
-"""Turns at which a pole has lost 30 % of its projection on what it should be: cos(pi / 4)."""
+"""Phase error in turns at which a pole has lost 30 % of its projection: cos(pi / 4) = 0.7."""
 _FLOAT32_MATTERS = 100 * LONG_CONTEXT
-"""A hundred times what this project's EMA keeps to: then float32 poles are what limits it."""
+"""Response error from which float32 poles are the limit: 100 times this project's EMA error."""
 
 
 def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS) -> list[Finding]:
@@ -34,11 +34,11 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
 
     Args:
         source: pytree, state dict or checkpoint.
-        fmt: the storage whose effect is reported.
+        fmt: the storage format to report on.
         lengths: sequence lengths at which errors are reported, ascending.
 
     Raises:
-        ValueError: as `find_poles`.
+        ValueError: see `find_poles`.
     """
     rows = []
     for layer, poles in find_poles(source).items():
@@ -69,7 +69,7 @@ def _collapse(poles: Poles, fmt: Format) -> Finding:
 
 
 def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
-    # A phase matters as long as the pole remembers, so errors beyond its memory do not count.
+    # Phase matters only within the pole's memory, so errors accumulate up to that length.
     steps = np.minimum(poles.memory(), length)
     per_step = np.abs(poles.narrow(fmt).turns - poles.turns)
     worst = float(np.minimum(0.5, np.max(per_step * steps)))
@@ -83,7 +83,7 @@ def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
 
 
 def _wide(poles: Poles, length: int) -> Finding:
-    # The longest memory decides, and it is what training lengthens: the margin is worth a word.
+    # The longest memory has the largest error, and training lengthens it; hence the message.
     error = float32_error(poles, length)
     source = 'docs/model.md "What float32 gets wrong"'
     message = (
@@ -108,28 +108,29 @@ def memory_rows(
 ) -> list[dict[str, Any]]:
     """Return memory lengths as rows for a plot: in float32, stored, and after training.
 
-    Training pushes every logit toward longer memory at each step (`Gradients(uphill)`), once with
-    parameters in float32 and once stored in `fmt`: the gap between the two is what freezing costs.
+    Training increases the memory of every pole at each step (`Gradients(uphill)`), once with
+    float32 parameters and once with parameters stored in `fmt`. The difference is the effect of
+    frozen parameters.
 
     Args:
         source: pytree, state dict or checkpoint.
-        optimiser: steps alpha and delta.
+        optimiser: updates alpha and delta.
         steps: training steps, T.
-        fmt: the storage.
-        quantiles: of the memory over a sample of the layer's poles.
-        size: poles sampled of each layer.
+        fmt: the storage format.
+        quantiles: quantiles of the memory over a sample of the layer's poles.
+        size: number of poles sampled per layer.
 
     Returns:
         One row per layer, quantile and state: {"layer", "quantile", "state", "steps", "memory"},
-        memory in steps, inf where a pole never forgets. States: "float32", "q in <format>",
+        memory in steps, inf for a pole that never forgets. States: "float32", "q in <format>",
         "parameters in <format>", "float32 after T", "<format> after T".
 
     Raises:
-        ValueError: as `find_poles`.
+        ValueError: see `find_poles`.
     """
     push, narrow, rows = Gradients(signal=1.0, uphill=True), Storage("nearest", fmt.name), []
     for layer, poles in find_poles(source).items():
-        # One draw of positions for both logits: they belong to the same poles.
+        # Same sampled positions for both logits, since they belong to the same poles.
         alpha, delta = (_column(sample(x, layer, size)) for x in (poles.alpha, poles.delta))
         some = Poles(layer, alpha, delta, np.zeros(alpha.shape))
         states = {
@@ -141,7 +142,7 @@ def memory_rows(
         }
         for state, memory in states.items():
             place = {"layer": layer, "state": state, "steps": steps if state.endswith("T") else 0}
-            # Interpolating toward an infinite memory would be infinite one quantile too early.
+            # Not interpolated: next to an infinite memory that would give infinity too early.
             values = np.quantile(memory, quantiles, method="lower")
             rows += [
                 place | {"quantile": q, "memory": float(value)}

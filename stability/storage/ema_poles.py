@@ -1,10 +1,10 @@
-"""Poles of the EMA: how long it remembers, and what storage and float32 do to that.
+"""Poles of the EMA: their memory, and the effect of storage and of float32 arithmetic on it.
 
 A pole is `q = (1 - x) exp(i phi)` with `x = alpha' delta'` and `phi = n sigmoid(theta) 2 pi / N`.
-Its memory is 1 / (1 - |q|) = 1 / x steps. A format with m stored bits has no number between
-1 - 2^-(m+1) and 1: poles beyond are either cut to 2^(m+1) steps or never forget at all. Everything
-here is computed in float64 from the stored parameters. Source: docs/stability.md "EMA poles",
-docs/model.md "CEMA", docs/model.md "What float32 gets wrong".
+Its memory is 1 / (1 - |q|) = 1 / x steps. A format with m stored mantissa bits has no number
+between 1 - 2^-(m+1) and 1, so a longer memory is either cut to 2^(m+1) steps or becomes infinite.
+Everything here is computed in float64 from the stored parameters. Source: docs/stability.md
+"EMA poles", docs/model.md "CEMA", docs/model.md "What float32 gets wrong".
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stability.core.parameter_leaves import leaves_of, listed, parameters_of, se
 
 SOURCE = 'docs/stability.md "EMA poles"'
 CHANNELS = 4
-"""Channels of a layer whose response is computed: 4 x 16 poles at 32,768 steps take 0.1 s."""
+"""Channels per layer whose response is computed: 4 x 16 poles at 32,768 steps take 0.1 s."""
 _PARTS = ("alpha", "delta", "theta")
 
 
 @dataclass(frozen=True, slots=True)
 class Poles:
-    """The poles of one EMA, float64, in any precision the parameters came in."""
+    """The poles of one EMA in float64, from parameters of any precision."""
 
     layer: str
     """Path of the EMA: `model.layers.0.attn.cema`."""
@@ -51,17 +51,17 @@ class Poles:
         return np.arange(1, N + 1) * expit(self.theta) / N
 
     def memory(self) -> np.ndarray:
-        """Memory 1 / (1 - |q|) in steps, (D, N)."""
+        """Return the memory 1 / (1 - |q|) in steps, (D, N)."""
         return _inverse(self.decay)
 
     def memory_stored(self, fmt: Format | None = BF16) -> np.ndarray:
-        """Memory with |q| itself rounded to `fmt` (None: float32); inf where it became 1."""
+        """Return the memory with |q| rounded to `fmt` (None: float32); inf where |q| became 1."""
         radius = (1.0 - self.decay).astype(np.float32)
         stored = radius if fmt is None else fmt.round(radius)
         return _inverse(1.0 - stored.astype(np.float64))
 
     def float32_q(self) -> np.ndarray:
-        """Return q as float32 arithmetic makes it from the logits, complex128 (D, N)."""
+        """Return q computed from the logits in float32 arithmetic, as complex128 (D, N)."""
         alpha, delta, theta = (
             expit(x.astype(np.float32)) for x in (self.alpha, self.delta, self.theta)
         )
@@ -72,17 +72,17 @@ class Poles:
         return (radius * np.exp(1j * phase).astype(np.complex64)).astype(np.complex128)
 
     def narrow(self, fmt: Format = BF16) -> Poles:
-        """Return the poles of parameters stored in `fmt`."""
+        """Return the poles of the parameters rounded to `fmt`."""
         rounded = (fmt.round(x).astype(np.float64) for x in (self.alpha, self.delta, self.theta))
         return Poles(self.layer, *rounded)
 
     def phase_error(self, length: int, fmt: Format | None = BF16) -> np.ndarray:
-        """Return how far phases are off after `length` steps, in turns at most 1/2, (D, N).
+        """Return the phase error after `length` steps in turns, at most 1/2, (D, N).
 
         Args:
-            length: steps.
-            fmt: storage of theta; None keeps it and rounds the phase per step to float32, which is
-                what a float32 implementation multiplies by the position.
+            length: number of steps.
+            fmt: storage format of theta. None: theta is exact and the phase per step, which a
+                float32 implementation multiplies by the position, is rounded to float32.
         """
         if fmt is None:
             stored = (2 * np.pi * self.turns).astype(np.float32).astype(np.float64) / (2 * np.pi)
@@ -96,8 +96,8 @@ def find_poles(source: Any) -> dict[str, Poles]:
     """Return the poles of every EMA in a pytree, state dict or checkpoint, by path.
 
     Raises:
-        ValueError: there is no EMA, one lacks a parameter, shapes do not belong together, or values
-            are not finite.
+        ValueError: there is no EMA, one lacks a parameter, shapes do not match, or values are not
+            finite.
     """
     leaves = leaves_of(source)
     layers = [n.removesuffix(".alpha") for n in leaves if n.endswith("cema.alpha")]
@@ -129,21 +129,22 @@ def _poles(layer: str, tensors: Mapping[str, np.ndarray]) -> Poles:
 
 
 def collapsed(poles: Poles, fmt: Format = BF16) -> float:
-    """Return the share of poles whose |q| becomes 1 when stored in `fmt`: they never forget."""
+    """Return the fraction of poles whose |q| becomes 1 when stored in `fmt`: they never forget."""
     return float(np.mean(np.isinf(poles.memory_stored(fmt))))
 
 
 def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
-    """Return how far the response over `length` steps is off when q is computed in float32.
+    """Return the error of the response over `length` steps when q is computed in float32.
 
-    The relative L2 distance between the impulse responses of poles computed in float32, as a plain
-    implementation does, and in float64. Powers are exact on both sides: this is what the rounding
-    of `1 - alpha' delta'` and of the phase alone does, before any state is rounded.
+    The error is the relative L2 distance between the impulse responses of poles computed in
+    float32, as in a naive implementation, and in float64. Powers are exact on both sides, so it
+    isolates the rounding of `1 - alpha' delta'` and of the phase, before any state is rounded.
 
     Args:
-        poles: the poles of an EMA; input gains are alpha', output gains drawn as initialised.
-        length: steps.
-        channels: channels to take together, drawn by the layer's path; a layer has D.
+        poles: the poles of an EMA. Input gains are alpha'; output gains are drawn as at
+            initialisation.
+        length: number of steps.
+        channels: number of channels to use, out of the layer's D, drawn by its path.
     """
     rng = np.random.default_rng(seed_of(poles.layer))
     D, N = poles.alpha.shape
@@ -153,7 +154,7 @@ def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
     exact = (np.log1p(-some.decay) + 2j * np.pi * some.turns)[..., None]
     narrow = np.log(some.float32_q())[..., None]
     difference = total = 0.0
-    # In blocks: the powers of one channel at 131,072 steps would be tens of megabytes.
+    # In blocks: the powers of one channel at 131,072 steps would take tens of megabytes.
     for start in range(0, length, _BLOCK):
         j = np.arange(start, min(length, start + _BLOCK))
         wide, single = ((gain * np.exp(log_q * j)).sum(axis=1).real for log_q in (exact, narrow))
@@ -163,7 +164,7 @@ def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
 
 
 _BLOCK = 4096
-"""Steps whose powers exist at once."""
+"""Number of steps whose powers are in memory at once."""
 
 
 def _inverse(x: np.ndarray) -> np.ndarray:

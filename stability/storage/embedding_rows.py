@@ -1,4 +1,4 @@
-"""Rows of the embedding that are zero: tokens that enter the model as nothing at all.
+"""Zero rows of the embedding: tokens that enter the model without any information.
 
 Source: docs/stability.md "Embedding rows".
 """
@@ -21,13 +21,13 @@ REMEDY = (
 
 
 def findings(source: Any) -> list[Finding]:
-    """Return the one finding on the embedding: the share of its rows that are zero.
+    """Return the finding on the embedding: the fraction of its rows that are zero.
 
     Args:
         source: pytree, state dict or checkpoint.
 
     Raises:
-        ValueError: as `leaves_of`; or there is no embedding in it.
+        ValueError: see `leaves_of`; or it has no embedding.
     """
     leaves = leaves_of(source)
     if EMBEDDING not in leaves:
@@ -35,7 +35,7 @@ def findings(source: Any) -> list[Finding]:
             f"no embedding here: expected a parameter named {EMBEDDING}, found "
             f"{listed(list(leaves))}. Its rows are a question about a Megalodon."
         )
-    # As stored: a float32 copy of a float64 row could be zero where the row is not.
+    # Tested in the stored dtype: a float64 row could become zero in float32.
     rows = ~np.any(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)
     tokens = [str(token) for token in np.flatnonzero(rows)]
     share = float(np.mean(rows))

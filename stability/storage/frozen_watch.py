@@ -1,10 +1,10 @@
-"""Watch for training loops: parameters that stand still although their gradients do not.
+"""Training-loop watch for parameters that stay unchanged although their gradients are not zero.
 
-`start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` puts the
-same watch on a torch optimiser through `register_step_post_hook`; torch itself is not imported.
-At most `FOLLOWED` elements of each leaf are followed, drawn with a fixed seed, so the cost does not
-grow with the model. Every step is looked at; `watch_looks` looks at one in many and keeps what it
-saw. Source: docs/stability.md "Update survival".
+`start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` attaches
+the same watch to a torch optimiser through `register_step_post_hook`, without importing torch. At
+most `FOLLOWED` elements of each leaf are sampled, with a fixed seed, so the cost does not grow with
+the model. Every step is inspected; `watch_looks` inspects one step in many and stores the results.
+Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from stability.core.parameter_leaves import seed_of
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
-"""Elements followed of each leaf: shares come out to within 3 % (one standard error)."""
+"""Elements sampled per leaf: fractions have a standard error of at most 3 %."""
 PATIENCE = 100
-"""Steps with a gradient and without a change after which an element counts as frozen."""
+"""Consecutive steps with a gradient but no change after which an element counts as frozen."""
 
 
 class Watch(NamedTuple):
     """State of the watch between steps, by parameter name: a pytree of small arrays."""
 
     last: dict[str, Any]
-    """The followed elements after the last step, float32 (k,)."""
+    """The sampled elements after the last step, float32 (k,)."""
     still: dict[str, Any]
-    """Steps in a row with a gradient and without a change, int32 (k,)."""
+    """Number of consecutive steps with a gradient but no change, int32 (k,)."""
     pushed: dict[str, Any]
-    """Whether an element ever had a gradient, bool (k,): no other one can stand still."""
+    """Whether an element ever had a gradient, bool (k,); others cannot be frozen."""
 
 
 def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarray:
-    """Return the flat indices, ascending, of the elements that are followed of a leaf.
+    """Return the flat indices of the sampled elements of a leaf, ascending.
 
-    A small leaf is followed whole. Of a larger one elements are drawn with the seed of its name;
-    every k-th one would be a single column of a matrix whose width divides k.
+    A small leaf is sampled whole. From a larger one, elements are drawn at random, seeded by its
+    name: every k-th element would be a single column of a matrix whose width divides k.
     """
     size = math.prod(shape)
     if size <= most:
@@ -54,20 +54,20 @@ def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarra
 
 
 def pick(leaf: Any, chosen: np.ndarray) -> Any:
-    """Return elements of a JAX array by flat index, float32 or wider; works inside jit."""
+    """Return elements of a JAX array by flat index, as float32 or wider; works inside jit."""
     leaf = jnp.asarray(leaf)
-    # Index by axis: flattening an array that lies on several devices would gather all of it.
+    # Indexed by axis: flattening an array sharded over several devices would gather all of it.
     part = leaf[np.unravel_index(chosen, leaf.shape)] if leaf.ndim else leaf.reshape(1)
     if part.dtype in (jnp.float32, jnp.float64):
         return part
-    # A sum that is stored in bfloat16 may be in float32 where it is read: XLA leaves the conversion
-    # there and back out, and what rounding lost would look applied.
+    # XLA may elide a conversion to bfloat16 and back, and read the float32 sum instead. An update
+    # lost in the stored value would then look applied, so the reduction of precision is explicit.
     bits = ml_dtypes.finfo(part.dtype)
     return lax.reduce_precision(part.astype(jnp.float32), bits.nexp, bits.nmant)
 
 
 def start(params: Any) -> Watch:
-    """Return the watch before the first step.
+    """Return the initial state of the watch.
 
     Raises:
         ValueError: there are no floating-point parameters.
@@ -84,12 +84,12 @@ def start(params: Any) -> Watch:
 
 
 def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
-    """Return the watch after a step; works inside jit.
+    """Return the state of the watch after a step; works inside jit.
 
     Args:
-        watch: the watch before the step.
-        params: parameters after the step, the tree `start` was given.
-        gradients: the gradients of the step, same names; a leaf without one does not count.
+        watch: the state before the step.
+        params: parameters after the step, the same tree as for `start`.
+        gradients: gradients of the step, by the same names; a leaf without one is not counted.
     """
     values, pushes = named_leaves(params), named_leaves(gradients)
     last, still, ever = {}, {}, {}
@@ -104,14 +104,14 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
 
 
 def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
-    """Return a warning for every parameter of which more than half stands still.
+    """Return a warning for every parameter of which more than half is frozen.
 
-    The share is one of the elements that had a gradient: the rows of tokens that never occur would
-    hide that all others are frozen.
+    The fraction is taken over the elements that had a gradient. Otherwise the rows of tokens that
+    never occur would hide that all others are frozen.
 
     Args:
-        watch: the watch after any number of steps.
-        patience: steps with a gradient and without a change that make an element frozen.
+        watch: the state after any number of steps.
+        patience: consecutive steps with a gradient but no change after which an element is frozen.
 
     Raises:
         ValueError: patience is below 1.
@@ -133,7 +133,7 @@ def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
 
 
 class TorchWatch:
-    """The watch on a torch optimiser; `remove` takes it off again."""
+    """The watch attached to a torch optimiser; `remove` detaches it."""
 
     def __init__(
         self, names: Iterable[tuple[str, Any]], patience: int, report: Callable[[Finding], None]
@@ -146,15 +146,15 @@ class TorchWatch:
         self._handle: Any = None
 
     def findings(self) -> list[Finding]:
-        """Return a warning for every parameter that stands still now."""
+        """Return a warning for every parameter that is frozen now."""
         return frozen(self._watch, self._patience)
 
     def remove(self) -> None:
-        """Take the hook off the optimiser."""
+        """Detach the hook from the optimiser."""
         self._handle.remove()
 
     def attach(self, optimizer: Any) -> None:
-        """Put the hook on an optimiser."""
+        """Attach the hook to an optimiser."""
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -170,7 +170,7 @@ class TorchWatch:
         frozen_now = {f.subject: f for f in self.findings()}
         for name in frozen_now.keys() - self._reported:
             self._report(frozen_now[name])
-        # A parameter that moved and froze again is news again.
+        # A parameter that moved and froze again is reported again.
         self._reported = set(frozen_now)
 
 
@@ -183,13 +183,13 @@ def watch_torch(
         f"{finding.subject}: {finding.message}"
     ),
 ) -> TorchWatch:
-    """Watch a torch optimiser: after each step, parameters that newly stand still are reported.
+    """Watch a torch optimiser: after each step, report the parameters that newly froze.
 
     Args:
         optimizer: a `torch.optim.Optimizer` (anything with `register_step_post_hook`).
         named_parameters: `model.named_parameters()`.
-        patience: steps with a gradient and without a change that make an element frozen.
-        report: called once with each parameter's finding when it freezes.
+        patience: consecutive steps with a gradient but no change after which an element is frozen.
+        report: called with the finding whenever a parameter freezes.
 
     Raises:
         ValueError: the optimiser has no such hook, or there are no parameters.

@@ -1,8 +1,8 @@
-"""Gradients of a run where something says what they are: a real backward, or an optimiser state.
+"""Known gradients of a run: from real backward passes or from an optimiser state.
 
-Of a parameter two things are kept by row of its first axis: how large an element's gradient is, and
-what share of it keeps its sign. `simulate` draws its gradients accordingly. Source:
-docs/stability.md "Gradients of your own".
+Two statistics are kept per row of a parameter's first axis: the size of an element's gradient, and
+the fraction of it that keeps its sign. `simulate` draws synthetic gradients with these statistics.
+Source: docs/stability.md "Gradients of your own".
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from megalodon_jax.weights import named_leaves
 from stability.core.parameter_leaves import Leaf, leaf_called, listed, sample
 
 SAMPLE = 2048
-"""Elements of a parameter whose signs are followed from batch to batch."""
+"""Elements per parameter whose signs are followed from batch to batch."""
 
 
 @dataclass(frozen=True)
 class RowGradients:
-    """Gradients of a parameter by row of its first axis; of a vector, of all of it."""
+    """Gradient statistics of a parameter by row of its first axis; a vector is one row."""
 
     sizes: np.ndarray
-    """Root mean square of an element, over steps and over the row: (rows,) or ()."""
+    """Root mean square of an element's gradient, over steps and the row: (rows,) or ()."""
     signals: np.ndarray
-    """Share of it that keeps its sign, `simulate.Gradients.signal`: (rows,) or ()."""
+    """Fraction of it that keeps its sign, `simulate.Gradients.signal`: (rows,) or ()."""
     shape: tuple[int, ...]
 
     def rms(self) -> float:
-        """Return the root mean square of all elements."""
+        """Return the root mean square over all elements."""
         return float(np.sqrt(np.mean(np.square(self.sizes, dtype=np.float64))))
 
     def idle(self) -> np.ndarray:
-        """Return which rows never have a gradient: (rows,) or ()."""
+        """Return which rows never have a gradient, bool (rows,) or ()."""
         return np.asarray(self.sizes == 0)
 
     def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes and signals of the elements that `sample` draws of the parameter."""
+        """Return sizes and signals of the elements that `sample` draws from the parameter."""
 
         def part(rows: np.ndarray) -> np.ndarray:
             column = np.reshape(rows, (*rows.shape, *(1,) * (len(self.shape) - rows.ndim)))
@@ -51,35 +51,35 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class KnownGradients:
-    """What is known of the gradients of a model's parameters, and where from."""
+    """Known gradient statistics of a model's parameters, and their source."""
 
     rows: Mapping[str, RowGradients]
-    """By parameter, all of them."""
+    """Statistics of all parameters, by name."""
     source: str
-    """In words that follow 'gradients'."""
+    """Where they come from, as text that follows the word 'gradients'."""
     remarks: tuple[str, ...] = ()
-    """Sentences on what did not fit."""
+    """Remarks for the reader, such as gradients without a parameter, as sentences."""
 
     def describe(self) -> str:
-        """Return in words what gradients are drawn from."""
+        """Describe the source of the drawn gradients."""
         return f"gradients drawn by row, of the sizes and with the signs {self.source}"
 
 
 def measured(
     batches: Iterable[Any], leaves: Mapping[str, Leaf], source: str, signal: float
 ) -> KnownGradients:
-    """Return what the gradients of some batches say; each is let go before the next is taken.
+    """Measure gradient statistics over batches; each batch is released before the next is read.
 
     Args:
-        batches: of each either a torch module and its loss, whose backward is run here, or
-            gradients by parameter name (or as a pytree), torch's or arrays; None for none.
-        leaves: the model's parameters. One without a gradient is taken not to be trained.
-        source: where they come from, for the reader.
-        signal: what is assumed of one batch alone, from which it cannot be told.
+        batches: each is a torch module and its loss, whose backward pass is run here, or gradients
+            (torch tensors or arrays) by parameter name or as a pytree; None for no gradient.
+        leaves: the model's parameters. One without a gradient is taken to be untrained.
+        source: where the batches come from, for the reader.
+        signal: assumed signal if there is only one batch, which cannot determine it.
 
     Raises:
-        ValueError: there is no batch, one is something else, or its gradients are those of another
-            model, of another shape, not finite or all zero.
+        ValueError: there is no batch, a batch is of another type, or its gradients belong to
+            another model, have another shape, are not finite or are all zero.
     """
     sums: dict[str, _Sums] = {}
     strangers: dict[str, None] = {}
@@ -94,28 +94,27 @@ def measured(
                 values = _checked(name, gradient, leaf, count)
                 sums.setdefault(leaf.name, _Sums(leaf)).add(values)
     if not count:
-        raise ValueError(f"{source}: no batch; expected one at least, and better eight.")
+        raise ValueError(f"{source}: no batch; expected at least one, preferably eight.")
     if not any(each.squares.any() for each in sums.values()):
         raise ValueError(
-            f"{source}: no gradient of {len(leaves)} parameters of the checkpoint but zero; its "
+            f"{source}: all gradients of the checkpoint's {len(leaves)} parameters are zero; its "
             f"parameters are {listed(list(leaves))}, the gradients' {listed(list(strangers))}. "
-            "Take the loss of the model that was saved."
+            "Use the loss of the model that was saved."
         )
     without = [n for n in leaves if n not in sums]
     rows = {n: sums[n].rows(count, signal) if n in sums else nothing(leaves[n]) for n in leaves}
     words = f"as {source} gave them in {count} batch{'es' if count > 1 else ''}"
-    assumed = f"Of one batch it cannot be told what share of a gradient keeps its sign: {signal:g} "
+    assumed = f"One batch cannot show what share of a gradient keeps its sign: {signal:g} "
     remarks = [
         *[f"{assumed}is assumed; yield more batches."] * (count == 1),
-        *[f"No gradient, so taken not to be trained: {listed(without)}."] * bool(without),
-        *[f"Gradients of no parameter of the checkpoint: {listed(list(strangers))}."]
-        * bool(strangers),
+        *[f"Assumed untrained, since there is no gradient: {listed(without)}."] * bool(without),
+        *[f"Gradients that belong to no parameter: {listed(list(strangers))}."] * bool(strangers),
     ]
     return KnownGradients(rows, words, tuple(remarks))
 
 
 class _Sums:
-    """Sums over batches: squares by row, and values and squares of the sampled elements."""
+    """Sums over batches: squares by row; values and squares of the sampled elements."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -130,11 +129,11 @@ class _Sums:
         self.values, self.sampled = self.values + part, self.sampled + np.square(part)
 
     def rows(self, count: int, signal: float) -> RowGradients:
-        """Return what is known after `count` batches.
+        """Return the statistics after `count` batches.
 
-        Of gradients of signal s the square of a mean over B batches is s^2 + (1 - s^2) / B of the
-        mean square. Sums over all sampled elements come before the quotient: one element has too
-        few batches.
+        For gradients of signal s, the squared mean over B batches is s^2 + (1 - s^2) / B times the
+        mean square. Both are summed over all sampled elements before the division: a single element
+        has too few batches.
         """
         total = float(np.sum(self.sampled))
         if count > 1 and total:
@@ -145,7 +144,7 @@ class _Sums:
 
 
 def nothing(leaf: Leaf) -> RowGradients:
-    """Return the gradients of a parameter that is not trained."""
+    """Return the statistics of a parameter that is not trained: all zero."""
     return RowGradients(np.zeros(()), np.zeros(()), leaf.shape)
 
 
@@ -186,7 +185,7 @@ def _backward(module: Any, loss: Any, number: int) -> dict[str, Any]:
 
 
 def _checked(name: str, gradient: Any, leaf: Leaf, number: int) -> np.ndarray:
-    """Return a gradient in float32, insisting that it can be one of this parameter."""
+    """Return a gradient in float32 after checking that it can belong to this parameter."""
     if tuple(gradient.shape) != leaf.shape:
         raise ValueError(
             f"batch {number}: the gradient of {leaf.name} has shape {tuple(gradient.shape)}, the "

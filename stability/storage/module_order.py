@@ -1,6 +1,6 @@
-"""The order of a model's parameters in its module, from the config.json beside a checkpoint.
+"""Order of the parameters in a model's torch module, from the config.json beside a checkpoint.
 
-transformers builds the architecture on torch's meta device, so no weight is allocated, nothing is
+transformers builds the architecture on torch's meta device. No weight is allocated, nothing is
 downloaded, and no code of the checkpoint runs. Source: docs/stability.md "Optimiser state".
 """
 
@@ -17,22 +17,22 @@ from stability.core.parameter_leaves import Leaf
 
 
 class UnknownOrderError(ValueError):
-    """The order cannot be known; the message says why, as a clause."""
+    """The order cannot be determined; the message gives the reason as a clause."""
 
 
 def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
     """Return the leaves of a checkpoint in the order of its module's parameters.
 
-    Of a tied parameter, which has several names, the one that the checkpoint has is taken. Leaves
-    that are no parameter, such as buffers and copies of a tied one, are left out.
+    A tied parameter has several names; the one in the checkpoint is used. Leaves that are not
+    parameters, such as buffers and copies of a tied parameter, are omitted.
 
     Args:
-        folder: with the config.json of transformers.
-        leaves: the checkpoint's.
+        folder: folder with transformers' config.json.
+        leaves: the checkpoint's leaves.
 
     Raises:
         UnknownOrderError: there is no config.json, transformers is missing or does not know the
-            architecture, or its parameters are not those of the checkpoint.
+            architecture, or its parameters differ from the checkpoint's.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -57,10 +57,10 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
 def _parameters(
     architecture: str, config: dict[str, Any]
 ) -> list[tuple[list[str], tuple[int, ...]]]:
-    """Return names and shape of each parameter of an architecture, in its order."""
+    """Return names and shape of each parameter of an architecture, in module order."""
     shown = printable(architecture)
     try:
-        # Warnings of an import are for those who maintain transformers.
+        # Import warnings concern the maintainers of transformers.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import torch
@@ -72,7 +72,7 @@ def _parameters(
     kind = getattr(transformers, architecture, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UnknownOrderError(f"transformers {transformers.__version__} has no {shown}")
-    # A backbone would be downloaded with its weights, which its names do not need.
+    # A pretrained backbone would be downloaded; parameter names do not need it.
     fields = config | ({"use_pretrained_backbone": False} if "backbone" in config else {})
     try:
         with warnings.catch_warnings(), torch.device("meta"):

@@ -1,18 +1,18 @@
 """Optimisers for parameters stored in few bits: stochastic rounding, Kahan, float32 masters.
 
 Each wraps any optax transformation. The wrapped one sees parameters and gradients in float32, so
-its moments are float32; the wrapper turns its update into one that lands exactly on numbers the
-parameter's dtype has. A leaf in float32 passes through untouched, so a tree may mix dtypes.
+its moments are float32. The wrapper changes its update so that parameter + update is exactly
+representable in the parameter's dtype. A float32 leaf is not changed, so a tree may mix dtypes.
 
     optimiser = stochastic_adamw(3e-4, seed=0)
     state = optimiser.init(params)
     updates, state = optimiser.update(gradients, state, params)
     params = apply_updates(params, updates)
 
-Updates come in float32: added in float32 and cast back, as `apply_updates` here and
-`optax.apply_updates` do, they lose nothing. `eqx.apply_updates` would widen the parameters.
-States are pytrees of arrays and checkpoint like any other. Source: docs/stability.md
-"Optimisers for narrow parameters".
+Updates are float32. Adding them in float32 and casting back, as `apply_updates` here and
+`optax.apply_updates` do, loses nothing. `eqx.apply_updates` would widen the parameters. States are
+pytrees of arrays and can be checkpointed. Source: docs/stability.md "Optimisers for narrow
+parameters".
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class NearestState(NamedTuple):
 
 
 class StochasticState(NamedTuple):
-    """State of `stochastic_rounding`; restored with a checkpoint, a run continues bit for bit."""
+    """State of `stochastic_rounding`; a run restored from it continues bit for bit."""
 
     inner: Any
     step: jax.Array
-    """Updates so far, int32 ()."""
+    """Number of updates so far, int32 ()."""
     seed: jax.Array
-    """What the keys are made from, uint32 ()."""
+    """Seed of the random keys, uint32 ()."""
 
 
 class KahanState(NamedTuple):
@@ -56,7 +56,7 @@ class KahanState(NamedTuple):
 
     inner: Any
     compensation: dict[str, jax.Array]
-    """What rounding kept from each narrow leaf so far, by path, in the leaf's shape."""
+    """Accumulated rounding loss of each narrow leaf, by path, in the leaf's shape."""
 
 
 class MasterState(NamedTuple):
@@ -68,9 +68,9 @@ class MasterState(NamedTuple):
 
 
 def nearest_storage(inner: Transform) -> Transform:
-    """Round the sum of parameter and update to nearest, as a plain cast does: the control.
+    """Round parameter + update to nearest, as a plain cast does: the control.
 
-    Small updates are lost. Unlike a bare cast inside jit, the compiler cannot elide this one.
+    Small updates are lost. Unlike a bare cast inside jit, the compiler cannot elide this rounding.
     """
 
     def init(params: Any) -> NearestState:
@@ -85,11 +85,11 @@ def nearest_storage(inner: Transform) -> Transform:
 
 
 def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
-    """Round the sum up or down at random so that its mean is exact: no memory beyond `inner`.
+    """Round parameter + update up or down at random with the exact mean; needs no extra memory.
 
     Args:
         inner: the optimiser.
-        seed: with the leaf's path and the step it decides every rounding, on any machine.
+        seed: together with the leaf's path and the step, determines every rounding on any machine.
     """
 
     def init(params: Any) -> StochasticState:
@@ -108,14 +108,15 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
 
 
 def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Transform:
-    """Carry what rounding lost to the next step (Kahan summation).
+    """Carry the part of an update lost to rounding into the next step (Kahan summation).
 
     Args:
         inner: the optimiser.
-        compensation_dtype: float32 loses nothing; a narrow dtype costs half and rounds the carry.
+        compensation_dtype: float32 loses nothing; a narrow dtype takes half the memory and rounds
+            the carry.
 
     Raises:
-        ValueError: the compensation's dtype is no float.
+        ValueError: the compensation's dtype is not a float.
     """
     dtype = np.dtype(compensation_dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -139,7 +140,7 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
             whole = keep(u + state.compensation[path].astype(jnp.float32))
             moved = _move(nearest(p + whole, fmt), p)
             lost = whole - moved
-            # Nothing is carried from an infinity: the next step would make it NaN.
+            # An infinite carry would make the next step NaN.
             lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
             carried[path] = keep(lost).astype(dtype)
             return moved
@@ -150,7 +151,7 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
 
 def float32_master(inner: Transform) -> Transform:
-    """Keep the parameters in float32 inside the state; the narrow ones are a rounded copy."""
+    """Keep float32 parameters in the state; the narrow ones are a rounded copy."""
 
     def init(params: Any) -> MasterState:
         return MasterState(inner.init(_wide(params)), _wide(params))
@@ -197,7 +198,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
-    """Return the key of one leaf at one step, from the run's seed; all may be traced but `path`."""
+    """Return the random key of a leaf at a step; all arguments but `path` may be traced."""
     key = jax.random.fold_in(jax.random.key(seed), seed_of(path))
     return jax.random.fold_in(key, step)
 
@@ -208,7 +209,7 @@ def _inner_update(inner: Transform, grads: Any, state: Any, params: Any) -> tupl
 
 
 def _move(target: jax.Array, p: jax.Array) -> jax.Array:
-    """Return the update that takes p to target; 0 where p is there, as an infinity may be."""
+    """Return the update that takes p to target; 0 if they are equal, also where both are inf."""
     return jnp.where(target == p, 0.0, target - p)
 
 
@@ -225,7 +226,7 @@ def _by_leaf(
     moves: Any,
     wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
 ) -> Any:
-    """Apply `move` to the narrow leaves and `wide` to the others, parameters in float32."""
+    """Apply `move` to the narrow leaves and `wide` to the others, with float32 parameters."""
 
     def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:
         fmt = format_of(p.dtype)

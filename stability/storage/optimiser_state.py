@@ -1,8 +1,8 @@
-"""Audit of optimiser states: moments that do not decay, counters that stop, norms that vanish.
+"""Audit of optimiser states: moments that do not decay, counters that stop, norms that underflow.
 
-A second moment stored in bfloat16 cannot decay by 0.999: the factor is nearer to 1 than half the
-spacing of bfloat16. A counter in bfloat16 stops at 256. Squares of small gradients underflow in the
-gradients' own dtype. Source: docs/stability.md "Optimiser state".
+A second moment stored in bfloat16 cannot decay by 0.999: 1 - 0.999 is less than half the relative
+spacing of bfloat16, so the product rounds back. A counter in bfloat16 stops at 256. Squares of
+small gradients underflow in the gradients' own dtype. Source: docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stability.core.number_formats import BF16, FP16, format_of
 
 SOURCE = 'docs/stability.md "Optimiser state"'
 SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
-"""What optax and torch call a running mean of squared gradients, as a part of its path."""
+"""Names of running means of squared gradients in optax and torch, as a part of a path."""
 FIRST_MOMENTS = frozenset({"mu", "trace", "exp_avg", "momentum_buffer"})
-"""What they call a running mean of gradients."""
+"""Names of running means of gradients in optax and torch."""
 COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})
 RUN_LENGTH = 100_000
-"""Steps a counter must be able to count when the caller names no number: a long training run."""
+"""Default number of steps that a counter must be able to count: a long training run."""
 
 
 def audit_state(
@@ -38,13 +38,13 @@ def audit_state(
     """Return findings on moments and step counters, by their path in the state.
 
     Args:
-        state: an optax state, or `optimizer.state_dict()` of torch; any nesting.
+        state: an optax state or torch's `optimizer.state_dict()`, in any nesting.
         beta2: decay rate of the second moments.
-        steps: optimiser steps the run is planned for.
+        steps: planned number of optimiser steps.
         beta1: decay rate of the first moments.
 
     Raises:
-        ValueError: the state holds no array at all, or a beta is not in [0, 1).
+        ValueError: the state holds no array, or a beta is not in [0, 1).
     """
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
         if not 0.0 <= beta < 1.0:
@@ -69,10 +69,10 @@ def audit_state(
 
 
 def audit_global_norm(gradients: Any) -> Finding:
-    """Compare `optax.tree.norm` of gradients, as a training loop takes it, with the true norm.
+    """Compare `optax.tree.norm` of gradients, as used for clipping, with the true norm.
 
     Args:
-        gradients: pytree of arrays in the dtype the training loop has them in.
+        gradients: pytree of arrays, in the dtype of the training loop.
 
     Raises:
         ValueError: there are no gradients.
@@ -84,7 +84,7 @@ def audit_global_norm(gradients: Any) -> Finding:
         norm = float(optax.tree.norm(gradients))
     true = math.sqrt(sum(float(np.sum(np.square(_wide(x)))) for x in leaves.values()))
     ratio = norm / true if true else 1.0
-    # Sum and root are each rounded once to the dtype they come in.
+    # The sum and the root are each rounded once, in the dtype of the gradients.
     narrowest = max(float(ml_dtypes.finfo(x.dtype).eps) for x in leaves.values())
     bound = 2 * narrowest
     wrong = not abs(ratio - 1.0) <= bound
@@ -101,12 +101,12 @@ def audit_global_norm(gradients: Any) -> Finding:
 
 @lru_cache(maxsize=32)
 def remaining(dtype: str, beta2: float, steps: int) -> float:
-    """Return what is left of a second moment of 1 after `steps` of zero gradient, run by optax."""
+    """Return the remainder of a second moment of 1 after `steps` zero gradients, run by optax."""
     transform = optax.scale_by_adam(b2=beta2)
     params = {"leaf": jnp.ones(1, dtype)}
     initial: Any = transform.init(params)
     state = initial._replace(nu=params)
-    # The canary: without it a compiler that keeps excess precision would go unnoticed.
+    # Guards the measurement: a wider moment in optax would otherwise go unnoticed.
     if state.nu["leaf"].dtype != jnp.dtype(dtype):
         raise RuntimeError(f"optax does not keep second moments in {dtype}")
 
@@ -124,7 +124,7 @@ def _moment(path: str, dtype: str, which: str, beta: float) -> Finding:
     if dtype in (BF16.name, FP16.name, "float32"):
         share = remaining(dtype, beta, steps)
     elif dtype != "float64":
-        # Fewer bits than bfloat16, or integers: 1 - beta is nearer to 1 than their spacing.
+        # With fewer bits than bfloat16, or as an integer, the decay rounds back to the old value.
         share = 1.0
     message = (
         f"{which} moment in {dtype}: after {steps:,} steps of zero gradient {share:.0%} is left, "
@@ -134,7 +134,7 @@ def _moment(path: str, dtype: str, which: str, beta: float) -> Finding:
         f"keep {which} moments in float32: a float32 copy of the parameters, or the wrappers of "
         "stability.storage.narrow_optimisers"
     )
-    # A moment that keeps twice what it should remembers gradients it was told to forget.
+    # Twice the expected remainder means that the moment remembers gradients it should forget.
     most, metric = 2 * expected, f"{which}_moment_left"
     return judge("optimiser", path, metric, share, most, SOURCE, message, remedy)
 
@@ -143,7 +143,7 @@ def _counter(path: str, dtype: str, steps: int) -> Finding:
     if dtype.startswith(("int", "uint")):
         last = float(np.iinfo(dtype).max)
     else:
-        # 2^(bits + 1) + 1 is the first integer without a representation of its own.
+        # 2^(bits + 1) + 1 is the first integer that cannot be represented.
         kind = BF16.dtype if dtype == BF16.name else np.dtype(dtype)
         last = 2.0 ** (ml_dtypes.finfo(kind).nmant + 1)
     message = f"step counter in {dtype} counts to {last:,.0f}"

@@ -1,9 +1,9 @@
-"""Assign the numbered states of torch optimisers to a model's parameters, or say what is ambiguous.
+"""Assigns the numbered states of torch optimisers to parameters, or reports them as ambiguous.
 
-`optimizer.state_dict()` numbers parameters in the order of its groups and, before torch 2.6, names
-none. Inside a group they come in the module's order, so an assignment fits if each group is a
-subsequence of the model's parameters, no parameter is in two groups and every shape agrees. It is
-accepted only where every fitting one gives the same moments to the same parameter. Source:
+`optimizer.state_dict()` numbers parameters in the order of its groups and, before torch 2.6, stores
+no names. Within a group, parameters follow the module's order. So an assignment fits if each group
+is a subsequence of the model's parameters, no parameter is in two groups, and all shapes agree. A
+state is assigned only if all fitting assignments give it to the same parameter. Source:
 docs/stability.md "Optimiser state".
 """
 
@@ -19,33 +19,34 @@ import numpy as np
 from stability.core.parameter_leaves import Leaf
 
 LIMIT = 100_000
-"""Partial assignments that are followed; a model with more is ambiguous at any rate, since only
-many parameters of equal shape and unknown group make so many."""
+"""Largest number of partial assignments to explore. A model with more is ambiguous anyway: it takes
+many parameters of equal shape in unknown groups to have that many."""
 _UNDECAYED = re.compile(r"bias|norm|(^|\.)ln(_|\d|\.|$)|(^|\.)bn\d*\.", re.IGNORECASE)
+"""Names of the parameters that are usually excluded from weight decay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter of an optimiser's group."""
+    """One parameter in an optimiser's group."""
 
     key: Any
-    """Its place in the optimiser: number of the state and number of the parameter."""
+    """Index of the optimiser state and index of the parameter in it."""
     shape: tuple[int, ...] | None
-    """Shape of its moments; None where it has none, having had no gradient."""
+    """Shape of its moments; None if it has none because it never had a gradient."""
 
     def fits(self, leaf: Leaf) -> bool:
-        """Whether these can be moments of the parameter."""
+        """Whether these moments can belong to the parameter."""
         return self.shape is None or self.shape == leaf.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """States by parameter, as far as they are certain."""
+    """Assignment of optimiser states to parameters, as far as it is certain."""
 
     keys: dict[str, Any] = field(default_factory=dict)
-    """By parameter, the key of its slot; parameters without moments are left out."""
+    """Key of the slot by parameter name, without parameters that have no moments."""
     ambiguous: tuple[str, ...] = ()
-    """Parameters to which several states fit, or one state and none."""
+    """Names of the parameters that have several possible states, or one that may not be theirs."""
 
 
 Group: TypeAlias = Sequence[Slot]
@@ -56,15 +57,15 @@ Allowed: TypeAlias = Callable[[Leaf, int], bool]
 def match(
     groups: Sequence[Group], leaves: Sequence[Leaf], ordered: bool, decays: Sequence[float] = ()
 ) -> Match | None:
-    """Return which parameter each state belongs to; None if no assignment fits.
+    """Assign each state to a parameter; return None if no assignment fits.
 
     Args:
-        groups: of all optimisers together; a parameter is in one group at most.
+        groups: groups of all optimisers; a parameter is in at most one.
         leaves: parameters that may have been trained.
         ordered: whether the leaves are in the module's order.
-        decays: weight decay of each group. With two groups that shapes do not tell apart, the one
-            that decays more, else the first, is taken to be all parameters except biases and norms,
-            as of transformers' Trainer, if exactly that fits.
+        decays: weight decay of each group, to resolve two groups of ambiguous shapes. The group
+            with the larger decay (or the first) is then assumed to hold all parameters except
+            biases and norms, as with transformers' Trainer, if exactly that fits.
     """
     fitting = _in_order if ordered else _by_shape
     found = fitting(groups, leaves, lambda leaf, group: True)
@@ -79,10 +80,10 @@ def match(
 
 
 def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
-    """Return names of tied matrices that a file holds twice, and of the parameter each repeats.
+    """Return tied matrices stored twice, by name, with the name of the parameter each repeats.
 
-    A copy has every byte of an earlier matrix, is not constant, and is one more of its shape than
-    the optimisers have.
+    A copy is bytewise equal to an earlier matrix, is not constant, and exceeds the number of
+    matrices of its shape in the optimisers.
     """
     slots = [slot for group in groups for slot in group]
     if not slots or len(slots) >= len(leaves):
@@ -104,10 +105,11 @@ def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
 
 
 def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
-    """Return what all assignments have in common in which each group keeps the leaves' order.
+    """Return what all assignments that keep the leaves' order within each group have in common.
 
-    Positions in all groups after each leaf are followed forward and then, from the end, backward:
-    what both reach is part of a fitting assignment.
+    A state of the search is the position reached in every group. States reachable from the start
+    are computed forward, then filtered backward to those that reach the end: each remaining step is
+    part of a fitting assignment.
     """
     sizes = tuple(len(group) for group in groups)
     reached: list[set[tuple[int, ...]]] = [{(0,) * len(groups)}]
@@ -141,7 +143,7 @@ def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed)
 def _moves(
     place: tuple[int, ...], leaf: Leaf, groups: Sequence[Group], allowed: Allowed
 ) -> Iterator[tuple[tuple[int, ...], Slot | None]]:
-    """Yield the positions after a leaf, and the slot it takes; None where it was not trained."""
+    """Yield the positions after a leaf and the slot assigned to it; None if it was not trained."""
     yield place, None
     for number, (position, group) in enumerate(zip(place, groups, strict=True)):
         if position < len(group) and group[position].fits(leaf) and allowed(leaf, number):
@@ -149,7 +151,7 @@ def _moves(
 
 
 def _by_shape(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
-    """Return what shapes alone say: a state is certain if one parameter has its shape."""
+    """Assign by shapes alone: a state is certain if exactly one parameter has its shape."""
     slots = [(slot, number) for number, group in enumerate(groups) for slot in group]
     if len(slots) > len(leaves):
         return None

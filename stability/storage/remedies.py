@@ -1,9 +1,8 @@
-"""Remedies for a frozen leaf, each tried on the user's own values by a real optimiser run.
+"""Remedies for a frozen leaf, each measured on the user's own values by a real optimiser run.
 
-Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
-within `ENOUGH` come first, cheapest first; the others follow, best first. Remedies that the spread
-of the measurement does not tell apart share a rank. Elements without a gradient do not count.
-Source: docs/stability.md "Remedies".
+Remedies whose fidelity is within `ENOUGH` of 1 come first, ordered by memory; the others follow,
+ordered by fidelity. Remedies whose difference is within the measurement error share a rank.
+Elements without a gradient are not counted. Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -20,53 +19,53 @@ from stability.storage.simulate import GRADIENTS, Gradients, Known, Storage, Sur
 from stability.storage.update_rules import Optimiser
 
 ENOUGH = 0.05
-"""Largest |fidelity - 1| of a remedy that works: a learning rate is rarely known to 5 %."""
+"""Largest |fidelity - 1| of a remedy that works: learning rates are rarely known to 5 %."""
 ERRORS = 2.0
-"""Standard errors within which two fidelities are a tie: 95 %."""
+"""Standard errors within which two fidelities count as equal: a 95 % interval."""
 STEPS, SIZE = 1000, 1024
-"""Long enough for a norm at 1 to cross about twenty numbers of bfloat16, so that a single rounding
-of its end point is no longer what is measured."""
+"""Optimiser steps and sampled elements. A norm weight at 1 then crosses about twenty bfloat16
+values, so that the rounding of its end point is negligible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way to store or move a parameter."""
+    """One way to store or update a parameter."""
 
     name: str
     what: str
-    """What to do, in words."""
+    """Instruction for the user."""
     wrapper: str = "nearest"
     """A key of `simulate.WRAPPERS`."""
     wide: bool = False
     """Whether the parameter itself is stored in float32."""
     extra_bytes: int = 0
-    """Bytes per parameter that the remedy adds to the stored weight; moments are not counted."""
+    """Bytes per parameter in addition to the stored weight, without optimiser moments."""
     lr: float = 1.0
     """Factor on the learning rate."""
     scale: float = 1.0
     """Factor on the initial value."""
     shift: float = 0.0
-    """What is subtracted from the value before it is stored, and added where it is used."""
+    """Constant subtracted from the stored value and added back where it is used."""
     cast_first: bool = False
-    """Whether the values went through the format before they were stored wide."""
+    """Whether the values were rounded to the format before they were stored in float32."""
     torch: str = ""
-    """What to do in torch, where that is said in other words."""
+    """Instruction for torch users, if it differs."""
 
     @property
     def near_one(self) -> bool:
-        """Whether it makes sense for weights about 1 only."""
+        """Whether the remedy applies only to weights near 1."""
         return self.scale != 1.0 or self.shift != 0.0
 
     def storage(self, fmt: Format) -> Storage:
-        """Return how the parameter is kept."""
+        """Return the storage of the parameter under this remedy."""
         return Storage(self.wrapper, "float32" if self.wide else fmt.name)
 
     def bytes(self, fmt: Format) -> int:
-        """Return bytes per parameter, optimiser moments not counted."""
+        """Return bytes per parameter, without optimiser moments."""
         return (4 if self.wide else fmt.bytes) + self.extra_bytes
 
     def prepare(self, values: np.ndarray, fmt: Format) -> np.ndarray:
-        """Return the values to store, float32, before the storage rounds them."""
+        """Return the values to store, float32, before they are rounded to the storage format."""
         values = np.asarray(values, np.float32)
         if self.cast_first:
             values = fmt.round(values)
@@ -101,41 +100,41 @@ class Trial:
     remedy: Remedy
     survival: Survival
     bytes: int
-    """Bytes per parameter with it, optimiser moments not counted."""
+    """Bytes per parameter under the remedy, without optimiser moments."""
     lost_at_start: float
-    """Relative L2 of what storing the values for the first time took from them."""
+    """Relative L2 error of the initial values from their first rounding to storage."""
     idle: float = 0.0
-    """Share of the elements that have no gradient, and so are not in `survival`."""
+    """Fraction of the elements without a gradient; `survival` excludes them."""
 
     @property
     def miss(self) -> float:
-        """How far the applied displacement is from the intended one, |fidelity - 1|."""
+        """Deviation of the applied from the intended displacement, |fidelity - 1|."""
         miss = abs(self.survival.fidelity - 1.0)
-        # NaN has no place in an order: a remedy that diverges is the worst one.
+        # NaN cannot be sorted; a remedy that diverges ranks last.
         return math.inf if math.isnan(miss) else miss
 
     @property
     def works(self) -> bool:
-        """Whether what was applied is what was intended, to within `ENOUGH`."""
+        """Whether the applied displacement matches the intended one to within `ENOUGH`."""
         return self.miss <= ENOUGH
 
     @property
     def spread(self) -> float:
-        """Half the width of the interval that has the fidelity at 95 %."""
+        """Half width of the 95 % confidence interval of the fidelity."""
         return ERRORS * self.survival.spread
 
     @property
     def settled(self) -> bool:
-        """Whether another draw of gradients would hardly change whether it works."""
+        """Whether `works` is certain at 95 % under other draws of the gradients."""
         return not abs(self.miss - ENOUGH) <= self.spread
 
     def verdict(self) -> str:
-        """Return in a word or two whether it works."""
+        """Return in a word or two whether the remedy works."""
         word = "fix" if self.works else "not"
         return word if self.settled else f"perhaps {'a fix' if self.works else word}"
 
     def ties(self, other: Trial) -> bool:
-        """Whether the measurement tells neither of two remedies of equal memory to be better."""
+        """Whether two remedies of equal memory do not differ measurably."""
         alike = (self.works, other.works) == (False, False) or (
             (self.bytes, self.lost_at_start) == (other.bytes, other.lost_at_start)
         )
@@ -143,7 +142,7 @@ class Trial:
         return alike and apart <= math.hypot(self.spread, other.spread)
 
     def describe(self, torch: bool = False) -> str:
-        """Return the remedy and its measured effect in words, of JAX or of torch."""
+        """Describe the remedy and its measured effect, for JAX or for torch."""
         what = (torch and self.remedy.torch) or self.remedy.what
         between = f" ± {self.spread:.3f}" if round(self.spread, 3) else ""
         of = " of those with a gradient" if self.idle else ""
@@ -164,17 +163,17 @@ def try_remedies(
     size: int = SIZE,
     known: Known = None,
 ) -> dict[str, list[Trial]]:
-    """Return the trials of every leaf, best first; remedies that make no sense for it are left out.
+    """Try remedies on every leaf; return its trials, best first, without inapplicable remedies.
 
     Args:
         values: leaves by name, finite, any shape.
-        optimiser: steps them, at its own learning rate unless the remedy changes that.
-        fmt: the storage the remedies are for.
-        remedies: which to try.
-        gradients: the distribution gradients are drawn from.
+        optimiser: the optimiser, at its own learning rate unless the remedy changes that.
+        fmt: the storage format.
+        remedies: the remedies to try.
+        gradients: distribution of synthetic gradients.
         steps: optimiser steps.
-        size: elements sampled of each leaf.
-        known: gradients of leaves that are not those of `gradients`.
+        size: elements sampled per leaf.
+        known: known gradients by leaf, which replace `gradients`.
 
     Raises:
         RuntimeError: the compiler removed the rounding.
@@ -189,14 +188,14 @@ def try_remedies(
         sensible = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
         starts = {n: remedy.prepare(x, fmt) for n, x in sensible.items()}
         tuned = optimiser.with_lr(optimiser.lr * remedy.lr)
-        # Of 48 elements alone a fidelity would be known to 7 %.
+        # Small leaves are repeated: 48 elements alone would give the fidelity to within 7 %.
         outcomes = run(
             starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes, known, fill=True
         )
         for name, outcome in outcomes.items():
             first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
-            # Rows of tokens or positions that no text had are decayed at most. Counted, they would
-            # freeze half of a leaf under every remedy, and say nothing of what it does to the rest.
+            # Rows of tokens or positions that no text had are moved by weight decay at most. They
+            # would count as frozen under every remedy and hide its effect on the other rows.
             counted = outcome.with_gradients()
             idle = 1.0 - counted.pushed.size / max(1, outcome.pushed.size)
             trials[name].append(
@@ -206,7 +205,7 @@ def try_remedies(
 
 
 def ranks(trials: Sequence[Trial]) -> list[int]:
-    """Return the rank of each trial of a ranked list; trials that tie share one."""
+    """Return the rank of each trial of a sorted list; ties share a rank."""
     found: list[int] = []
     leader = 0
     for place, trial in enumerate(trials):
@@ -216,7 +215,7 @@ def ranks(trials: Sequence[Trial]) -> list[int]:
 
 
 def rank(trials: Sequence[Trial]) -> list[Trial]:
-    """Order trials: what works first, cheapest first; then the rest, best first."""
+    """Sort trials: working remedies first, by memory; then the others, by fidelity."""
 
     def key(t: Trial) -> tuple[bool, float, float, float]:
         return (not t.works, t.bytes, t.lost_at_start, t.miss) if t.works else (True, t.miss, 0, 0)
@@ -229,7 +228,7 @@ def _about_one(values: np.ndarray) -> bool:
 
 
 def _lost_at_start(remedy: Remedy, values: np.ndarray, start: np.ndarray, fmt: Format) -> float:
-    # A master keeps the wide values; another init is another model, not a loss.
+    # A master keeps the float32 values. Another initial value is another model, not a loss.
     if remedy.wrapper == "master" or remedy.scale != 1.0:
         return 0.0
     stored = remedy.storage(fmt).start(start) + np.float32(remedy.shift)

@@ -1,4 +1,4 @@
-"""Learning rates over a run: warmup, then constant, linear or cosine decay.
+"""Learning-rate schedules: warmup, then constant, linear or cosine decay.
 
 Source: docs/stability.md "A schedule".
 """
@@ -20,20 +20,21 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Rates of a run, as factors on the largest one.
+    """Learning rates of a run, as factors on the largest one.
 
     Raises:
-        ValueError: it has no steps, its warmup is longer than it, or `end` is not in [0, 1].
+        ValueError: there are no steps, the warmup is not shorter than the run, or `end` is not in
+            [0, 1].
     """
 
     kind: str
     """One of `KINDS`."""
     steps: int
-    """Optimiser steps of the whole run."""
+    """Number of optimiser steps of the whole run."""
     warmup: int = 0
-    """Steps at its beginning over which the rate grows in proportion."""
+    """Initial steps over which the rate grows linearly from 0."""
     end: float = 0.0
-    """Factor after the last step; a constant rate has none."""
+    """Factor after the last step; ignored for a constant rate."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -47,7 +48,7 @@ class Schedule:
             raise ValueError(f"schedule: end={self.end:g} must be in [0, 1], a factor on the rate.")
 
     def factor(self, share: np.ndarray) -> np.ndarray:
-        """Return the factor on the largest rate where a share of the run, in [0, 1], is done."""
+        """Return the factor on the largest rate at a fraction of the run, in [0, 1]."""
         step = np.asarray(share, np.float64) * self.steps
         gone = np.clip((step - self.warmup) / (self.steps - self.warmup), 0, 1)
         way = {
@@ -58,17 +59,17 @@ class Schedule:
         return np.where(step < self.warmup, step / max(self.warmup, 1), way)
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Describe the schedule."""
         first = f", {self.warmup:,} of warmup" if self.warmup else ""
         last = "" if self.kind == "constant" else f", down to {self.end:.0%} of the rate"
         return f"{self.kind} rate, {self.steps:,} steps{first}{last}"
 
 
 def parse(text: str) -> Schedule:
-    """Return the schedule that a text such as `cosine:warmup=100,steps=2000,end=0.1` names.
+    """Parse a schedule such as `cosine:warmup=100,steps=2000,end=0.1`.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the text is not a schedule.
     """
     kind, _, rest = (part.strip() for part in text.partition(":"))
     allowed = {"steps": int, "warmup": int} | ({} if kind == "constant" else {"end": float})

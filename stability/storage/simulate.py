@@ -1,9 +1,9 @@
 """Real optimiser runs on samples of leaves, with synthetic gradients of a stated distribution.
 
-A checkpoint alone has no data, so its gradients are drawn: each element has one direction it is
-pushed in at every step, under noise. Everything else is real: optax steps the values, and what the
-storage makes of them is measured. Rows of equal length run together, one compiled scan for many
-leaves. Source: docs/stability.md "Update survival".
+A checkpoint has no data, so gradients are drawn at random: each element has a fixed direction plus
+noise. The optimiser steps are real optax updates, and the effect of storage on them is measured.
+Samples of equal length are stacked, so that one compiled loop serves many leaves. Source:
+docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from stability.storage.narrow_optimisers import (
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
 STEPS, SAMPLE = 200, 2048
-"""Optimiser steps, and elements of a leaf: a share of 2,048 has a standard error of 1.1 % at
-most."""
+"""Optimiser steps, and elements sampled per leaf: a fraction of 2,048 elements has a standard error
+of at most 1.1 %."""
 ROWS = 16
-"""Leaves that run together: one compiled program for as many."""
+"""Largest number of leaves in one stacked run."""
 
 
 def cast_storage(
     inner: optax.GradientTransformation, beta2: float = 0.999
 ) -> optax.GradientTransformation:
-    """Round parameters and moments to nearest: what a model and its optimiser do in few bits.
+    """Round parameters and moments to nearest, as a model and its optimiser in few bits do.
 
-    A second moment is rounded twice, as torch does: it is multiplied by beta2, and then the square
-    is added. Rounded once, of both, it would decay by what is added less.
+    A second moment is rounded twice, as in torch: after the multiplication by beta2, and after the
+    addition of the squared gradient. A single rounding of the sum would give another decay.
 
     Args:
-        inner: a `tally`, whose sum stays what was asked for.
+        inner: a `tally`, which sums up the unrounded updates.
         beta2: decay rate of the second moments.
     """
     stored = nearest_storage(inner)
@@ -64,7 +64,7 @@ def cast_storage(
         def decayed(part: Any) -> Any:
             if not isinstance(part, optax.ScaleByAdamState):
                 return part
-            # Optax multiplies by beta2 once more, which leaves the rounded product.
+            # Divided here because optax multiplies by beta2 again; the product is as rounded.
             nu = jax.tree.map(lambda x: nearest(beta2 * x, fmt) / beta2, part.nu)
             return part._replace(nu=nu)
 
@@ -98,25 +98,25 @@ WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTrans
 
 
 Known: TypeAlias = Mapping[str, RowGradients] | None
-"""Gradients by leaf, where something says what they are."""
+"""Known gradients by leaf name; None: none are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Synthetic gradients of one element: `rms (signal d + sqrt(1 - signal^2) z)`.
+    """Distribution of synthetic gradients: `rms (signal d + sqrt(1 - signal^2) z)` per element.
 
-    d is +1 or -1, the same at every step, and z is standard normal, new at every step. Both follow
-    from the leaf's path, z from the step as well.
+    d is +1 or -1, constant over the run. z is standard normal, redrawn at every step. Both are
+    seeded by the leaf's path, z also by the step.
     """
 
     signal: float = 0.3
-    """Share of the root mean square that keeps its sign: 1 is a straight push, 0 pure noise."""
+    """Fraction of the root mean square that keeps its sign: 1 is constant, 0 is pure noise."""
     rms: float = GRADIENT_RMS
     uphill: bool = False
-    """Whether every d is +1, so that descent pushes every element down."""
+    """Set every d to +1, so that descent decreases every element."""
 
     def describe(self) -> str:
-        """Return the distribution in words."""
+        """Describe the distribution."""
         sign = "+1" if self.uphill else "a fixed random sign"
         return (
             f"gradients {self.rms:g} x ({self.signal:g} d + {self._noise:.3g} z), d {sign} per "
@@ -128,21 +128,21 @@ class Gradients:
         return math.sqrt(1.0 - self.signal**2)
 
     def directions(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Return d, float32."""
+        """Return the directions d, float32."""
         signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
         return jnp.ones(shape) if self.uphill else signs
 
     def draw(
         self, d: jax.Array, key: jax.Array, step: jax.Array, rms: Any = None, signal: Any = None
     ) -> jax.Array:
-        """Return the gradient at a step (from 1), float32, in the shape of d.
+        """Return the gradient at one step, float32, in the shape of d.
 
         Args:
             d: directions.
-            key: of the leaf.
-            step: from 1.
-            rms: in the shape of d, in place of the one all elements have.
-            signal: likewise.
+            key: random key of the leaf.
+            step: number of the step, from 1.
+            rms: root mean squares in the shape of d; None: `self.rms` for all.
+            signal: signals in the shape of d; None: `self.signal` for all.
         """
         rms = self.rms if rms is None else rms
         signal = self.signal if signal is None else signal
@@ -152,7 +152,7 @@ class Gradients:
     def of(
         self, name: str, sampled: np.ndarray, size: int, matrix: bool, known: Known = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return rms and signal of each sampled element of a leaf: as known, else those here."""
+        """Return rms and signal of each sampled element of a leaf, known ones or the defaults."""
         if known is None or name not in known:
             return np.full(sampled.shape, self.rms), np.full(sampled.shape, self.signal)
         return known[name].sampled(name, size, matrix)
@@ -160,34 +160,35 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """What storage did to the updates of one leaf over a run."""
+    """Effect of storage on the updates of one leaf over a run."""
 
     frozen: float
-    """Share of the elements that never changed although the optimiser moved them."""
+    """Fraction of the elements that never changed, of those that the optimiser updated."""
     fidelity: float
-    """Displacement applied over displacement intended, along the intended direction."""
+    """Applied displacement divided by intended displacement, along the intended direction."""
     error: float = 0.0
-    """Relative L2 distance of the displacement applied from the one intended."""
+    """Relative L2 error of the applied displacement against the intended one."""
     spread: float = 0.0
-    """Standard error of the fidelity over the elements, whose gradients are drawn independently."""
+    """Standard error of the fidelity over the elements, which have independent gradients."""
 
 
 class Outcome(NamedTuple):
-    """Values of one leaf's sample before and after, what was intended, and what ever moved."""
+    """Sample of one leaf before and after a run, with the intended displacement."""
 
     first: np.ndarray
     last: np.ndarray
     intended: np.ndarray
     changed: np.ndarray
+    """Which elements changed at any step, bool."""
     pushed: np.ndarray
-    """Which elements have a gradient; weight decay alone moves the others."""
+    """Which elements have a gradient, bool; the others are moved by weight decay alone."""
 
     def survival(self) -> Survival:
-        """Sum the outcome up."""
+        """Summarise the outcome."""
         return summary(self.first, self.last, self.intended, self.changed)
 
     def with_gradients(self) -> Outcome:
-        """Return the elements that have a gradient; all of them where none has."""
+        """Return the elements with a gradient, or all of them if none has one."""
         if not self.pushed.any():
             return self
         return Outcome(*(part[self.pushed] for part in self))
@@ -195,7 +196,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a parameter is stored while it trains."""
+    """Storage of a parameter during training."""
 
     wrapper: str = "nearest"
     """A key of `WRAPPERS`."""
@@ -203,11 +204,11 @@ class Storage:
 
     @property
     def format(self) -> Format | None:
-        """The format the parameter is rounded to, None for float32."""
+        """Format to which the parameter is rounded; None for float32."""
         return None if self.dtype == "float32" else by_name(self.dtype)
 
     def start(self, values: np.ndarray) -> np.ndarray:
-        """Return the values as first stored, float32."""
+        """Return the values after their first rounding to storage, float32."""
         return values if self.format is None else self.format.round(values)
 
 
@@ -217,7 +218,7 @@ FLOAT32 = Storage("plain", "float32")
 
 
 def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
-    """Return what became of intended displacements; arrays of one shape, any float dtype."""
+    """Compare applied with intended displacements; all arrays have one shape, any float dtype."""
     applied = np.asarray(last, np.float64) - np.asarray(first, np.float64)
     intended = np.asarray(intended, np.float64)
     moved = intended != 0
@@ -227,7 +228,7 @@ def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
     frozen = float(np.mean(~np.asarray(changed)[moved]))
     along = applied * np.sign(intended)
     fidelity = float(along.sum() / total)
-    # Of a ratio of sums: residuals about the line through the origin.
+    # Standard error of a ratio of sums: residuals about the line through the origin.
     residuals = (along - fidelity * np.abs(intended))[moved]
     count = max(2, residuals.size)
     spread = float(np.sqrt(np.sum(residuals**2) * count / (count - 1)) / total)
@@ -246,20 +247,20 @@ def run(
     known: Known = None,
     fill: bool = False,
 ) -> dict[str, Outcome]:
-    """Train a sample of every leaf for `steps` steps and return what happened to it.
+    """Train a sample of every leaf and return the outcomes by name.
 
     Args:
-        values: leaves by name, any shape; the name decides sample, gradients and roundings. A
-            `Leaf` is read, sampled and let go before the next.
-        optimiser: steps them; its moments are float32, so only the storage differs.
-        storage: how the values are kept between steps.
-        gradients: the distribution gradients are drawn from.
+        values: leaves by name, any shape. The name seeds sample, gradients and roundings. A `Leaf`
+            is read, sampled and released before the next one is read.
+        optimiser: the optimiser, with float32 moments, so that only the storage differs.
+        storage: storage of the values between steps.
+        gradients: distribution of synthetic gradients.
         steps: optimiser steps.
-        size: elements sampled of each leaf, `leaves.sample`.
-        shapes: of whole leaves, where `values` are samples already.
-        known: gradients of leaves that are not those of `gradients`.
-        fill: whether a leaf of fewer than half of `size` elements is repeated, each copy with draws
-            of its own; matrices that are stepped as such are not.
+        size: elements sampled per leaf, see `leaves.sample`.
+        shapes: shapes of the whole leaves, if `values` are samples already.
+        known: known gradients by leaf, which replace `gradients`.
+        fill: repeat a leaf of fewer than half of `size` elements; each copy has its own random
+            draws. Matrices that the optimiser updates as a whole are not repeated.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -306,7 +307,7 @@ def _run_rows(
     shape: Any,
     storage: Storage,
 ) -> dict[str, Outcome]:
-    """Run leaves together: of each its values, and the rms and signal of its gradients."""
+    """Run stacked leaves; a sample is a leaf's values and its gradients' rms and signal."""
     rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, (values, *push)) in enumerate(zip(names, samples, strict=True)):
@@ -325,15 +326,14 @@ def _run_rows(
 def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
     """Return the compiled run: values, rms, signals, seeds, lr, steps -> last, intended, changed.
 
-    The first three are (rows, *shape), seeds (rows,).
-
-    The optimiser's own rate is 1: every one of them scales by its rate last, so a program that is
-    given the rate takes the same steps, and a probe at another rate or length compiles nothing.
+    Values, rms and signals are (rows, *shape), seeds (rows,). `optimiser` has rate 1, and the rate
+    is an argument: every optimiser scales by its rate last, so the steps are the same, and another
+    rate or number of steps needs no new program.
     """
     unscaled, dtype = optimiser.transform(decay), jnp.dtype(storage.dtype)
     wrapper = WRAPPERS[storage.wrapper]
     if wrapper is cast_storage:
-        # Optax's Muon has Adam's own rates for what is no matrix.
+        # Optax's Muon updates parameters that are not matrices by Adam with its default rates.
         wrapper = partial(cast_storage, beta2=getattr(optimiser, "beta2", 0.999))
 
     def one(
@@ -346,7 +346,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
         state = transform.init(params)
         if isinstance(state, StochasticState):
             state = state._replace(seed=seed)
-        # Another base than the roundings', whose key is made of the seed itself.
+        # Another base key than that of the roundings, which is made from the seed itself.
         key = jax.random.fold_in(jax.random.key(1), seed)
         directions = gradients.directions(key, values.shape)
 
@@ -382,7 +382,7 @@ class TallyState(NamedTuple):
 
 
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Sum up the updates `inner` asks for: what would have been applied in exact arithmetic."""
+    """Sum up the updates of `inner`: the displacement that exact arithmetic would apply."""
 
     def init(params: Any) -> TallyState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -397,29 +397,29 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def total_of(state: Any) -> Any:
-    """Return the sum of updates from the state of a wrapper around `tally`, or of `tally` alone."""
+    """Return the summed updates from the state of `tally`, or of a wrapper around it."""
     return (state if isinstance(state, TallyState) else state.inner).total
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
-    """Return how many rows run together: few counts, so that few programs serve any checkpoint.
+    """Return the number of stacked rows: few distinct numbers, so that few programs are compiled.
 
-    Rows that hold nothing cost less than another program, unless they are matrices.
+    An empty row costs less than another program, except for matrices.
     """
     least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
     return min(ROWS, max(least, 1 << (count - 1).bit_length()))
 
 
 def _padded(count: int, size: int) -> int:
-    """Return the row length of a sample: two lengths, so that few programs are compiled."""
+    """Return the padded length of a sample: one of two, so that few programs are compiled."""
     return min(size, _SHORT) if count <= _SHORT else max(size, count)
 
 
 _SHORT = 128
-"""Row length of small leaves, norms above all: padded to `SAMPLE` they would cost 16 times that."""
+"""Row length of small leaves, mostly norms; padded to `SAMPLE` they would cost 16 times as much."""
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:
-    """Return the optimiser whose steps on part of a matrix have the size they have on all of it."""
+    """Return the optimiser with its rate scaled so that steps on a part have the whole's size."""
     ratio = optimiser.step(whole, False).size / optimiser.step(part, False).size
     return optimiser.with_lr(optimiser.lr * ratio)

@@ -1,9 +1,9 @@
 """Update survival: which parameters freeze when weights are stored in few bits.
 
-An update u of a stored number p is lost when p + u rounds back to p: when |u| is below half the gap
-to the neighbour it moves toward, or exactly half and p's significand is even. AdamW moves every
-element by about its learning rate, so weights near 1 freeze below lr = 2^-9. Source:
-docs/stability.md "Update survival".
+An update u of a stored number p is lost when p + u rounds back to p. That is the case when |u| is
+below half the distance to the neighbour in its direction, or equal to it and p's significand is
+even. AdamW moves every element by about its learning rate, so weights near 1 freeze in bfloat16
+below lr = 2^-9. Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stability.storage.training import Loss, train_stored
 from stability.storage.update_rules import GRADIENT_RMS, AdamW, Optimiser, Step
 
 FROZEN_SHARE = 0.5
-"""A leaf with more frozen elements than moving ones no longer trains as a whole."""
+"""Largest frozen fraction of a healthy leaf: with more, most of the leaf does not train."""
 SOURCE = 'docs/stability.md "Update survival"'
 REMEDY = (
     "store parameters in float32 and compute in bfloat16 (param_dtype=float32, "
@@ -43,9 +43,9 @@ REMEDY = (
 
 
 def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Half the distance from p to its neighbour in the direction of u; float64.
+    """Return half the distance from p to its neighbour in the direction of u; float64.
 
-    Toward zero from an exact power of two the neighbour is only half as far.
+    From a power of two toward zero, the neighbour is only half as far.
     """
     p, u = np.asarray(p, np.float64), np.asarray(u, np.float64)
     mantissa, exponent = np.frexp(np.abs(p))
@@ -55,7 +55,7 @@ def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
 
 
 def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Whether adding u to the stored numbers p changes nothing (round to nearest, ties to even)."""
+    """Whether adding u leaves the stored p unchanged (round to nearest, ties to even)."""
     u = np.asarray(u, np.float64)
     gap = half_gap(p, u, fmt)
     even = np.rint(np.abs(np.asarray(p, np.float64)) / fmt.spacing(p)) % 2 == 0
@@ -64,10 +64,10 @@ def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one settled optimiser step does to a leaf, from its stored values alone."""
+    """Predicted effect of storage on one optimiser step of a leaf, from its stored values alone."""
 
     frozen: float
-    """Share of the elements whose step is lost, up and down counted alike."""
+    """Fraction of the elements whose step is lost, averaged over steps up and down."""
     min_lr: float
     """Learning rate from which at least half of the elements move; 0 for an empty leaf."""
 
@@ -79,14 +79,14 @@ def predict(
     decay: bool = False,
     rms: float = GRADIENT_RMS,
 ) -> Prediction:
-    """Predict the fate of a leaf's updates, exactly, over its distinct stored values.
+    """Predict which of a leaf's updates are lost, exactly, over its distinct stored values.
 
     Args:
         leaf: values of any shape, float32 or a narrow format.
-        optimiser: decides how large a step is; a number is the learning rate of AdamW.
+        optimiser: determines the size of a step; a number is the learning rate of AdamW.
         fmt: the storage format.
         decay: whether weight decay applies to this leaf.
-        rms: of its gradients.
+        rms: root mean square of its gradients.
     """
     return predict_each(leaf, optimiser, (fmt,), decay, rms)[fmt.name]
 
@@ -99,20 +99,19 @@ def predict_each(
     rms: float = GRADIENT_RMS,
     idle: np.ndarray | None = None,
 ) -> dict[str, Prediction]:
-    """Predict as `predict` does for several formats, by name.
+    """Like `predict`, for several formats; return predictions by format name.
 
-    A leaf that is stored in 16 bits is counted once: what it becomes in another format follows from
-    its distinct values.
+    The distinct values of a 16-bit leaf are counted once, and converted to each format.
 
     Args:
-        idle: which rows of the leaf, or with () whether all of it, never have a gradient: weight
-            decay alone moves them.
+        idle: bool (rows,), the rows of the leaf that never have a gradient, or () for all of it;
+            weight decay alone moves them.
     """
     leaf = np.asarray(leaf)
     rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
     parts = _parts(leaf, rule.step(leaf.shape, decay, rms), idle)
     if not parts:
-        # What neither gradient nor decay moves is not trained, and loses nothing.
+        # A leaf that neither gradient nor decay moves is not trained, so no update is lost.
         return {fmt.name: Prediction(0.0, 0.0) for fmt in formats}
     own = format_of(leaf.dtype)
     counted = [(own.distinct(p) if own is not None else (p, None), step) for p, step in parts]
@@ -123,13 +122,13 @@ def predict_each(
 
 
 def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
-    """Return the values that a gradient moves and those that decay alone does, with their steps."""
+    """Split the values into those with a gradient and those with decay alone, with their steps."""
     if idle is None or not np.any(idle):
         parts = [(leaf, step)]
     else:
         rows = np.broadcast_to(idle, leaf.shape[: max(idle.ndim, 1)])
         still = leaf[rows]
-        # Decay does not move a zero.
+        # Decay leaves a zero unchanged.
         parts = [(leaf[~rows], step), (still[still != 0], Step(0.0, False, step.decay))]
     return [(p, how) for p, how in parts if p.size and (how.size or how.decay)]
 
@@ -142,7 +141,7 @@ def _predict(
     def lost(factor: float) -> float:
         return sum(float(n @ _lost_share(p, step, factor, fmt)) for p, n, step in parts)
 
-    # With u the whole step is scaled, decay included, by a factor on the learning rate.
+    # Bisection over a factor on the learning rate, which scales the whole step including decay.
     frozen = lost(1.0) / total
     low, high = -60.0, 60.0
     while high - low > _BISECTION:
@@ -155,11 +154,11 @@ def _predict(
 
 
 _BISECTION = 1e-3
-"""log2 of the factor to which `min_lr` is found: 0.07 %, below the spacing of any format here."""
+"""Precision of `min_lr` in log2: 0.07 %, below the spacing of any format here."""
 
 
 def _lost_share(p: np.ndarray, step: Step, factor: float, fmt: Format) -> np.ndarray:
-    """Return for each value the share of its steps that is lost, with lr times `factor`."""
+    """Return the fraction of each value's steps that is lost, with lr multiplied by `factor`."""
     size, drift = step.size * factor, -step.decay * factor * p
     if not step.normal:
         return np.mean([is_lost(p, sign * size + drift, fmt) for sign in (1.0, -1.0)], axis=0)
@@ -178,22 +177,21 @@ def measure(
     steps: int = STEPS,
     size: int = SAMPLE,
 ) -> dict[str, Survival]:
-    """Train and store every leaf in `fmt` after each step; moments are kept in float32.
+    """Train with every leaf rounded to `fmt` after each step; moments are float32.
 
-    With batches this is real training of the pytree. Without them a sample of every leaf is trained
-    on synthetic gradients (`simulate.Gradients`), one leaf at a time in memory.
+    With batches, the pytree itself is trained. Without, a sample of every leaf is trained on
+    synthetic gradients (`simulate.Gradients`), one leaf at a time in memory.
 
     Args:
         source: a pytree; without batches also a torch state dict or the path of a checkpoint. It
             is not changed.
-        batches: what the loss is taken on, one entry per step; token ids (steps, B, L) for a
-            Megalodon.
-        optimiser: steps the parameters.
+        batches: data for the loss, one entry per step; token ids (steps, B, L) for a Megalodon.
+        optimiser: the optimiser.
         fmt: storage format; None stores float32, the control.
-        loss: (parameters, batch) -> scalar; None takes a Megalodon's own.
-        gradients: the distribution of synthetic gradients.
+        loss: (parameters, batch) -> scalar; None uses a Megalodon's own loss.
+        gradients: distribution of synthetic gradients.
         steps: optimiser steps on synthetic gradients.
-        size: elements sampled of each leaf on synthetic gradients.
+        size: elements sampled per leaf on synthetic gradients.
 
     Returns:
         Survival by parameter name.
@@ -212,7 +210,7 @@ def measure(
 def probe(
     model: Any, batches: Any, optimiser: Optimiser, *, loss: Loss | None = None
 ) -> list[Finding]:
-    """Return findings for every leaf: frozen share in bfloat16, its prediction, fidelity.
+    """Return findings for every leaf: frozen fraction in bfloat16, its prediction, fidelity.
 
     A model with values that are not finite is not trained; each such leaf is an error.
     """
@@ -237,7 +235,7 @@ def probe(
 def frozen_finding(
     name: str, share: float, message: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding:
-    """Return the finding on a leaf's frozen share; NaN is a share that could not be measured."""
+    """Return the finding on a leaf's frozen fraction; NaN means that it could not be measured."""
     threshold, metric = FROZEN_SHARE, "frozen_fraction"
     return judge(
         "survival", name, metric, share, threshold, SOURCE, message, remedy, severity=severity
@@ -247,7 +245,7 @@ def frozen_finding(
 def survival_findings(
     leaf: Leaf, narrow: Survival, control: Survival, optimiser: Optimiser, megalodon: bool
 ) -> list[Finding]:
-    """Return the finding on a leaf's frozen share, and notes with the other numbers."""
+    """Return the finding on a leaf's frozen fraction, and notes with the other numbers."""
     decay = decays(leaf.name, leaf.shape, megalodon)
     predicted = predict(leaf.read(), optimiser, BF16, decay)
     message = (
@@ -259,7 +257,7 @@ def survival_findings(
 
 
 def numbers_of(narrow: Survival, control: Survival, predicted: Prediction) -> dict[str, float]:
-    """Return by metric what is known of a leaf beside its frozen share."""
+    """Return the other numbers about a leaf, by metric."""
     return {
         "predicted_frozen_fraction": predicted.frozen,
         "fidelity": narrow.fidelity,

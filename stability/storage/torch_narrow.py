@@ -1,12 +1,12 @@
-"""Narrow parameters for torch optimisers: stochastic rounding and Kahan, on any optimiser.
+"""Narrow parameters for any torch optimiser: stochastic rounding and Kahan summation.
 
     model = model.to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     round_stochastically(optimizer)  # or compensate(optimizer)
 
-and the training loop stays what it is. Hooks widen parameters and gradients to float32 for the
-time of a step, so that moments are float32, and round what comes out. During a step float32 copies
-of both exist. Source: docs/stability.md "In a torch run".
+The training loop does not change. Hooks widen parameters and gradients to float32 during a step, so
+that moments are float32, and round the result. During a step float32 copies of both exist. Source:
+docs/stability.md "In a torch run".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 CARRY = "kahan_carry"
-"""Key in the optimiser's state of what rounding kept from a parameter."""
+"""Key in the optimiser's state of the accumulated rounding loss of a parameter."""
 
 
 class NarrowParameters:
-    """Hooks on a torch optimiser; `remove` takes them off."""
+    """Hooks on a torch optimiser; `remove` detaches them."""
 
     def __init__(self, optimizer: Any, carry: bool) -> None:
         self._optimizer, self._carry = optimizer, carry
@@ -33,7 +33,7 @@ class NarrowParameters:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off; the optimiser's state stays in float32."""
+        """Detach the hooks; the optimiser's state stays in float32."""
         for handle in self._handles:
             handle.remove()
 
@@ -61,7 +61,7 @@ class NarrowParameters:
             p.data = wide.to(dtype) if self._carry else stochastic(wide)
             if self._carry:
                 lost = wide - p.data.float()
-                # Nothing is carried from an infinity: the next step would make it NaN.
+                # An infinite carry would make the next step NaN.
                 lost = torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost))
                 optimizer.state[p][CARRY] = lost.to(dtype)
             p.grad = gradient.to(dtype)
@@ -73,7 +73,7 @@ class NarrowParameters:
     def _after_loading(self, optimizer: Any) -> None:
         import torch
 
-        # torch casts what it loads to the dtype of the parameter, and with it rounds the moments.
+        # torch casts loaded moments to the parameter's dtype, so restore the stored values.
         groups = zip(optimizer.param_groups, self._loaded["param_groups"], strict=True)
         for group, loaded in groups:
             for p, key in zip(group["params"], loaded["params"], strict=True):
@@ -81,34 +81,34 @@ class NarrowParameters:
                     if not hasattr(value, "detach") or name == "step":
                         continue
                     held = value.detach().to(p.device, copy=True)
-                    # A run that kept its moments in bfloat16 goes on with them in float32, the
-                    # dtype of the gradients of a step; the carry is bfloat16 by definition.
+                    # bfloat16 moments of an earlier run become float32, the dtype of the gradients
+                    # during a step. The carry is bfloat16 by definition.
                     wide = p.dtype == held.dtype == torch.bfloat16 and name != CARRY
                     optimizer.state[p][name] = held.float() if wide else held
         self._loaded = {}
 
 
 def round_stochastically(optimizer: Any) -> NarrowParameters:
-    """Round bfloat16 parameters up or down at random after each step, so that the mean is exact.
+    """Round bfloat16 parameters up or down at random after each step, with the exact mean.
 
-    Costs no memory between steps beyond moments in float32. Draws from torch's own generator, which
-    a checkpoint that is to be continued exactly keeps.
+    Needs no memory between steps beyond float32 moments. Uses torch's global generator, whose state
+    must be in a checkpoint for an exact continuation.
 
     Args:
-        optimizer: a `torch.optim.Optimizer` that has not stepped yet, or was loaded since.
+        optimizer: a `torch.optim.Optimizer` that has not stepped since it was made or loaded.
 
     Raises:
-        ValueError: it is none, has no bfloat16 parameter, or its moments are narrow already: attach
-            first, then load a state with such moments, which widens them.
+        ValueError: it is not an optimiser, has no bfloat16 parameter, or its moments are narrow.
+            In the last case attach first, then load the state, which widens the moments.
     """
     return _attached(optimizer, carry=False)
 
 
 def compensate(optimizer: Any) -> NarrowParameters:
-    """Carry what rounding to bfloat16 takes from each parameter to the next step (Kahan).
+    """Carry the part of each update lost in rounding to bfloat16 into the next step (Kahan).
 
-    Costs 2 bytes per parameter for the carry, which is part of the optimiser's state, and moments
-    in float32.
+    Needs 2 bytes per parameter for the carry, which is part of the optimiser's state, and float32
+    moments.
 
     Args:
         optimizer: see `round_stochastically`.
@@ -120,9 +120,10 @@ def compensate(optimizer: Any) -> NarrowParameters:
 
 
 def stochastic(wide: Any) -> Any:
-    """Round a float32 tensor to one of its two neighbours in bfloat16, in proportion.
+    """Round a float32 tensor to bfloat16 stochastically, with the exact mean.
 
-    The 16 bits that are cut off, plus 16 random ones, carry into those that stay.
+    Adding 16 random bits to the 16 bits that are cut off carries into the others with the right
+    probability.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What helps, in lines of torch for the optimiser that was used.
+"""Remedies as lines of a torch script for the given optimiser.
 
 Source: docs/stability.md "In a torch run".
 """
@@ -9,7 +9,7 @@ from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 
 
 def recipe(rule: Optimiser) -> list[str]:
-    """Return the remedies that return all of it, as lines of a torch training script."""
+    """Return the remedies that restore full fidelity, as lines of a torch training script."""
     made = _made(rule)
     return [
         "In torch, one of",

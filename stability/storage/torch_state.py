@@ -1,7 +1,7 @@
-"""Optimiser states of torch: which parameters they belong to, what trained them, what is wrong.
+"""Optimiser states of torch: their parameters, the optimiser they came from, and their audit.
 
-`optimizer.state_dict()` numbers its parameters in the order of their groups. Where it does not name
-them, a parameter gets moments only if no other assignment fits. Source: docs/stability.md
+`optimizer.state_dict()` numbers parameters in the order of their groups. If it has no names, a
+parameter is given moments only if no other assignment fits. Source: docs/stability.md
 "Optimiser state".
 """
 
@@ -32,8 +32,8 @@ from stability.storage.update_rules import optimiser as optimiser_by_name
 _MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS
 IDLE = 'docs/stability.md "Unused rows"'
 UNDERFLOWN = 1e-3
-"""Share of the moved elements whose second moment may be 0: where it is, a step is the first moment
-divided by epsilon, a hundred million times too long."""
+"""Largest fraction of moving elements whose second moment may be 0. Such a step is the first moment
+divided by epsilon: about 1e8 times too long."""
 
 
 _HOW_TO_NAME = """
@@ -45,46 +45,46 @@ _HOW_TO_NAME = """
 
 @dataclass(frozen=True)
 class ParameterOrder:
-    """What is known of the order in which optimisers number a model's parameters."""
+    """Known information on the order in which optimisers number a model's parameters."""
 
     stored: bool = True
     """Whether the leaves are in the module's order; safetensors sorts them by name."""
     names: Sequence[str] | None = None
-    """Names by number, of all states together, from who knows them."""
+    """Names in the order of the numbers, over all states; given by the user."""
     folder: Path | None = None
-    """Folder that may have the config.json of the architecture."""
+    """Folder that may contain the architecture's config.json."""
 
 
 @dataclass(frozen=True)
 class TorchState:
-    """The state of one optimiser, by the names of its parameters."""
+    """State of one optimiser, by parameter name."""
 
     place: str
-    """Where it was found."""
+    """File that holds the state."""
     groups: tuple[Mapping[str, Any], ...]
     """`param_groups` without the parameters' numbers."""
     moments: dict[str, dict[str, Any]]
-    """By parameter, what is kept of it: tensors and numbers, by torch's names. A state that belongs
-    to no parameter for certain is called `parameter` and its number."""
+    """Tensors and numbers of each parameter, by torch's names. An entry that cannot be assigned
+    with certainty is called `parameter <number>`."""
     identified: str = ""
-    """How its parameters were identified, in words; empty where they were not."""
+    """How its parameters were identified, as text; empty if they were not."""
     problem: str = ""
-    """Why states belong to no parameter, in words; empty where all do."""
+    """Why entries are not assigned to parameters, as text; empty if all are."""
     ambiguous: tuple[str, ...] = ()
-    """Parameters that could have the moments of another."""
+    """Names of the parameters that could have each other's moments."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Names under which a file holds a tied parameter again, and the parameter."""
+    """Names of duplicates of tied parameters in a file, with the name of the parameter."""
 
     @property
     def matched(self) -> bool:
-        """Whether every state belongs to a parameter of the model."""
+        """Whether every entry is assigned to a parameter of the model."""
         return bool(self.moments) and not self.problem
 
     def check_settled(self) -> None:
-        """Refuse a state that fits the model's parameters in several ways.
+        """Raise if the state fits the model's parameters in several ways.
 
         Raises:
-            ValueError: it does; the message names the parameters and what would settle it.
+            ValueError: several assignments fit; the message names the parameters and a remedy.
         """
         if self.ambiguous:
             raise ValueError(
@@ -95,9 +95,10 @@ class TorchState:
             )
 
     def rule(self) -> Optimiser | None:
-        """Return the optimiser with the settings it had, or None where it is none of ours.
+        """Return the optimiser with its settings, or None if it is not a supported one.
 
-        Its rate is the one a schedule started from; groups that differ count as the first.
+        Its rate is the initial rate of a schedule. Settings are those of the first group, except
+        weight decay, which is the largest of all groups.
         """
         kept = {key for moments in self.moments.values() for key in moments}
         group = self.groups[0] if self.groups else {}
@@ -109,7 +110,7 @@ class TorchState:
         if "ns_steps" in group:
             return Muon(lr=rate, beta=_number(group.get("momentum")), weight_decay=decay)
         if "exp_avg_sq" in kept and len(betas) == 2:
-            # Adam's own weight decay is part of the gradient, not of the step.
+            # Adam's weight decay is added to the gradient, so the step has none of its own.
             decay = decay if group.get("decoupled_weight_decay", True) else 0.0
             return AdamW(rate, betas[1], decay, betas[0], _number(group.get("eps", 1e-8)))
         if "exp_avg" in kept and len(betas) == 2:
@@ -119,7 +120,7 @@ class TorchState:
         return None
 
     def schedule(self) -> list[str]:
-        """Return in words how far a schedule has taken the rate, where there is one."""
+        """Return a line with the initial and current rates, if a schedule changed them."""
         rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
                  if "initial_lr" in g}  # fmt: skip
         moved = sorted((first, now) for first, now in rates if first != now)
@@ -127,16 +128,17 @@ class TorchState:
         return [f"Rates of {self.place} began at {words}; a smaller rate loses more."] * bool(moved)
 
     def wide_moments(self) -> bool:
-        """Whether every moment is in float32 or wider."""
+        """Whether every moment is stored in float32 or wider."""
         kept = [x for m in self.moments.values() for k, x in m.items() if k in _MOMENTS]
         return all(str(x.dtype) in ("torch.float32", "torch.float64") for x in kept)
 
     def gradients(self, name: str) -> RowGradients | None:
-        """Return what the moments say of a parameter's gradients, by row; None without both.
+        """Return a parameter's gradient statistics by row; None without first and second moments.
 
-        After t steps the mean is the moment over 1 - beta^t. Of a gradient with signal s the first
-        moment is on average s^2 + (1 - s^2) n of the second, squared, with n = (1 - beta1) (1 +
-        beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1: the signal is assumed.
+        After t steps the bias-corrected mean is the moment over 1 - beta^t. For gradients of signal
+        s, the squared first moment is on average s^2 + (1 - s^2) n times the second, with n =
+        (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
+        signal cannot be determined and a default is assumed.
         """
         kept = self.moments.get(name, {})
         if not {"exp_avg", "exp_avg_sq"} <= set(kept):
@@ -164,13 +166,13 @@ def read_state(
     leaves: Mapping[str, Leaf],
     order: ParameterOrder = ParameterOrder(),
 ) -> TorchState:
-    """Return the state of one optimiser by the names of the model's parameters.
+    """Read the state of one optimiser and assign it to the model's parameters.
 
     Args:
-        place: where it was found.
+        place: file that holds the state.
         state: `optimizer.state_dict()`.
         leaves: the model's parameters.
-        order: of the leaves.
+        order: known order of the leaves.
 
     Raises:
         ValueError: see `read_states`.
@@ -183,15 +185,15 @@ def read_states(
     leaves: Mapping[str, Leaf],
     order: ParameterOrder = ParameterOrder(),
 ) -> list[TorchState]:
-    """Return the states of a model's optimisers by the names of its parameters.
+    """Read the states of a model's optimisers and assign them to its parameters.
 
-    Names come from the states; from `order.names`; from the order of the leaves or of the
-    architecture in `order.folder`, if all assignments that fit agree.
+    Sources of names, in this order: the states themselves; `order.names`; the order of the leaves
+    or of the architecture in `order.folder`, if all fitting assignments agree.
 
     Args:
-        states: `optimizer.state_dict()` by where it was found.
+        states: `optimizer.state_dict()` by file.
         leaves: the model's parameters.
-        order: what is known of their order.
+        order: known order of the leaves.
 
     Raises:
         ValueError: `order.names` are not the names of these states' parameters.
@@ -208,7 +210,7 @@ def read_states(
         _take_order(names, numbered, free)
     found = _settled(numbered, free, once, order)
     if found is None and len(numbered) > 1:
-        # Optimisers that share parameters, such as two saves of one.
+        # Optimisers that share parameters, such as two snapshots of one, are assigned separately.
         answers = [_settled([each], free, once, order) for each in numbered]
     else:
         answers = [found] * len(numbered)
@@ -218,34 +220,35 @@ def read_states(
 
 @dataclass(frozen=True)
 class _Answer:
-    """The parameters that states belong to, and how that is known."""
+    """An assignment of states to parameters, and how it was found."""
 
     match: Match
     how: str
     why: str = ""
-    """Why the order of ambiguous parameters is unknown."""
+    """Why ambiguous parameters could not be ordered."""
 
 
 @dataclass
 class _Numbered:
-    """A state as it was saved, its parameters numbered."""
+    """A state as saved, with numbered parameters."""
 
     place: str
     settings: tuple[Mapping[str, Any], ...]
     entries: dict[Any, Mapping[str, Any]]
     slots: list[list[Slot]]
-    """By group."""
+    """Slots of each group."""
     own: dict[Any, str]
-    """Names that the state has, by key of the slot."""
+    """Names stored in the state, by key of the slot."""
     names: dict[Any, str] = field(default_factory=dict)
     """Names of the model's parameters, by key of the slot."""
     strangers: list[str] = field(default_factory=list)
-    """Names that the state has and the model does not."""
+    """Names in the state that the model does not have."""
     how: list[str] = field(default_factory=list)
+    """Ways in which its parameters were identified, as text."""
 
     @classmethod
     def read(cls, number: int, place: str, state: Mapping[str, Any]) -> _Numbered:
-        """Return a state; `number` tells its parameters from those of another one."""
+        """Read a state; `number` distinguishes its parameters from those of other states."""
         groups = [g for g in state["param_groups"] if isinstance(g, Mapping)]
         entries = {key: e for key, e in state["state"].items() if isinstance(e, Mapping)}
         slots, own = [], {}
@@ -263,7 +266,7 @@ class _Numbered:
         return cls(place, settings, keyed, slots, own)
 
     def take_names(self, free: dict[str, Leaf]) -> None:
-        """Identify parameters by the state's own names; they leave `free`."""
+        """Identify parameters by the state's own names, and remove them from `free`."""
         for slot in (slot for group in self.slots for slot in group if slot.key in self.own):
             leaf = leaf_called(self.own[slot.key], free)
             if leaf is None or not slot.fits(leaf):
@@ -288,8 +291,8 @@ class _Numbered:
         """Return the state with the names that are certain.
 
         Args:
-            answer: None where nothing fits.
-            model: number of the model's parameters that its own names leave.
+            answer: the assignment; None if nothing fits.
+            model: number of the model's parameters without a name in a state.
         """
         left = [slot for group in self.unnamed() for slot in group]
         keys = {slot.key for slot in left}
@@ -320,10 +323,10 @@ class _Numbered:
 
 
 def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[str, Leaf]) -> None:
-    """Identify parameters by a list of names in the optimisers' order; they leave `free`.
+    """Identify parameters by a list of names in the optimisers' order; remove them from `free`.
 
     Raises:
-        ValueError: it has another length, or a name or its shape is not the model's.
+        ValueError: the length differs, or the model has no such name or another shape.
     """
     slots = [(each, slot) for each in states for group in each.unnamed() for slot in group]
     fix = f"Write the list in the optimiser's own order:{_HOW_TO_NAME}"
@@ -336,8 +339,8 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
         leaf = leaf_called(name, free)
         if leaf is None:
             raise ValueError(
-                f"the order names {printable(name)} as parameter {number}, which is none of the "
-                f"model's, or was named before; left are {listed(list(free))}. {fix}"
+                f"the order names {printable(name)} as parameter {number}, which the model "
+                f"does not have, or which was named before; left are {listed(list(free))}. {fix}"
             )
         if not slot.fits(leaf):
             raise ValueError(
@@ -352,7 +355,7 @@ def _settled(
     states: Sequence[_Numbered], free: Mapping[str, Leaf], leaves: Mapping[str, Leaf],
     order: ParameterOrder,
 ) -> _Answer | None:  # fmt: skip
-    """Return which parameters numbered states belong to; None where nothing fits."""
+    """Assign numbered states to parameters; return None if nothing fits."""
     groups = [group for each in states for group in each.unnamed()]
     decays = [decay for each in states for decay in each.decays()] if len(states) == 1 else []
     if not groups:
@@ -380,17 +383,19 @@ def _settled(
 
 
 EXCHANGED = 100.0
-"""Factor by which two exchanged parameters must fit measured gradients better to be reported: far
-more than gradients change over a run's memory."""
+"""Ratio by which two parameters must fit measured gradients better when exchanged, to be reported.
+Gradients change far less within the memory of the moments."""
 
 
 def exchanged(
     state: TorchState, leaves: Mapping[str, Leaf], known: Mapping[str, RowGradients]
 ) -> list[str]:
-    """Return pairs of equal shape whose moments fit measured gradients better exchanged, in words.
+    """Return pairs of parameters whose moments fit measured gradients better when exchanged.
+
+    Only parameters of equal shape are compared. A pair is returned as text.
 
     Args:
-        state: whose parameters are identified.
+        state: a state with identified parameters.
         leaves: the model's parameters.
         known: measured gradients.
     """
@@ -412,15 +417,15 @@ def exchanged(
 def trained_by(
     states: Sequence[TorchState], name: str | None = None, **settings: float
 ) -> tuple[Optimiser, str]:
-    """Return what trained a checkpoint, and in words where its settings come from.
+    """Return the optimiser that trained a checkpoint, and the source of its settings as text.
 
     Args:
-        states: its optimiser states; the first whose rule is known counts.
-        name: the optimiser, where the caller knows better.
-        settings: what replaces settings of the state, such as `lr`.
+        states: its optimiser states; the first with a supported optimiser is used.
+        name: the optimiser, if the caller knows it.
+        settings: settings such as `lr`, which replace those of the state.
 
     Raises:
-        ValueError: the optimiser has no such setting, or its value makes no sense.
+        ValueError: the optimiser has no such setting, or its value is invalid.
     """
     own = next((rule for state in states if (rule := state.rule()) is not None), None)
     if own is None or (name is not None and name != own.name):
@@ -433,7 +438,7 @@ def trained_by(
 
 
 def audit_torch(state: TorchState) -> list[Finding]:
-    """Return findings on the dtypes and on the values of a torch optimiser's moments.
+    """Return findings on the dtypes and values of a torch optimiser's moments.
 
     Raises:
         ValueError: the state holds no tensor, as before the first step.
@@ -457,10 +462,10 @@ def audit_torch(state: TorchState) -> list[Finding]:
 def idle_rows(
     state: TorchState, leaves: Mapping[str, Leaf], rule: Optimiser, fmt: Format
 ) -> list[Finding]:
-    """Return a finding for each matrix with rows that weight decay alone moves, as unused tokens'.
+    """Return a finding for each matrix with rows that only weight decay moves (unused tokens).
 
-    A step of lr times decay of a number is lost wherever that is below a quarter of the spacing
-    above a power of two: half of the gap of the numbers whose gap is relatively smallest.
+    A decay step is lr times decay times the value. It is lost for every value if lr times decay is
+    below 2^-(m + 2) for m mantissa bits: half of the smallest relative spacing of the format.
     """
     decay = getattr(rule, "weight_decay", 0.0) * rule.lr
     least, findings = 2.0 ** -(fmt.mantissa_bits + 2), []
@@ -487,10 +492,10 @@ def idle_rows(
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter's moments; None without any.
+    """Return the shape of a parameter's moments; None if it has none.
 
-    Tensors of several shapes are no moments by element, such as Adafactor's of rows and columns:
-    they get a shape that no parameter has.
+    Tensors of several shapes are not elementwise moments, such as Adafactor's for rows and columns.
+    They get the shape (-1,), which no parameter has.
     """
     tensors = {k: x for k, x in entry.items() if k != "step" and hasattr(x, "shape")}
     moments = {k: x for k, x in tensors.items() if k in _MOMENTS} or tensors
@@ -499,7 +504,7 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _spoiled(path: str, moment: Any) -> list[Finding]:
-    # Asked of the bits as they are: a copy in float32 would cost more than the question.
+    # Checked in the stored dtype: a float32 copy would cost more than the check.
     values = to_numpy(moment)
     count = int(values.size - np.count_nonzero(np.isfinite(values)))
     return [non_finite(path, count, values.size, SOURCE)] if count else []
@@ -524,7 +529,7 @@ def _wide(tensor: Any) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    """Return a setting as a float; 0 for none, and for what is no number."""
+    """Return a setting as a float; 0 for None and for values that are not numbers."""
     try:
         return float(value) if value is not None else 0.0
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Real training in a storage format: every leaf is rounded after each step.
+"""Real training with low-precision storage: every leaf is rounded after each step.
 
 Source: docs/stability.md "Update survival": measured over a real optimiser run.
 """
@@ -25,10 +25,10 @@ from stability.storage.simulate import Survival, summary
 from stability.storage.update_rules import Optimiser
 
 Loss: TypeAlias = Callable[[Any, Any], jax.Array]
-
+"""Scalar loss of (parameters, batch)."""
 TRACKED = 1 << 16
-"""Elements followed of each leaf: the shares of a larger one are those of a sample, so that one
-float64 sum per element is never a second copy of the model."""
+"""Largest number of elements tracked per leaf. Larger leaves are sampled, since one float64 sum per
+element would take more memory than the model."""
 
 
 def next_token_loss(model: MegalodonForCausalLM, ids: Any) -> jax.Array:
@@ -44,14 +44,14 @@ def train_stored(
     fmt: Format | None,
     loss: Loss | None = None,
 ) -> dict[str, Survival]:
-    """Train for as many steps as there are batches, storing every leaf in `fmt` after each.
+    """Train one step per batch, and round every leaf to `fmt` after each step.
 
     Args:
-        model: pytree to start from; it is not changed, and narrow leaves are widened first.
+        model: initial pytree; it is not changed, and narrow leaves are widened first.
         batches: second argument of the loss, one per step.
-        optimiser: its moments are kept in float32, so only the storage differs.
+        optimiser: the optimiser, with float32 moments, so that only the storage differs.
         fmt: storage format; None stores float32, the control.
-        loss: (model, batch) -> scalar; None takes a Megalodon's own.
+        loss: (model, batch) -> scalar; None uses a Megalodon's own loss.
 
     Raises:
         ValueError: there is no loss for a model that is not a Megalodon.
@@ -86,7 +86,7 @@ def train_stored(
 
 @lru_cache(maxsize=8)
 def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
-    """Return the compiled step, whatever the storage: state and updates; and its transform."""
+    """Return the compiled step, which computes updates only, and the optax transformation."""
     transform = optimiser.transform()
 
     @eqx.filter_jit
@@ -101,7 +101,7 @@ def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
 
 @lru_cache(maxsize=8)
 def _stored(fmt: Format | None) -> Any:
-    """Return how a model is stored, and how one that is stored takes its updates; both compiled."""
+    """Return two compiled functions: round a model to storage, and apply updates and round."""
 
     def stored(x: Any) -> Any:
         if not eqx.is_inexact_array(x):
@@ -122,7 +122,7 @@ def _stored(fmt: Format | None) -> Any:
 
 
 def _tracked(name: str, leaf: Any) -> Callable[[Any], np.ndarray]:
-    """Return how to read the followed elements of a leaf, float64."""
+    """Return a function that reads the tracked elements of a leaf as float64."""
     if leaf.size <= TRACKED:
         return lambda x: np.asarray(x, np.float64).reshape(-1)
     rng = np.random.default_rng(seed_of(name))

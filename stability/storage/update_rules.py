@@ -1,6 +1,6 @@
-"""The optimisers whose updates are probed: optax does the steps, this says how large they are.
+"""Optimisers for the update probes: optax takes the steps, these classes predict their size.
 
-Source: docs/stability.md "Update survival"; each optimiser's own rule is in optax's documentation.
+Source: docs/stability.md "Update survival"; each optimiser's update rule is in optax's docs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from megalodon_jax.weights import dotted
 from stability.core.parameter_leaves import decays, is_megalodon
 
 GRADIENT_RMS = 1e-3
-"""Root mean square of a gradient element where no data says better; only SGD's steps scale with
-it, and the value is that of the byte-level checkpoint's gradients to an order of magnitude."""
+"""Default root mean square of a gradient element. Only the steps of SGD depend on it. The value has
+the order of magnitude of the byte-level checkpoint's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far one optimiser step moves an element of a leaf."""
+    """Distribution of one optimiser step of an element."""
 
     size: float
     """|u| for a constant step, the standard deviation of u for a normal one."""
     normal: bool
-    """Whether steps are spread normally around 0 rather than all of one size."""
+    """Whether steps are normally distributed around 0; otherwise they have a constant size."""
     decay: float
-    """What weight decay adds, as a multiple of the element: u = +-size - decay p."""
+    """Weight decay per step, relative to the element: u = +-size - decay p."""
 
 
 Self = TypeVar("Self", bound="Optimiser")
@@ -38,7 +38,7 @@ Self = TypeVar("Self", bound="Optimiser")
 
 @dataclass(frozen=True)
 class Optimiser:
-    """What all optimisers share; use one of its subclasses.
+    """Base class of all optimisers.
 
     Raises:
         ValueError: the learning rate is not a positive finite number.
@@ -61,27 +61,27 @@ class Optimiser:
         """Return the optax transformation.
 
         Args:
-            decay: whether weight decay applies to every leaf or to none; None decides by name and
+            decay: whether weight decay applies to all leaves; None decides per leaf by name and
                 shape (`leaves.decays`).
         """
         raise NotImplementedError
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return the size of a settled step on a leaf of this shape.
+        """Return the size of a step on a leaf of this shape, once the moments have settled.
 
         Args:
-            shape: of the leaf.
+            shape: shape of the leaf.
             decay: whether weight decay applies to it.
-            rms: of its gradients, where steps depend on that.
+            rms: root mean square of its gradients, if the step depends on it.
         """
         raise NotImplementedError
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape must be kept as a matrix to be stepped."""
+        """Whether a leaf of this shape must remain a matrix for the update."""
         return False
 
     def describe(self) -> str:
-        """Return the optimiser and its numbers in words."""
+        """Describe the optimiser and its settings."""
         values = ", ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self))
         return f"{type(self).__name__}({values})"
 
@@ -104,13 +104,13 @@ class AdamW(Optimiser):
         )  # fmt: skip
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return lr: r = |m| / sqrt(v) is 1 for a gradient that keeps its sign and size."""
+        """Return lr: |m| / sqrt(v) is 1 for a gradient of constant sign and size."""
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
 
 @dataclass(frozen=True)
 class Lion(Optimiser):
-    """The sign of an interpolated momentum: steps are exactly the learning rate."""
+    """Sign of an interpolated momentum: every step is exactly the learning rate."""
 
     name: ClassVar[str] = "lion"
     lr: float = 1e-4
@@ -143,11 +143,11 @@ class SGD(Optimiser):
             raise ValueError(f"SGD: momentum={self.momentum} must be in [0, 1), such as 0.9.")
 
     def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
-        """Return `optax.sgd`; it does not decay."""
+        """Return `optax.sgd`, which has no weight decay."""
         return optax.sgd(self.lr, momentum=self.momentum)
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return lr times the root mean square of the velocity of independent gradients."""
+        """Return lr times the root mean square velocity under independent gradients."""
         velocity = rms / math.sqrt(1 - self.momentum**2)
         return Step(self.lr * velocity, True, 0.0)
 
@@ -156,7 +156,7 @@ class SGD(Optimiser):
 class Muon(Optimiser):
     """Orthogonalised momentum for matrices, AdamW for everything else.
 
-    torch keeps a linear weight as (out, in), so the second axis is the one reduced over.
+    Weights are (out, in) as in torch, so the reduction axis is the second one.
     """
 
     name: ClassVar[str] = "muon"
@@ -166,7 +166,7 @@ class Muon(Optimiser):
     adam_lr: float = 3e-4
 
     def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
-        """Return `optax.contrib.muon` with its AdamW for leaves that are no matrices."""
+        """Return `optax.contrib.muon`, which uses AdamW for leaves that are not matrices."""
 
         def numbers(params: Any) -> Any:
             spec = contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
@@ -182,10 +182,10 @@ class Muon(Optimiser):
         )
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return the root mean square entry of an orthogonal matrix, scaled as optax does.
+        """Return the root mean square of an orthogonal matrix's entries, scaled as in optax.
 
-        Entries of a (out, in) matrix with orthonormal rows or columns have mean square
-        1 / max(out, in); optax multiplies by sqrt(max(1, out / in)).
+        Entries of an (out, in) matrix with orthonormal rows or columns have mean square
+        1 / max(out, in). optax multiplies by sqrt(max(1, out / in)).
         """
         if not self.matrix(shape):
             return Step(self.adam_lr, False, 0.0)
@@ -194,7 +194,7 @@ class Muon(Optimiser):
         return Step(size, True, self.lr * self.weight_decay * decay)
 
     def with_lr(self, lr: float) -> Muon:
-        """Return both learning rates scaled alike."""
+        """Return the optimiser with both learning rates scaled by the same factor."""
         return replace(self, lr=lr, adam_lr=self.adam_lr * lr / self.lr)
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
@@ -206,10 +206,10 @@ OPTIMISERS: dict[str, type[Optimiser]] = {o.name: o for o in (AdamW, SGD, Lion, 
 
 
 def optimiser(name: str, **settings: float) -> Optimiser:
-    """Return an optimiser by name, with fields such as `lr` or `weight_decay` set.
+    """Return an optimiser by name, with the given fields, such as `lr` or `weight_decay`.
 
     Raises:
-        ValueError: no optimiser has the name, or it has no such setting.
+        ValueError: there is no such optimiser, or it has no such setting.
     """
     kind = OPTIMISERS.get(name.lower())
     if kind is None:

@@ -1,4 +1,4 @@
-"""Audit of stored parameters: the right dtype, values that were never rounded, all of them finite.
+"""Audit of stored parameters: correct dtypes, no values rounded earlier, no NaN or infinity.
 
 Source: docs/model.md "Precision", docs/audits.md "Stored parameters".
 """
@@ -24,10 +24,10 @@ SOURCE = 'docs/audits.md "Stored parameters"'
 
 
 def audit_parameters(model: Any) -> list[Finding]:
-    """Return one finding per problem and question: probes `dtypes`, `values` and `finite`.
+    """Return the findings of the probes `dtypes`, `values` and `finite`, one per problem.
 
-    A parameter that no rule gives a role, such as an adapter's, is listed as a note: nothing says
-    whether it bears a narrow dtype.
+    A parameter without a role, such as an adapter's, is listed as a note: it is unknown whether it
+    tolerates a narrow dtype.
     """
     return [*_dtypes(model), *_others(model), *_values(model), *_finite(model)]
 
@@ -90,7 +90,7 @@ def _values(model: Any) -> list[Finding]:
 
 
 def _finite(model: Any) -> list[Finding]:
-    # Integers and keys are finite.
+    # Integers and random keys are always finite.
     leaves = {n: x for n, x in named_leaves(model).items() if jnp.issubdtype(x.dtype, jnp.floating)}
     counts = {n: int(np.sum(~np.isfinite(np.asarray(x, np.float64)))) for n, x in leaves.items()}
     return [non_finite(n, count, leaves[n].size, SOURCE) for n, count in counts.items() if count]

@@ -1,8 +1,7 @@
-"""Remedies for parameters that stand still in a running training, in the order to try them.
+"""Remedies for frozen parameters during training, in the order to try them.
 
-A running training has no time for a trial of every remedy, so the order is the one that
-`remedies.rank` gives to the remedies that work: fewest bytes first. Source: docs/stability.md
-"Remedies".
+A running training has no time to try every remedy. The order is therefore that of `remedies.rank`
+for remedies that work: fewest bytes first. Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from stability.core.number_formats import BF16
 from stability.storage.remedies import REMEDIES, Remedy
 
 FEW = 0.01
-"""Share of a model's elements up to which float32 for the frozen vectors alone is named: it costs
-at most 1 % of the parameters' memory and no change of the optimiser."""
+"""Largest fraction of a model's elements for which float32 for the frozen vectors alone is advised:
+it costs at most 1 % of the parameters' memory and does not change the optimiser."""
 WIDE = ("matrices", "kernels", "embeddings")
-"""Sorts of parameters that are nearly all of a model's elements."""
+"""Families of parameters that hold nearly all of a model's elements."""
 NAMES = ("stochastic rounding", "Kahan, bfloat16", "float32 parameters")
-"""Remedies that apply every update, whatever the leaf."""
+"""Remedies that apply every update, for any leaf."""
 
 
 def general() -> list[Remedy]:
@@ -27,11 +26,11 @@ def general() -> list[Remedy]:
 
 
 def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str) -> str:
-    """Return what to do about frozen leaves, in words; empty where there are none.
+    """Return advice for frozen leaves as text; empty if there are none.
 
     Args:
         frozen: family, elements and dtype of each leaf.
-        elements: of all leaves that are watched.
+        elements: number of elements of all watched leaves.
         framework: "torch" or "jax".
     """
     if not frozen:

@@ -1,6 +1,5 @@
-"""Looks at an optax loop: a pure function samples parameters and updates inside the step, and the
-host reads the sample every N steps.
-
+"""Watches an optax training loop: a pure function samples parameters and updates inside the step,
+and the host reads the sample every N steps.
 Source: docs/training.md "Watch a run while it trains".
 """
 
@@ -19,19 +18,19 @@ from stability.storage.frozen_watch import pick
 from stability.storage.watch_looks import Seen, Take, follow
 
 SHARE = 0.01
-"""Share of a leaf's root mean square update, of the elements that have one, from which an update is
-one that was meant."""
+"""Smallest size of an update that counts as intended, relative to the root mean square of the
+leaf's nonzero updates."""
 
 
 class JaxLooks:
-    """Sampling of a JAX training step.
+    """Samples a JAX training step.
 
     Attributes:
-        leaves: what is watched.
-        absent: why other leaves are not, by name.
-        step: steps recorded so far.
-        skipped, waited, remedied: as `TorchLooks` has them; a step without updates counts as
-            skipped only where a look was due.
+        leaves: the watched leaves.
+        absent: the other leaves, with the reason.
+        step: number of recorded steps.
+        skipped, waited, remedied: as in `TorchLooks`; a step without updates counts as skipped only
+            if it was to be inspected.
     """
 
     def __init__(
@@ -40,18 +39,18 @@ class JaxLooks:
         take: Take,
         due: Callable[[int], bool],
     ) -> None:
-        """Choose what is followed.
+        """Choose the sampled elements.
 
         Args:
             params: the parameters, or the model that holds them.
-            take: gets each look: step, samples, and why leaves have none.
-            due: whether a step is one to look at.
+            take: called with each look: step, samples, and the leaves without one.
+            due: whether a step is to be inspected.
 
         Raises:
             ValueError: there are no floating-point parameters.
         """
         self._take, self._due, self.step = take, due, 0
-        # optax hands out what it will store: its remedies leave no update that would be lost.
+        # With narrow optimisers optax returns the rounded update, so no update is lost later.
         self.skipped, self.waited, self.remedied = 0, 0.0, False
         named = _arrays(params)
         self.leaves = [follow(n, tuple(x.shape), np.dtype(x.dtype).name) for n, x in named.items()]
@@ -66,12 +65,15 @@ class JaxLooks:
         self._dtype = jnp.float64 if wide else jnp.float32
 
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
-        """Return what a look needs of one step, one array; works inside jit.
+        """Return the samples of one step as one array; works inside jit.
 
         Args:
             before: parameters before the step.
-            updates: what the optimiser asked to add to them; a leaf without an update is named.
+            updates: updates of the optimiser; leaves without an update are reported.
             after: parameters after the step.
+
+        Returns:
+            (3, elements), float32 or float64: before, updates, after.
         """
         trees = [_arrays(tree) for tree in (before, updates, after)]
         rows: list[list[Any]] = [[], [], []]
@@ -89,11 +91,11 @@ class JaxLooks:
         return jnp.stack([jnp.concatenate(row) for row in rows])
 
     def record(self, sample: Any) -> None:
-        """Count a step, and look at its sample where one is due.
+        """Count a step, and inspect its sample if the step is due.
 
-        A step whose updates are all 0, as those between two steps of `optax.MultiSteps` and those
-        that `optax.apply_if_finite` left out, is not looked at: the next one is. None is a step
-        without a sample.
+        A step whose updates are all 0 is skipped and the next one inspected instead: such are the
+        steps between two updates of `optax.MultiSteps`, and those that `optax.apply_if_finite`
+        rejected. None is a step without a sample.
         """
         self.step += 1
         if sample is None or not self._due(self.step):
@@ -118,10 +120,10 @@ class JaxLooks:
 
 
 def meant(updates: np.ndarray) -> np.ndarray:
-    """Return which elements of a leaf an update was meant for: it is a share of its usual size.
+    """Return which elements had an intended update: at least `SHARE` of its leaf's usual size.
 
-    Weight decay alone moves the rows of tokens that do not occur, by so little that even float32
-    may lose it. Nobody misses that.
+    The rows of unused tokens are moved by weight decay alone, by so little that even float32 may
+    lose it. That loss does not matter.
     """
     size = np.abs(updates)
     moved = size[size > 0]

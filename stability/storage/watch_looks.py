@@ -1,7 +1,7 @@
-"""Looks at a run while it trains: frozen shares and update sizes, every N steps, on a sample.
+"""Inspection of a running training: frozen fractions and update sizes, every N steps, on a sample.
 
-A look takes a few elements of each leaf before and after one optimiser step, and whether an update
-was meant for each. This module judges them with NumPy alone; `watch_torch_loop` and
+A look holds a few elements of each leaf before and after one optimiser step, and whether the step
+was to update each. This module evaluates looks with NumPy alone; `watch_torch_loop` and
 `watch_jax_loop` take them. Source: docs/training.md "Watch a run while it trains".
 """
 
@@ -21,28 +21,28 @@ from stability.storage.watch_advice import advice
 from stability.storage.whole_run import family_of
 
 EVERY = 100
-"""Optimiser steps from one look to the next."""
+"""Optimiser steps between two looks."""
 PATIENCE = 3
-"""Looks at which an element had an update coming, and was found unchanged since the one before, for
-it to count as frozen. An element that flips between two stored numbers is found unchanged half of
-the time, so one look in a row is not enough."""
+"""Consecutive looks after which an element counts as frozen: each found it due for an update, but
+unchanged since the previous look. An element that alternates between two stored numbers is found
+unchanged half of the time, so one look is not enough."""
 KEPT = 120
-"""Looks that are kept. When there are more, every second one is dropped, so that a long run is
-known at half the rate and its document stays small."""
+"""Largest number of stored looks. When exceeded, every second one is dropped, so that the document
+of a long run stays small, at half the time resolution."""
 PROBE = "watch"
 SOURCE = 'docs/training.md "Watch a run while it trains"'
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A leaf that is watched, and which of its elements are followed."""
+    """A watched leaf and its sampled elements."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Name of the dtype it is stored in."""
+    """Name of the stored dtype."""
     places: np.ndarray
-    """Flat indices of the elements followed (k,)."""
+    """Flat indices of the sampled elements (k,)."""
 
     @property
     def size(self) -> int:
@@ -51,40 +51,40 @@ class Followed:
 
     @property
     def family(self) -> str:
-        """Sort of parameter: norms, biases, matrices, embeddings, ..."""
+        """Family of the parameter: norms, biases, matrices, embeddings, ..."""
         return family_of(self.name, self.shape)
 
 
 def follow(name: str, shape: tuple[int, ...], dtype: str) -> Followed:
-    """Return a leaf with the elements of it that are followed."""
+    """Return the leaf with its sampled elements."""
     return Followed(name, shape, dtype, places(name, shape, FOLLOWED))
 
 
 class Seen(NamedTuple):
-    """Elements of a leaf around one optimiser step, each (k,)."""
+    """Sampled elements of a leaf around one optimiser step, each (k,)."""
 
     before: np.ndarray
     after: np.ndarray
     meant: np.ndarray
-    """Whether the step meant to change it: its gradient, or the optimiser's update, was not 0."""
+    """Whether the step was to change the element: its gradient or its update was not 0."""
 
 
 class LeafLook(NamedTuple):
     """One look at one leaf."""
 
     unchanged: float
-    """Share of the elements with an update coming that this one step left as they were."""
+    """Fraction of the elements due for an update that this step left unchanged."""
     frozen: float
-    """Share of the elements that ever had an update coming which have stood still for `PATIENCE`
-    looks; NaN at the first ones, which cannot know."""
+    """Fraction of the elements ever due for an update that have not changed for `PATIENCE` looks;
+    NaN until there were as many looks."""
     elements: int
-    """Elements that ever had an update coming, which the frozen share is one of."""
+    """Number of elements ever due for an update, the denominator of `frozen`."""
     update: float
-    """Root mean square of the change over that of the values."""
+    """Root mean square of the change, relative to that of the values."""
 
 
 Take: TypeAlias = Callable[[int, dict[str, Seen], dict[str, str]], None]
-"""Gets a look: step, samples by name, and why other leaves have none."""
+"""Receives a look: step, samples by name, and reasons for leaves without a sample."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Look:
 
     step: int
     leaves: Mapping[str, LeafLook]
-    """What was measured, by name."""
+    """Measurements by leaf name."""
     families: Mapping[str, LeafLook]
-    """The same by sort of parameter, each leaf weighed by its elements."""
+    """Averages by family of parameter, weighted by the leaves' elements."""
 
 
 @dataclass
@@ -104,22 +104,22 @@ class _Count:
 
     last: np.ndarray
     still: np.ndarray
-    """Looks in a row with an update coming and without a change, int (k,)."""
+    """Consecutive looks at which an update was due but the element unchanged, int (k,)."""
     ever: np.ndarray
-    """Whether an update ever came, bool (k,)."""
+    """Whether an update was ever due, bool (k,)."""
     looks: int = 0
 
 
 @dataclass
 class Watched:
-    """All that a watch has measured."""
+    """All measurements of a watch."""
 
     leaves: Mapping[str, Followed]
     every: int = EVERY
     looks: list[Look] = field(default_factory=list)
-    """Kept looks, oldest first."""
+    """Stored looks, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Leaves that the last look did not measure, and leaves that no look can, with the reason."""
+    """Leaves that the last look could not measure, or that no look can, with the reason."""
     step: int = 0
     """Step of the newest look."""
     _counts: dict[str, _Count] = field(default_factory=dict)
@@ -127,12 +127,12 @@ class Watched:
     def look(
         self, step: int, seen: Mapping[str, Seen], absent: Mapping[str, str] | None = None
     ) -> Look:
-        """Judge a look, keep it and return it.
+        """Evaluate a look, store it and return it.
 
         Args:
             step: optimiser steps so far.
             seen: elements around the step by name, in the order of `Followed.places`.
-            absent: why leaves that are not in `seen` are not.
+            absent: leaves that are not in `seen`, with the reason.
         """
         absent, found = dict(absent or {}), {}
         for name, part in seen.items():
@@ -148,7 +148,7 @@ class Watched:
         look = Look(step, found, self._families(found))
         self.looks.append(look)
         if len(self.looks) > KEPT:
-            # The newest one stays.
+            # Counted from the end, so that the newest look is kept.
             self.looks = self.looks[-1::-2][::-1]
         return look
 
@@ -195,19 +195,19 @@ class Watched:
         return newest
 
     def frozen(self) -> list[str]:
-        """Return the leaves that stand still: more than half is frozen, by two standard errors."""
+        """Return the frozen leaves: more than half is frozen, by at least two standard errors."""
         return [n for n, leaf in self.latest().items() if self._stands_still(n, leaf)]
 
     def _stands_still(self, name: str, leaf: LeafLook) -> bool:
-        # A NaN is above nothing.
+        # False for NaN.
         middle, error = _estimate(leaf.frozen, leaf.elements, self.leaves[name].size)
         return middle - 2 * error > FROZEN_SHARE
 
     def warning(self, framework: str) -> str:
-        """Return the one warning of a run, with the remedies; empty where nothing stands still.
+        """Return the warning of the run with its remedies; empty if nothing is frozen.
 
         Args:
-            framework: "torch" or "jax", in whose words the remedies are.
+            framework: "torch" or "jax", for the text of the remedies.
         """
         frozen = [self.leaves[n] for n in self.frozen()]
         if not frozen:
@@ -224,19 +224,19 @@ class Watched:
         )
 
     def remedy(self, framework: str) -> str:
-        """Return what helps the leaves that stand still now; empty where none does."""
+        """Return the remedies for the leaves that are frozen now; empty if none is."""
         frozen = [(x.family, x.size, x.dtype) for x in map(self.leaves.__getitem__, self.frozen())]
         return advice(frozen, sum(x.size for x in self.leaves.values()), framework)
 
     def findings(self, framework: str) -> list[Finding]:
-        """Return the frozen share of every leaf as a finding; NaN where it was not measured."""
+        """Return the frozen fraction of every leaf as a finding; NaN if it was not measured."""
         still, remedy = set(self.frozen()), self.remedy(framework)
         latest, rows = self.latest(), []
         for name, leaf in self.leaves.items():
             look = latest.get(name)
             value = math.nan if look is None else look.frozen
             message = self._message(name, look)
-            # A share above one half by less than its sampling error is no warning.
+            # A fraction above one half by less than its sampling error gives no warning.
             limit = FROZEN_SHARE if name in still or not value > FROZEN_SHARE else 1.0
             rows.append(
                 judge(PROBE, leaf.name, "frozen_fraction", value, limit, SOURCE, message, remedy)
@@ -258,21 +258,21 @@ class Watched:
 
 
 def error_of(share: float, elements: int, size: int) -> float:
-    """Return one standard error of a share that was found in a sample; 0 for a whole leaf.
+    """Return the standard error of a fraction found in a sample; 0 for a whole leaf.
 
     Args:
-        share: the share found.
-        elements: how many elements it is a share of.
-        size: elements of the leaf.
+        share: the fraction.
+        elements: number of elements in the sample.
+        size: number of elements of the leaf.
     """
     return _estimate(share, elements, size)[1]
 
 
 def _estimate(share: float, elements: int, size: int) -> tuple[float, float]:
-    """Return the middle of a share's interval and its standard error, of Agresti and Coull."""
+    """Return the centre and standard error of a fraction's Agresti-Coull interval."""
     if elements >= size or math.isnan(share):
         return share, 0.0
-    # With two successes and two failures more, so that 3 of 3 is not certain.
+    # Two successes and two failures are added, so that 3 of 3 is not certain.
     count = elements + 4
     middle = (share * elements + 2) / count
     return middle, math.sqrt(middle * (1 - middle) / count)

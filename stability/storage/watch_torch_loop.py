@@ -1,8 +1,8 @@
-"""Looks at a torch training: a hook on the optimiser takes a sample of every parameter, every N
-steps, before and after one step.
+"""Watches a torch training loop: a hook on the optimiser samples every parameter before and after
+one step, every N steps.
 
-Between looks the hook counts. The values before a step are those after the one in front of it, so
-that nothing else has to be hooked; both stay on the device until the second one is there. Source:
+Between looks the hook only counts. The values before a step are those after the previous one, so no
+other hook is needed. Both samples stay on the device until the second one is taken. Source:
 docs/training.md "Watch a run while it trains".
 """
 
@@ -24,27 +24,27 @@ _STRIDED = "torch.strided"
 
 @dataclass(frozen=True)
 class _Target:
-    """A parameter that is watched."""
+    """A watched parameter."""
 
     leaf: Followed
     parameter: Any
     group: dict[str, Any]
-    """Its group in the optimiser, which has the learning rate."""
+    """Its parameter group in the optimiser, which holds the learning rate."""
     places: Any
     """Tensor of `Followed.places` on the parameter's device."""
 
 
 class TorchLooks:
-    """The hook on a torch optimiser.
+    """Hook on a torch optimiser that takes looks.
 
     Attributes:
-        leaves: what is watched.
-        absent: why the other parameters are not, by name.
+        leaves: the watched leaves.
+        absent: the other parameters, by name, with the reason.
         step: optimiser steps so far.
-        skipped: steps that a loss scaler left out.
+        skipped: steps that a loss scaler skipped.
         waited: seconds spent waiting for the device to finish the training's own work.
-        remedied: whether this project's stochastic rounding or Kahan is on the optimiser, so that
-            what stands still is not lost.
+        remedied: whether this project's stochastic rounding or Kahan summation is attached, so that
+            no update is lost although stored values do not change.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class TorchLooks:
         due: Callable[[int], bool],
         guard: Callable[[Hook], Hook] = lambda hook: hook,
     ) -> None:
-        """Put the hook on.
+        """Attach the hook.
 
         Args:
             optimizer: a `torch.optim.Optimizer`.
             named_parameters: `model.named_parameters()`.
-            take: gets each look: step, samples, and why parameters have none.
-            due: whether a step is one to look at.
+            take: called with each look: step, samples, and the parameters without one.
+            due: whether a step is to be inspected.
             guard: wraps the hook, so that an error in it does not reach the training.
 
         Raises:
-            ValueError: it is no optimiser, or nothing of it can be watched.
+            ValueError: it is not an optimiser, or none of its parameters can be watched.
         """
         if not hasattr(optimizer, "register_step_post_hook"):
             raise ValueError(
@@ -92,11 +92,11 @@ class TorchLooks:
 
     @property
     def device(self) -> Any:
-        """Device of the first parameter that is watched."""
+        """Device of the first watched parameter."""
         return self._targets[0].parameter.device
 
     def remove(self) -> None:
-        """Take the hook off; the samples on the device are let go."""
+        """Detach the hook and release the samples on the device."""
         self._handle.remove()
         self._before = None
 
@@ -121,8 +121,8 @@ class TorchLooks:
         return targets
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # A fused optimiser runs its step on infinite gradients too, and leaves everything as it is.
-        # The flag is read only where a look needs it: reading it waits for the device.
+        # A fused optimiser also runs its step on infinite gradients and changes nothing. The flag
+        # is read here, which waits for the device.
         scaled = getattr(optimizer, "found_inf", None)
         if scaled is not None and float(scaled):
             self.skipped += 1
@@ -160,7 +160,7 @@ class TorchLooks:
         values = []
         for target in self._targets:
             value = target.parameter.detach().take(target.places)
-            # What Kahan carries is part of the parameter.
+            # The Kahan carry is part of the parameter's value.
             if (carry := optimizer.state.get(target.parameter, {}).get(CARRY)) is not None:
                 value = value.float() + carry.take(target.places).float()
             values.append(value)
@@ -168,7 +168,7 @@ class TorchLooks:
 
 
 def _wait(parameter: Any) -> float:
-    """Wait for what was asked of an accelerator before; return the seconds that took."""
+    """Wait until the accelerator has finished its queued work; return the seconds waited."""
     import torch
 
     if parameter.device.type == "cpu" or not hasattr(torch, "accelerator"):
@@ -179,7 +179,7 @@ def _wait(parameter: Any) -> float:
 
 
 def _why_not(parameter: Any, groups: dict[Any, Any]) -> str:
-    """Return why a parameter cannot be watched, or nothing."""
+    """Return why a parameter cannot be watched, or an empty string."""
     if hasattr(parameter, "to_local"):
         return "sharded: this process holds a part of it"
     if str(parameter.layout) != _STRIDED or parameter.device.type == "meta":
@@ -206,7 +206,7 @@ def _why_no_update(gradient: Any, target: _Target) -> str:
 
 
 def _on_host(parts: Sequence[Any]) -> list[np.ndarray]:
-    """Return samples as NumPy arrays, with one copy from each device for each dtype."""
+    """Copy samples to the host as NumPy arrays, one transfer per device and dtype."""
     import torch
 
     groups: dict[tuple[Any, Any], list[int]] = {}
@@ -215,7 +215,7 @@ def _on_host(parts: Sequence[Any]) -> list[np.ndarray]:
     out: dict[int, np.ndarray] = {}
     for (_, dtype), members in groups.items():
         joined = torch.cat([parts[i] for i in members])
-        # Widening to float32 is exact for the narrow formats, and equal stays equal.
+        # Widening narrow formats to float32 is exact, so comparisons are not affected.
         joined = joined if dtype in (torch.bool, torch.float64) else joined.float()
         flat = joined.cpu().numpy()
         ends = np.cumsum([parts[i].numel() for i in members])[:-1]

@@ -1,17 +1,18 @@
-"""Rank remedies for a whole run by the share of the cost of low-precision storage they return.
+"""Ranks remedies for a whole run by the fraction of the cost of low-precision storage they avoid.
 
-The remedies of one leaf do not rank remedies for a run: norms may be all that freezes, and matrices
-that lose a little of each step may cost as much. So each leaf is weighed by its push, the loss
-decrease to first order: gradient norm times intended displacement.
+Remedies for one leaf do not rank remedies for the run: norms may be the only parameters that freeze
+while matrices, which lose a little of each step, cost as much. Each leaf is therefore weighted by
+its loss decrease to first order, gradient norm x intended displacement (`push`).
 
-A leaf that misses a share m of its displacement loses push times m^p. p is 1 on a straight slope
-and 2 at the end of a parabola; runs measured between 1.5 and 2. Two costs add: rounding a parameter
-loses the steps of some elements, and second moments that cannot decay shorten all steps alike.
-Random rounding errors of relative mean square e would cost push times e at the end of a parabola
-and nothing on a slope; none to a quarter of that was measured, since later steps correct them. The
-range of an estimate is that of both factors, the standard error of the sampled elements, and for
-remedies of some leaves alone the error of adding costs up (`INTERPLAY`). All of it is compared with
-training in docs/stability.md "The whole run".
+A leaf that loses a fraction m of its displacement costs push x m^p. p is 1 on a constant slope and
+2 at the minimum of a parabola; runs measured between 1.5 and 2. Two costs add up: rounding a
+parameter loses the steps of some elements, and second moments that cannot decay shorten all steps.
+
+Random rounding errors of relative mean square e would cost push x e at the minimum of a parabola
+and nothing on a slope. Runs measured between 0 and a quarter of that, because later steps correct
+the errors. The range of an estimate covers both factors, the standard error of the sampled
+elements, and, for remedies of some leaves alone, the error of adding up costs (`INTERPLAY`).
+docs/stability.md "The whole run" compares all of it with training.
 """
 
 from __future__ import annotations
@@ -40,67 +41,68 @@ from stability.storage.simulate import (
 from stability.storage.update_rules import AdamW, Optimiser
 
 DIMINISHING = 1.75
-"""Power of the missing share of a displacement: the middle of `POWERS`."""
+"""Power p of the lost fraction of a displacement: the middle of `POWERS`."""
 POWERS = {1.5: 0.0, DIMINISHING: 0.1, 2.0: 0.25}
-"""Powers between which trained models lie, and the part of the mean square of random errors that
-costs; docs/stability.md "The whole run" has the measurements."""
+"""Range of p in trained models, with the fraction of the random errors' mean square that costs;
+measurements in docs/stability.md "The whole run"."""
 JACKKNIFE = 8
-"""Parts of the sampled elements, each left out once, for the standard error of an estimate."""
+"""Parts of the sampled elements that are left out in turn, for an estimate's standard error."""
 ERRORS = 2.0
-"""Standard errors that a range extends beyond the powers': 95 %."""
+"""Standard errors by which a range extends beyond that of the powers: 95 %."""
 RESOLUTION = 0.01
-"""Difference below which two remedies are a tie at any rate: shares are shown in percent."""
+"""Smallest difference between two remedies that are not a tie: fractions are shown in percent."""
 INTERPLAY = 0.125
-"""Error of a remedy for some leaves or moments alone, as a share of the cost: costs are added up,
-and families compensate one another. Measured up to 0.124, beyond what `POWERS` explain."""
+"""Error of the estimate for remedies of some leaves or of moments alone, as a fraction of the cost.
+Costs are added up although families compensate one another. Measured: up to 0.124 outside the range
+of `POWERS`."""
 WORKS = 0.9
-"""Share of the cost that a remedy for the run returns: what is left is a tenth."""
+"""Fraction of the cost that a remedy must avoid to count as a fix."""
 SHOWN = 3
-"""Remedies shown of each sort."""
+"""Number of remedies shown per kind."""
 PARTS = 50
-"""Parts of a run with a schedule, of one rate each: what is said of them is to 2 %."""
+"""Intervals of constant rate into which a schedule is divided: a resolution of 2 %."""
 HALVINGS = 6
-"""How often the largest rate is halved for the rates that are tried, down to a 64th: what a run
-does below that is a hundredth of its way or less."""
+"""Number of times the largest rate is halved for the simulated rates, down to 1/64. A run covers at
+most about a hundredth of its displacement at lower rates."""
 LONG = 2000
-"""Steps for which moments are followed of a run that is longer: the memory of beta2 0.999 twice."""
+"""Largest number of steps for which moments are simulated: twice the memory of beta2 = 0.999."""
 
 
 class Missing(NamedTuple):
-    """What a leaf's displacement lacks."""
+    """Lost part of a leaf's displacement."""
 
     rounded: float
-    """Share that rounding the parameter loses, of what its optimiser asks for."""
+    """Fraction of the requested updates that rounding the parameter loses."""
     shrunk: float = 0.0
-    """Share by which the steps that it asks for are too short, its moments being rounded."""
+    """Fraction by which the requested updates are too short because moments are rounded."""
     noise: float = 0.0
-    """Mean square of the random errors of rounding, relative to that of the displacement."""
+    """Mean square of random rounding errors, relative to that of the displacement."""
 
     @property
-    def arrives(self) -> float:
-        """Share of the displacement that is applied."""
+    def applied(self) -> float:
+        """Fraction of the intended displacement that was applied."""
         return (1 - self.rounded) * (1 - self.shrunk)
 
     def cost(self, power: float = DIMINISHING) -> float:
-        """Share of the leaf's push that is lost."""
+        """Fraction of the leaf's push that is lost."""
         lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power
         return min(1.0, lost + POWERS[power] * self.noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Parameters of one sort."""
+    """Summary of the parameters of one family."""
 
     name: str
     elements: int
-    arrives: float
-    """Share of the way the optimiser asks for that is gone, weighed by push."""
+    applied: float
+    """Fraction of the intended displacement that is applied, weighted by push."""
     cost: float
-    """Share of what storage costs the run."""
+    """Fraction of the run's total storage cost."""
 
     def describe(self) -> str:
-        """Return it in words."""
-        return f"{self.name} {self.arrives:.0%} ({self.cost:.0%} of the cost)"
+        """Describe the applied fraction and the cost."""
+        return f"{self.name} {self.applied:.0%} ({self.cost:.0%} of the cost)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +111,27 @@ class RunRemedy:
 
     what: str
     returns: float
-    """Expected share of the cost that it returns."""
+    """Expected fraction of the cost that it avoids."""
     bytes: float
-    """Per parameter, the optimiser's moments included."""
+    """Bytes per parameter, including the optimiser's moments."""
     low: float
     high: float
-    """Range of `returns`, over `POWERS` and the sampled elements."""
+    """Range of `returns` over `POWERS` and the sampled elements."""
     rank: int = 1
-    """Place by `returns`; remedies that the range does not tell apart share one."""
+    """Rank by `returns`; remedies that do not differ significantly share one."""
 
     @property
     def works(self) -> bool:
-        """Whether it returns nearly all."""
+        """Whether it avoids nearly all of the cost."""
         return self.returns >= WORKS
 
     @property
     def settled(self) -> bool:
-        """Whether all of its range works, or none of it."""
+        """Whether its whole range is on one side of `WORKS`."""
         return (self.low >= WORKS) == (self.high >= WORKS)
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Describe the remedy, its expected effect and its memory."""
         between = f"{self.low:.0%} to {self.high:.0%}"
         exact = f"{self.low:.0%}" == f"{self.high:.0%}"
         gives = f"returns about {self.returns:.0%}{'' if exact else f' ({between})'}"
@@ -138,21 +140,21 @@ class RunRemedy:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """What storage costs a run, by family, and what helps."""
+    """Cost of storage for a run by family of parameters, and the remedies."""
 
     families: tuple[Family, ...]
-    """Dearest first."""
+    """Sorted by cost, largest first."""
     remedies: tuple[RunRemedy, ...]
-    """What works first, cheapest of it first; the rest by what it returns."""
+    """Sorted: remedies that work by memory, then the others by `returns`."""
     basis: str
-    """What gradients and rates are taken to be."""
+    """Assumptions on gradients and rates, as text."""
     lost: tuple[str, ...] = ()
-    """With a schedule, when each family loses more than half of its way."""
+    """With a schedule: when each family loses more than half of its displacement, as text."""
 
     def lines(self, storage: str) -> list[str]:
-        """Return the remedies and, in one line, every family."""
+        """Return lines with the remedies, then one line with all families."""
         closing = ", ".join(f.describe() for f in self.families)
-        end = f"Of the way the optimiser asks for, this arrives in {storage}: {closing}."
+        end = f"Fraction of the intended displacement applied in {storage}: {closing}."
         ends = [end, *self.lost]
         if not self.remedies:
             return ends
@@ -168,13 +170,13 @@ class WholeRun:
 
 
 def _tie(remedy: RunRemedy, shown: Sequence[tuple[str, RunRemedy]]) -> str:
-    """Return in words that a remedy returns as much as one that is shown before it."""
+    """Return text saying that a remedy ties with an earlier one; empty if it does not."""
     first = next(other for _, other in shown if other.rank == remedy.rank)
     return "" if first is remedy else f"; a tie with {first.what.partition(',')[0]}"
 
 
 def family_of(name: str, shape: tuple[int, ...]) -> str:
-    """Return the sort of a parameter, by its name and its axes."""
+    """Return the family of a parameter, from its name and number of axes."""
     if len(shape) >= 2:
         table = re.search(r"emb|wte|wpe|lm_head|tok_", name, re.IGNORECASE)
         return "embeddings" if table else "matrices" if len(shape) == 2 else "kernels"
@@ -196,19 +198,19 @@ def whole_run(
     trained: Mapping[Storage, Mapping[str, Outcome]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> WholeRun:
-    """Return what storage costs a run, and what each remedy is expected to return.
+    """Estimate what storage costs a run, and the fraction that each remedy avoids.
 
     Args:
-        leaves: every parameter that is trained.
-        samples: of each, as `simulate.run` draws them.
+        leaves: all trained parameters.
+        samples: a sample of each, as drawn by `simulate.run`.
         rule: the optimiser.
-        fmt: the storage in question.
-        gradients: their distribution, where nothing is known of them.
-        known: what is known of them; None takes all to be of one size.
-        wide_moments: whether moments are in float32 as it is.
-        schedule: the rates of the run; None takes `STEPS` steps at the optimiser's own.
-        trained: outcomes of `simulate.run` that are there already, for all leaves.
-        say: gets a line of progress.
+        fmt: the storage format.
+        gradients: distribution of synthetic gradients, if none are known.
+        known: known gradients; None assumes one size for all.
+        wide_moments: whether moments are stored in float32 already.
+        schedule: the rates of the run; None is `STEPS` steps at the optimiser's rate.
+        trained: existing outcomes of `simulate.run` for all leaves, by storage.
+        say: called with a line of progress.
 
     Raises:
         RuntimeError: the compiler removed the rounding.
@@ -238,15 +240,15 @@ def whole_run(
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What storage costs by leaf, from some of the sampled elements."""
+    """Cost of storage by leaf, estimated from a subset of the sampled elements."""
 
     push: Mapping[str, float]
     now: Mapping[str, Missing]
     ways: list[tuple[str, Mapping[str, Missing], float]]
-    """Remedies: in words, what is missing with them, bytes per parameter."""
+    """Remedies: description, losses with the remedy, bytes per parameter."""
 
     def returns(self) -> np.ndarray | None:
-        """Return the share of the cost each remedy returns, (remedies, powers); None of no cost."""
+        """Return the fraction of the cost each remedy avoids, (remedies, powers); None if 0."""
         costs = [_cost(self.now, self.push, p) for p in POWERS]
         if not all(costs):
             return None
@@ -254,12 +256,12 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy leaves rounding of some leaves as it is."""
+        """Whether a remedy does not change the rounding of some leaves."""
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 
 def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, ...]:
-    """Return the remedies in their order, with ranges and ranks."""
+    """Return the sorted remedies with ranges and ranks."""
     returns = whole.returns()
     if returns is None:
         return ()
@@ -271,7 +273,7 @@ def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, 
     for place, number in enumerate(order):
         ahead = returns[leader] - returns[number]
         errors = _errors([found[leader] - found[number] for found in left_out])
-        # A tie: some power, or another draw of the elements, puts them the other way round.
+        # A tie: for some power or another sample of the elements their order is reversed.
         least = INTERPLAY if partial[leader] or partial[number] else RESOLUTION
         tied = bool(np.any(ahead <= np.maximum(ERRORS * errors, least)))
         leader = leader if tied else number
@@ -289,14 +291,14 @@ def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, 
 
 
 def _errors(left_out: Sequence[np.ndarray]) -> np.ndarray:
-    """Return standard errors from estimates that each leave out one part of the elements."""
+    """Return jackknife standard errors from estimates that each omit one part of the elements."""
     values = np.array(left_out)
     return np.sqrt((len(values) - 1) / len(values) * np.sum((values - values.mean(0)) ** 2, 0))
 
 
 @dataclass
 class _Model:
-    """A model's leaves, and what is missing of their ways by how they are stored."""
+    """A model's leaves, and the losses of their displacements under a given storage."""
 
     leaves: Mapping[str, Leaf]
     samples: Mapping[str, np.ndarray]
@@ -306,12 +308,12 @@ class _Model:
     known: KnownGradients | None
     trained: dict[Storage, Mapping[str, Outcome]]
     push: dict[str, float] = field(default_factory=dict)
-    """By leaf, the loss decrease to first order if nothing is lost."""
+    """Loss decrease to first order if no update is lost, by leaf."""
     families: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
-    """By kind, one leaf that stands for the others where a property hardly differs among them."""
+    """Representative leaf of each kind, for properties that hardly vary within a kind."""
     left_out: int | None = None
-    """Part of the sampled elements that does not count, of `JACKKNIFE`."""
+    """Omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
     runs: dict[Any, Mapping[str, Outcome]] = field(default_factory=dict)
     weights: dict[str, np.ndarray | float] = field(default_factory=dict)
 
@@ -321,14 +323,14 @@ class _Model:
         self.leave_out(None)
 
     def leave_out(self, part: int | None) -> None:
-        """Leave one part of every leaf's elements out, or none."""
+        """Omit one part of every leaf's sampled elements, or none."""
         self.left_out = part
         for n, outcome in self.outcomes(FLOAT32).items():
             way = np.abs(outcome.intended * self.weight(n))
             self.push[n] = float(np.mean(way)) * self.leaves[n].size
 
     def _part(self, values: np.ndarray) -> np.ndarray:
-        """Return the elements that count; all of them if none would be left."""
+        """Return the elements that are not omitted, or all of them if none would remain."""
         if self.left_out is None or values.size < 2:
             return values
         return values[np.arange(values.size) % min(JACKKNIFE, values.size) != self.left_out]
@@ -337,7 +339,7 @@ class _Model:
         self, storage: Storage, names: Iterable[str] | None = None, factor: float = 1.0,
         steps: int = STEPS,
     ) -> Mapping[str, Outcome]:  # fmt: skip
-        """Train samples of leaves, all of them by default, with a factor on the rate."""
+        """Train samples of leaves, by default of all, with a factor on the rate."""
         chosen = tuple(self.leaves if names is None else names)
         key = storage, chosen, factor, steps
         if key not in self.runs:
@@ -358,7 +360,7 @@ class _Model:
         return run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known)
 
     def weight(self, name: str) -> np.ndarray | float:
-        """Return the sizes of the gradients of a leaf's sample, or 1 where all are alike."""
+        """Return the gradient sizes of a leaf's sample, or 1 if all are assumed equal."""
         if self.known is None:
             return 1.0
         if name not in self.weights:
@@ -368,7 +370,7 @@ class _Model:
         return self._part(np.asarray(self.weights[name]))
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
-        """Return what a storage with moments in float32 loses of each leaf, from one of a kind."""
+        """Return the losses of all leaves with float32 moments, from one leaf per kind."""
         storage = Storage(wrapper, self.fmt.name)
         found = self.outcomes(storage, self.kinds.values())
         missing = {}
@@ -378,10 +380,10 @@ class _Model:
         return {n: missing[self.kinds[kind_of(n)]] for n in self.leaves}
 
     def stored(self, wrapper: str) -> dict[str, Missing]:
-        """Return what parameters in the format lose at one rate, moments as the wrapper has them.
+        """Return the losses of parameters stored in the format, at one constant rate.
 
         Args:
-            wrapper: `cast` for moments in the format, `nearest` for moments in float32.
+            wrapper: `cast` for moments in the format, `nearest` for float32 moments.
         """
         wide, narrow = self.outcomes(FLOAT32), self.outcomes(Storage(wrapper, self.fmt.name))
         missing = {}
@@ -393,7 +395,7 @@ class _Model:
     def scheduled(
         self, wrapper: str, schedule: Schedule
     ) -> tuple[dict[str, Missing], tuple[str, ...]]:
-        """Return what they lose over a run, and when each family loses more than half."""
+        """Return the losses over a schedule, and when each family loses more than half."""
         names, steps = list(self.kinds.values()), min(schedule.steps, LONG)
         wide = self.outcomes(FLOAT32, names, 1.0, steps)
         narrow = self.outcomes(Storage(wrapper, self.fmt.name), names, 1.0, steps)
@@ -411,7 +413,7 @@ class _Model:
         return missing, self._when(rounded)
 
     def _when(self, rounded: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Return the line that says in which parts of a run less than half of a way arrives."""
+        """Return a line on the parts of a run in which more than half of the updates are lost."""
         words = []
         for family in dict.fromkeys(self.families.values()):
             inside = [n for n in self.leaves if self.families[n] == family]
@@ -419,13 +421,13 @@ class _Model:
             ways = np.array([rounded[self.kinds[kind_of(n)]] for n in inside])
             lost = np.average(ways, axis=0, weights=pushes if pushes.any() else None) > 0.5
             words.append(f"{family} {_parts(lost)}")
-        return (f"Rounding takes more than half of the way: {', '.join(words)}.",)
+        return (f"Rounding loses more than half of the displacement: {', '.join(words)}.",)
 
 
 def _ways(
     model: _Model, now: Mapping[str, Missing], wide_moments: bool
 ) -> list[tuple[str, Mapping[str, Missing], float]]:
-    """Return remedies: in words, what is missing with them, bytes per parameter."""
+    """Return the remedies: description, losses with the remedy, bytes per parameter."""
     fmt, moments = model.fmt, 2 if isinstance(model.rule, AdamW) else 1
     ways: list[tuple[str, Mapping[str, Missing], float]] = [
         ("float32 parameters and moments, bfloat16 compute (AMP)",
@@ -451,18 +453,18 @@ def _ways(
 
 
 def _share(outcome: Outcome, intended: np.ndarray, weight: Any) -> float:
-    """Return the share of a weighted way that was not gone; what overshoots misses none."""
+    """Return the lost fraction of a weighted displacement; overshooting counts as 0."""
     applied = np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)
     return _short(applied * weight, intended * weight)
 
 
 def _shrunk(outcome: Outcome, wide: Outcome, weight: Any) -> float:
-    """Return the share by which what was asked for falls short of what float32 asks for."""
+    """Return the fraction by which the requested updates are shorter than float32's."""
     return _short(outcome.intended * weight, wide.intended * weight)
 
 
 def _noise(outcome: Outcome, weight: Any) -> float:
-    """Return the mean square of errors about the mean displacement, relative to its own."""
+    """Return the mean square of errors about the mean displacement, relative to the latter's."""
     applied = (np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)) * weight
     intended = np.asarray(outcome.intended, np.float64) * weight
     square = float(np.sum(intended**2))
@@ -472,17 +474,17 @@ def _noise(outcome: Outcome, weight: Any) -> float:
 
 
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
-    """Return the share of a displacement that is missing, in [0, 1]; all of it if it is NaN."""
+    """Return the missing fraction of a displacement, in [0, 1]; 1 if it is NaN."""
     whole = np.abs(way, dtype=np.float64).sum()
     share = float((gone * np.sign(way)).sum() / whole) if whole else 1.0
-    # Python's maximum of 0 and NaN is 0, which would say that nothing is missing.
+    # In Python max(0, NaN) is 0, which would mean that nothing is missing.
     return 1.0 if math.isnan(share) else min(1.0, max(0.0, 1.0 - share))
 
 
 def _parts(lost: np.ndarray) -> str:
-    """Return in words in which parts of a run something is so."""
+    """Return text on the parts of a run in which `lost` is true."""
     if lost.all() or not lost.any():
-        return "all along" if lost.all() else "never"
+        return "throughout" if lost.all() else "never"
     edges = np.flatnonzero(np.diff(np.concatenate([[0], lost.astype(int), [0]]))) / len(lost)
     pairs = zip(edges[::2], edges[1::2], strict=True)
     return f"from {' and from '.join(f'{a:.0%} to {b:.0%}' for a, b in pairs)} of the run"
@@ -504,7 +506,7 @@ def _families(
     for family in dict.fromkeys(of.values()):
         inside = [n for n in leaves if of[n] == family]
         pushes = sum(push[n] for n in inside)
-        gone = sum(push[n] * missing[n].arrives for n in inside)
+        gone = sum(push[n] * missing[n].applied for n in inside)
         cost = _cost({n: missing[n] for n in inside}, push)
         share = cost / total if total else 0.0
         elements = sum(leaves[n].size for n in inside)

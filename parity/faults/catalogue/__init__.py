@@ -1,1 +1,1 @@
-"""The planted bugs, one module for each part of the model they are in."""
+"""The planted bugs, one module per part of the model."""

@@ -17,7 +17,7 @@ _activation = partial(fault, Family.ACTIVATIONS)
 
 
 def _silu(*replacements: Callable[[Any], Any] | None) -> Plant:
-    """Replace the calls of SiLU within a method, in order; None and what is beyond stay."""
+    """Replace the calls of SiLU within a method, in order; None and further calls are unchanged."""
 
     @around
     def plant(call, *args, **options):

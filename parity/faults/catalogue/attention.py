@@ -1,4 +1,4 @@
-"""Bugs of the chunked attention, uncached, and of the query/key affine before it."""
+"""Bugs of uncached chunked attention, and of the query/key affine before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _fault = partial(fault, Family.ATTENTION, stage="layers.0.inner")
 
 
 def _attend(change: Callable[..., dict[str, Any]]) -> Plant:
-    """Call `attend` with arguments replaced: `change(q, k, mask, config)` gives which."""
+    """Call `attend` with changed arguments, as returned by `change(q, k, mask, config)`."""
 
     @around
     def plant(call, q, k, v, mask, config, *, key=None):

@@ -1,4 +1,4 @@
-"""Bugs of the states a stream carries from one call to the next, and of generation."""
+"""Bugs of the states that a stream carries between calls, and of generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of converting a checkpoint: the weights reach the model changed."""
+"""Bugs of checkpoint conversion, which change the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of derivatives whose forward pass is right."""
+"""Bugs of gradients with a correct forward pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _detached_scale(call, self, x):
 
 
 def _convolved_backwards(convolve):
-    """The gradient by the input is convolved, not correlated: a conjugate is missing."""
+    """Convolve, instead of correlate, in the gradient of the input: a conjugate is missing."""
 
     @jax.custom_vjp
     def faulty(x, kernel):

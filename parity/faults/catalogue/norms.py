@@ -1,4 +1,4 @@
-"""Bugs of RMSNorm, LayerNorm and the normalisation of the shared query/key."""
+"""Bugs of RMSNorm, LayerNorm and the normalisation of the shared query/key projection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of AdamW: the gradients are right, and what is made of them is not."""
+"""Bugs of AdamW: correct gradients, applied incorrectly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from parity.megalodon import trajectory
 from parity.megalodon.trajectory import HYPER, decays
 
 MU, NU, DRIFT = (Quantity.after_step(1, w, "model.embed.weight") for w in ("mu", "nu", "drift"))
-"""Of the first parameter that is compared, which does not decay."""
+"""Quantities of the first compared parameter, which has no weight decay."""
 _LINEAR = "model.layers.0.attn.wh1.weight"
 LINEAR_MU, LINEAR_DRIFT = (Quantity.after_step(1, what, _LINEAR) for what in ("mu", "drift"))
-"""Of the first that decays."""
+"""Quantities of the first parameter with weight decay."""
 
 
 def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fault:
-    """Return the fault that has `faulty(healthy)` in place of the healthy transformation."""
+    """Return the fault that replaces the healthy transformation by `faulty(healthy)`."""
 
     def plant(adamw: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: faulty(adamw())
@@ -64,7 +64,7 @@ def _decay_by_its_own() -> Any:
 
 
 def _decay_of_the_result() -> Any:
-    """Decay what the step leads to, in place of what it came from."""
+    """Apply weight decay to the updated parameters instead of those before the step."""
 
     def update(updates, state, params=None):
         assert params is not None
@@ -81,7 +81,7 @@ def _decay_of_the_result() -> Any:
 
 
 def _changed(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """Return AdamW around whose update something is done: `change(healthy.update, grads, ...)`."""
+    """Return AdamW with a changed update: `change(healthy, grads, (state, params))`."""
 
     def faulty(healthy: Any) -> Any:
         def update(updates, state, params=None):

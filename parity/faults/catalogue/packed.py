@@ -1,4 +1,4 @@
-"""Bugs of packed documents: something of one document reaches the next."""
+"""Bugs of packed documents: values of one document leak into the next."""
 
 from __future__ import annotations
 

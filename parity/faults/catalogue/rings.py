@@ -1,4 +1,4 @@
-"""Bugs of the keys and values a stream keeps, and of what it may see of them."""
+"""Bugs of the keys and values that a stream caches, and of their visibility."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _slot_of_the_first_row(append, self, k, v, lengths):
     right = append(self, k, v, lengths)
     shared = jnp.full_like(self.count, self.count[0])
     wrong = append(altered(self, count=shared), k, v, lengths)
-    # Of single tokens alone: longer pieces are written at once, a row's ring from its own end.
+    # Single tokens only: longer pieces are written at once, from the end of each row's ring.
     return altered(right, k=wrong.k, v=wrong.v) if k.shape[1] == 1 else right
 
 
@@ -87,7 +87,7 @@ def _one_block(stream, self, q, k, v, ring, key):
 _LAYER = Quantity.state("layers.0.")
 
 
-# A bug of visibility leaves what the first layer holds right: it enters the state of the second.
+# A visibility bug does not affect the first layer's cache; it first shows in the second's state.
 _NEXT_LAYER = Quantity.state("layers.1.norm_mean")
 
 _ring = partial(_fault, owner=AttentionCache, attribute="append")

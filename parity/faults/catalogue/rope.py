@@ -1,7 +1,7 @@
 """Bugs of the rotary position embedding.
 
-Queries and keys are named before the rotation, so a bug shows in `inner`; one that turns both by
-the same angle changes no score and shows only in the keys a cache holds.
+Queries and keys are marked before the rotation, so a bug shows in `inner`. A bug that rotates both
+by the same angle changes no score; it shows only in cached keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bugs of how the model is run: dtypes and rounding where the mathematics is right."""
+"""Bugs of running the model: dtypes and rounding, with correct mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of TimestepNorm: its statistics run along the text."""
+"""Bugs of TimestepNorm, whose statistics accumulate along the text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _from_raw_moments(call, self, x, state=None, mask=None):
 
 
 def _with_variance(change: Callable[..., Any]) -> Plant:
-    """Change the variance inside the square root: `change(var, groups (B, L, G, g), eps)`."""
+    """Change the variance below the square root: `change(var, groups (B, L, G, g), eps)`."""
 
     @around
     def plant(call, self, x, state=None, mask=None):

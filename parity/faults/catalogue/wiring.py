@@ -1,4 +1,4 @@
-"""Bugs of how the layers of a block are connected."""
+"""Bugs of the connections between the layers of a block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _without_residual(y, self, x):
 
 
 def _fed(call, layer: str, source: str):
-    """Let one layer of the attention half read what another put out."""
+    """Feed the output of one layer of attention (`source`) to another (`layer`)."""
 
     def faulty(self, *args, **options):
         seen: list[Any] = []
@@ -36,7 +36,7 @@ def _fed(call, layer: str, source: str):
         def misled(x):
             return getattr(self, layer)(seen[-1])
 
-        # The chunked attention is asked for more than its call.
+        # The chunked attention has other methods that are used too.
         stand_in = _Watched(self.inner, watched) if source == "inner" else watched
         return call(altered(self, **{source: stand_in, layer: misled}), *args, **options)
 

@@ -1,6 +1,6 @@
-"""The reference: megalodon-hf, run live. With `megalodon_jax.convert`, all of torch there is.
+"""The reference: megalodon-hf, run live. torch is used only here and in `megalodon_jax.convert`.
 
-Install it with `make reference`, or by hand as `INSTALL` says. Without it the recordings stand in
+Install it with `make reference`, or manually as `INSTALL` says. Without it, recordings are used
 (`parity.megalodon.recordings`).
 """
 

@@ -1,4 +1,4 @@
-"""megalodon-hf as a user loads it: from a folder, by `from_pretrained`."""
+"""megalodon-hf as a user loads it: a folder read by `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Deployed:
 
     model: Any
     problems: tuple[str, ...]
-    """What Transformers says did not fit: tensors missing, unexpected or of another shape."""
+    """Mismatches reported by Transformers: missing, unexpected or differently shaped tensors."""
 
     @classmethod
     def load(cls, folder: Path) -> Deployed:
@@ -39,7 +39,7 @@ class Deployed:
 
     @property
     def config(self) -> MegalodonConfig:
-        """Its configuration as ours."""
+        """Its configuration, converted to ours."""
         return MegalodonConfig.from_hf(self.model.config)
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:

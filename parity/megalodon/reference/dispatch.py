@@ -1,4 +1,4 @@
-"""What torch dispatches for megalodon-hf: operator, dtypes and module, forward and backward.
+"""Operations that torch dispatches for megalodon-hf: operator, dtypes, module, forward or backward.
 
 Source: docs/audits.md "The dtype audit": the torch side under autocast and under `.to(bfloat16)`.
 """
@@ -22,34 +22,34 @@ Mode = Literal["float32", "autocast", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Calls of one operator with the same dtypes in one module."""
+    """Calls of one operator with equal dtypes in one module."""
 
     module: str
-    """Path of the innermost module, without that of the model itself; empty for the model."""
+    """Path of the innermost module; empty for the model itself."""
     backward: bool
     op: str
     """ATen name without namespace and overload, such as `addmm`."""
     inputs: tuple[str, ...]
     """Dtypes of the tensor arguments, in order."""
     output: str
-    """Dtype of the first tensor returned; empty if there is none."""
+    """Dtype of the first returned tensor; empty if there is none."""
     count: int
 
 
 def dispatched(
     config: MegalodonConfig, shape: tuple[int, int], mode: Mode, device: str = "cpu"
 ) -> tuple[Dispatched, ...]:
-    """Run loss and backward pass of megalodon-hf once and return what was dispatched, sorted.
+    """Run loss and backward pass of megalodon-hf once; return the dispatched calls, sorted.
 
     Args:
-        config: sizes; weights are drawn from a fixed seed.
+        config: sizes; weights are random with a fixed seed.
         shape: (B, L) of the ids.
-        mode: `float32`, `autocast` to bfloat16 with float32 weights, or a model cast to bfloat16.
+        mode: `float32`; `autocast` to bfloat16 with float32 weights; or a model cast to `bfloat16`.
         device: "cpu" or "cuda".
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run here.
-        ValueError: `mode` is none of the three.
+        ValueError: `mode` is unknown.
     """
     if mode not in ("float32", "autocast", "bfloat16"):
         raise ValueError(f"dispatched: mode={mode!r} must be 'float32', 'autocast' or 'bfloat16'.")
@@ -82,10 +82,10 @@ def dispatched(
 
 
 class _Places:
-    """Knows which module runs: forward by hooks, backward by whose graph node is at work.
+    """Tracks which module is running: by hooks in the forward pass, by graph node in the backward.
 
-    A node belongs to the innermost module during whose call it was made. They are found when the
-    module returns, by walking from its outputs to its inputs past what inner modules own.
+    A node belongs to the innermost module that was called when it was created. Nodes are found when
+    a module returns, by traversal from its outputs to its inputs, skipping those of inner modules.
     """
 
     def __init__(self, model: Any):
@@ -104,18 +104,18 @@ class _Places:
 
     @property
     def module(self) -> str:
-        """Path of the module at work."""
+        """Path of the running module."""
         return self.now if self.backward else self._stack[-1]
 
     def turn(self, loss: Any) -> None:
-        """Begin the backward pass from `loss`."""
+        """Start the backward pass from `loss`."""
         self._claim("", [loss], set())
         self.backward = True
         for node, name in self._owner.items():
             node.register_prehook(functools.partial(self._at, name))
 
     def remove(self) -> None:
-        """Take the hooks off the modules."""
+        """Remove the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
 
@@ -142,7 +142,7 @@ class _Places:
 
 
 def _nodes(values: Any) -> list[Any]:
-    """Return the graph nodes that made the tensors in a structure."""
+    """Return the graph nodes that created the tensors in a structure."""
     import torch
     from torch.utils._pytree import tree_leaves
 

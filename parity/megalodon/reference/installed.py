@@ -1,4 +1,4 @@
-"""Which megalodon-hf is installed here, and whether it can answer for the one we know."""
+"""Checks which megalodon-hf is installed, and whether its results are those we expect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 COMMIT = "082db4b"
 SOURCE = "22e25a5d9788f38b"
-"""Hash of the sources of `COMMIT`; every version calls itself something else."""
+"""Hash of the sources of `COMMIT`; version numbers are not reliable."""
 ANY = "MEGALODON_HF_ANY"
-"""Environment variable that lets another version answer, for example your own refactor of it."""
+"""Environment variable that allows another version, for example your own refactoring of it."""
 INSTALL = (
     f'pip install "megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@{COMMIT}", '
     "or set MEGALODON_HF_SOURCE to a local checkout and run `make reference`"
@@ -22,7 +22,7 @@ INSTALL = (
 
 
 def why_unavailable() -> str | None:
-    """Return why the live reference cannot run, or None when it can. Imports nothing heavy."""
+    """Return why the live reference cannot run, or None if it can, without heavy imports."""
     for package in ("torch", "transformers", "megalodon"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed; {INSTALL}"
@@ -33,7 +33,7 @@ def why_unavailable() -> str | None:
     if (found := source_hash()) != SOURCE and not os.environ.get(ANY):
         return (
             f"another megalodon-hf is installed: its sources have hash {found}, those of commit "
-            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to let it answer"
+            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to accept it"
         )
     return None
 
@@ -41,19 +41,19 @@ def why_unavailable() -> str | None:
 def package() -> Any:
     """Return megalodon-hf's package.
 
-    By name: a type checker that does not find it takes `parity.megalodon` for it.
+    Imported by name, because a type checker would resolve it to `parity.megalodon`.
     """
     return importlib.import_module("megalodon")
 
 
 def identity() -> str:
-    """Return the commit of what is installed, or the hash of its sources if it is another."""
+    """Return the commit of the installed version, or the hash of its sources if it is another."""
     found = source_hash()
     return COMMIT if found == SOURCE else f"sources {found}"
 
 
 def source_hash() -> str:
-    """Return a hash of the installed package's sources, its generated version file left out."""
+    """Return a hash of the installed package's sources without its generated version file."""
     spec = importlib.util.find_spec("megalodon")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What megalodon-hf does where this project does something else on purpose."""
+"""megalodon-hf's results at the known differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parity.megalodon.reference.installed import package
 
 
 def known_difference_facts(live: Any) -> dict[str, np.ndarray]:
-    """Return what every known difference is measured from, by its id.
+    """Return megalodon-hf's result for every known difference, by id.
 
     Args:
         live: a `LiveReference`.
@@ -37,7 +37,7 @@ def _loss_without_targets(live: Any, case: Any) -> np.ndarray:
 
 
 def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
-    """Return the largest difference of head and embedding in a model built without being told."""
+    """Return the largest difference between head and embedding, without `tie_word_embeddings`."""
     model = _built(config)
     head, embedding = model.lm_head.weight, model.model.embed.weight
     if head.shape != embedding.shape:
@@ -46,7 +46,7 @@ def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
 
 
 def _initial_spread(config: MegalodonConfig) -> np.ndarray:
-    """Return the standard deviation of the embedding and of all linear weights, taken together."""
+    """Return the standard deviation over the embedding and all linear weights together."""
     import torch
 
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def _initial_spread(config: MegalodonConfig) -> np.ndarray:
 
 
 def _built(config: MegalodonConfig) -> Any:
-    """Return the reference of a configuration that does not say whether the head is tied."""
+    """Build the reference from a configuration without `tie_word_embeddings`."""
     theirs = package()
     fields = config.to_hf()
     del fields["tie_word_embeddings"]

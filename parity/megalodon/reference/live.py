@@ -1,4 +1,4 @@
-"""megalodon-hf with the weights of a case: its intermediates, loss, gradients and streams."""
+"""megalodon-hf with a case's weights: intermediates, loss, gradients and streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parity.engine.quantity import LOGITS, LOSS, Quantity, Role
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
 from parity.megalodon.packed import documents, joined_documents
-from parity.megalodon.ragged import row_alone, together
+from parity.megalodon.ragged import combine_rows, row_alone
 from parity.megalodon.reference.installed import identity, package, why_unavailable
 from parity.megalodon.reference.known_differences import known_difference_facts
 from parity.megalodon.reference.low_precision import low_precision
@@ -29,7 +29,7 @@ class LiveReference:
     """Runs megalodon-hf in float32 on CPU or CUDA.
 
     Raises:
-        ReferenceUnavailableError: on construction, when it cannot run.
+        ReferenceUnavailableError: on construction, if it cannot run.
     """
 
     device: str = "cpu"
@@ -37,7 +37,7 @@ class LiveReference:
     omits = "the gate's cotangent, for which it has no tensor of its own"
 
     def gives(self, quantity: str) -> bool:
-        """Whether it answers for a quantity the oracle has; see `omits`."""
+        """Whether it has a quantity of the oracle; see `omits`."""
         what = Quantity(quantity)
         return not (what.role is Role.COTANGENT and what.stage == "gate")
 
@@ -47,7 +47,7 @@ class LiveReference:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What ran: commit, versions, threads, what torch found on the processor, device."""
+        """Commit, versions, threads, CPU capability detected by torch, device."""
         import torch
 
         return {
@@ -61,7 +61,7 @@ class LiveReference:
         }
 
     def weights(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the state dict after loading the weights of a case."""
+        """Return the state dict after loading a case's weights."""
         held = self.load(case.config, case.weights).state_dict()
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 
@@ -70,11 +70,11 @@ class LiveReference:
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return what every known difference is measured from, by its id."""
+        """Return its result for every known difference, by id."""
         return known_difference_facts(self)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return intermediates, loss and gradients; or what a stream or a trajectory gives."""
+        """Return intermediates, loss and gradients, or the results of a stream or trajectory."""
         import torch
 
         batch = case.batch
@@ -85,7 +85,7 @@ class LiveReference:
             with torch.no_grad():
                 if batch.padded:
                     rows = (row_alone(case, row) for row in range(case.batch_size))
-                    return together(case, [self._stream(model, *row) for row in rows])
+                    return combine_rows(case, [self._stream(model, *row) for row in rows])
                 return self._stream(model, batch.ids, case.cuts)
         if batch.segments is not None:
             return self._documents(model, case)
@@ -110,10 +110,10 @@ class LiveReference:
         return intermediates
 
     def _documents(self, model: Any, case: Case) -> dict[str, np.ndarray]:
-        """Run every packed document alone, and put together what they give.
+        """Run every packed document alone, and join the results.
 
-        The loss is the mean over the targets of all. The derivative by what belongs to a document
-        without a target is 0.
+        The loss is the mean over the targets of all documents. A document without targets has zero
+        gradients.
         """
         import torch
 
@@ -156,7 +156,7 @@ class LiveReference:
         ids: np.ndarray,
         autocast: bool = False,
     ) -> dict[str, Callable[[int], None]]:
-        """Return work to be timed by name (`parity.megalodon.reference.timed`)."""
+        """Return timed workloads by name (`parity.megalodon.reference.timed`)."""
         return workloads(self.load(config, weights), ids, self.device, autocast)
 
     def _stream(self, model: Any, rows: np.ndarray, cuts: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -194,7 +194,7 @@ class LiveReference:
 
 
 def _cache_arrays(cache: Any) -> dict[str, np.ndarray]:
-    """What the reference's cache holds, by our names: one entry per layer, then the final norm."""
+    """Return the contents of the reference's cache by our names: layers, then the final norm."""
     outputs = {}
     *layers, final = cache
     for i, layer in enumerate(layers):
@@ -212,9 +212,9 @@ def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
 
 
 def _hooks(model: Any, intermediates: dict[str, np.ndarray]) -> list[Any]:
-    """Record each intermediate, and the derivative by it where the reference has a tensor for it.
+    """Record each intermediate, and its gradient where the reference has a tensor for it.
 
-    Returns the handles to remove.
+    Return the hook handles to remove.
     """
 
     def keep(name: str, value: Any, row: Intermediate | None = None) -> None:

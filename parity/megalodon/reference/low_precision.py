@@ -1,4 +1,4 @@
-"""megalodon-hf in bfloat16: under autocast, and cast as a whole."""
+"""megalodon-hf in bfloat16: under autocast, and with the whole model cast."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MODES = ("autocast", "cast")
 
 
 def low_precision(model: Any, case: Case, device: str) -> dict[str, np.ndarray]:
-    """Return logits and loss of a case by mode, `autocast/logits` and so on.
+    """Return logits and loss of a case by mode: `autocast/logits` and so on.
 
-    What bfloat16 can hold comes as bfloat16, anything else as float32.
+    Values that bfloat16 represents exactly are returned as bfloat16, others as float32.
 
     Args:
-        model: megalodon-hf with the weights of the case, float32; it is cast in the end.
-        case: one without cuts and steps.
-        device: where the model is.
+        model: megalodon-hf with the case's weights, float32; it is cast at the end.
+        case: a case without cuts and steps.
+        device: device of the model.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Work of megalodon-hf that a bench times."""
+"""Workloads of megalodon-hf for benchmarks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Work = Callable[[int], None]
 
 
 def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) -> dict[str, Work]:
-    """Return work by name; each takes a count of repetitions and returns when all are computed.
+    """Return workloads by name; each takes a number of repetitions and waits for the results.
 
     forward, train_step (loss, backward, AdamW), prefill (with a cache), decode (single tokens after
-    a prefill) and generate (`count` tokens after the prompt, greedy). With the transformers that
-    have it, megalodon-hf has no `generate`: a loop over its cache stands for it, without what
-    `generate` would do besides.
+    a prefill) and generate (`count` greedy tokens after the prompt). With recent versions of
+    transformers megalodon-hf has no `generate`; it is replaced by a loop over its cache, which
+    omits the other work of `generate`.
 
     Args:
         model: megalodon-hf, float32; train_step trains it.
         ids: token ids (B, L) int32.
-        device: where the model is.
-        autocast: whether forward and loss run under autocast to bfloat16.
+        device: device of the model.
+        autocast: run forward pass and loss under autocast to bfloat16.
     """
     import torch
 
@@ -53,7 +53,7 @@ def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) 
             with torch.set_grad_enabled(gradients):
                 for _ in range(count):
                     once()
-            # A GPU answers before it has computed.
+            # CUDA kernels run asynchronously.
             if device == "cuda":
                 torch.cuda.synchronize()
 
@@ -76,12 +76,12 @@ def _generate(model: Any, tokens: Any, count: int) -> None:
         for _ in range(count - 1):
             token = out.logits[:, -1:].argmax(-1)
             out = model(token, past_key_values=out.past_key_values, use_cache=True)
-        # The last token has to be computed, on a GPU too, before it can be read.
+        # Copying the last token to the host waits for its computation.
         out.logits[:, -1].argmax(-1).cpu()
 
 
 def peak_bytes() -> int:
-    """Return the most bytes ever allocated on the GPU."""
+    """Return the peak number of bytes allocated on the GPU."""
     import torch
 
     return torch.cuda.max_memory_allocated()

@@ -1,4 +1,4 @@
-"""megalodon-hf in training: the trajectory of a case under torch's AdamW."""
+"""Training of megalodon-hf: the trajectory of a case under torch's AdamW."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from parity.megalodon.trajectory import HYPER, Diary, batches, decays
 
 
 def trajectory(model: Any, case: Case, device: str) -> dict[str, np.ndarray]:
-    """Return what `parity.megalodon.trajectory` compares, float32.
+    """Return the quantities of `parity.megalodon.trajectory`, float32.
 
     Args:
-        model: megalodon-hf with the weights of the case; it is trained.
-        case: one with steps.
-        device: where the model is.
+        model: megalodon-hf with the case's weights; it is trained.
+        case: a case with steps.
+        device: device of the model.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Parallel bugs planted on purpose: which of them the mesh edge finds, and where it says they are.
+"""Planted parallel bugs, which the mesh edge must find and locate.
 
-A fault is a named patch of one exchange of a small sharded program; both sides have it, and only
-the mesh shows it. Source: docs/meshes.md "Planted bugs".
+A fault is a named patch of one exchange of a small sharded program. Both sides have the patch, and
+only the mesh is affected. Source: docs/meshes.md "Planted bugs".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def by_name(name: str) -> MeshFault:
     """Return the fault called `name`.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is no such fault; the message lists all.
     """
     for fault in FAULTS:
         if fault.name == name:

@@ -1,4 +1,4 @@
-"""What a planted parallel bug is, and what the mesh edge says of it."""
+"""Planted parallel bugs, and their detection by a mesh comparison."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _WITNESSES = {
 
 
 class Family(StrEnum):
-    """What a parallel bug is about (docs/meshes.md "Planted bugs")."""
+    """Family of a parallel bug (docs/meshes.md "Planted bugs")."""
 
     GRADIENTS = "gradients"
     COUNTS = "counts"
-    """Means, masks and rows that were filled in."""
+    """Means, masks and padding rows."""
     OPTIMISER = "optimiser"
     PARAMETERS = "parameters"
-    """Those that are gathered, saved or permuted."""
+    """Gathered, saved or permuted parameters."""
     STATES = "states"
-    """What a shard of a text hands to the next one."""
+    """States that a shard of a text passes to the next one."""
     STATISTICS = "statistics"
-    """Of norms whose tokens or channels lie on several devices."""
+    """Statistics of norms whose tokens or channels are on several devices."""
     VOCABULARY = "vocabulary"
     HEADS = "heads"
     """Heads and channels."""
@@ -49,44 +49,44 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeshFault:
-    """One bug: how people make it, where it is planted, and where it must first show."""
+    """One bug: how it is made, where it is planted, and where it must be found."""
 
     family: Family
     name: str
     how: str
     stage: str
-    """The first stage that must be reported."""
+    """Name of the first stage that must be reported."""
     patch: Patch
     collective: tuple[str, tuple[str, ...]] | None = None
-    """Operation and axes of a collective that must be named; None asks for none."""
+    """Operation and axes of a collective that must be named; None: none is required."""
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """Context in which the witness has this bug. Each comparison traces it anew."""
+        """Plant this bug in the witness within a context. Each comparison traces it again."""
         with self.patch.applied():
             yield
 
     @property
     def witness(self) -> MeshComparison:
-        """The program it is planted in."""
+        """The program in which it is planted."""
         return witness_of(self.patch.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class MeshDetection:
-    """What became of one fault."""
+    """Result of a comparison with one planted fault."""
 
     fault: MeshFault
     result: MeshResult
 
     @property
     def detected(self) -> bool:
-        """Whether anything was reported."""
+        """Whether the comparison failed."""
         return not self.result.holds
 
     @property
     def localised(self) -> bool:
-        """Whether what was reported is where the fault is, with the collective it must name."""
+        """Whether the reported stage is the fault's, with the required collective."""
         named = {(c.operation, c.axes) for c in self.result.suspects}
         wanted = self.fault.collective
         return self.result.start == self.fault.stage and (wanted is None or wanted in named)
@@ -94,7 +94,7 @@ class MeshDetection:
 
 @cache
 def witness_of(owner: Any) -> MeshComparison:
-    """Return the program whose exchanges an owner is."""
+    """Return the program to which an owner of exchanges belongs."""
     return _WITNESSES[owner]()
 
 
@@ -116,12 +116,12 @@ def fault(
     attribute: str,
     collective: tuple[str, tuple[str, ...]] | None = None,
 ) -> MeshFault:
-    """Return the fault of one exchange of one witness."""
+    """Build the fault of one exchange of one witness."""
     return MeshFault(family, name, how, stage, Patch(owner, attribute, plant), collective)
 
 
 def instead(faulty: Any) -> Plant:
-    """Return the plant of a function that stands in place of an exchange and does without it."""
+    """Return the plant that replaces an exchange by a function of the same arguments."""
     return around(lambda healthy, *args: faulty(*args))
 
 
@@ -129,7 +129,7 @@ def unique(faults: Sequence[MeshFault]) -> tuple[MeshFault, ...]:
     """Return the faults as a tuple.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: two have the same name.
     """
     names = [fault.name for fault in faults]
     if twice := {name for name in names if names.count(name) > 1}:

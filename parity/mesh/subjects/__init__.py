@@ -1,4 +1,4 @@
-"""What is compared over meshes every night: Megalodon and MLA-MoE, each a training run."""
+"""Subjects compared over meshes every night: training runs of Megalodon and of MLA-MoE."""
 
 from parity.mesh.subjects.megalodon import megalodon
 from parity.mesh.subjects.mla_moe import mla_moe

@@ -1,8 +1,8 @@
-"""Random small healthy triples of mesh, configuration and length: nothing may be reported of one.
+"""Random healthy cases (mesh, configuration, length), which must not be reported as different.
 
-A triple is a function of its index alone: a group of `VARIATIONS` triples has a text of random
-length, masks and weights on as many random meshes. `NEIGHBOURS` groups share a configuration and
-meshes, so that their programs are compiled once where JAX keeps what it compiles.
+A case is determined by its index. A group of `VARIATIONS` cases has one text of random length, one
+set of masks and weights, and as many random meshes. `NEIGHBOURS` groups share a configuration and
+meshes, so that programs are compiled once while JAX caches them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.megalodon import AXES, SMALL, megalodon
 
 VARIATIONS = 8
-"""Meshes that one text is compared on."""
+"""Number of meshes on which one text is compared."""
 NEIGHBOURS = 8
-"""Neighbouring groups that share a configuration, the sizes of a filled-up text, and meshes."""
+"""Number of consecutive groups with the same configuration, padded text size and meshes."""
 SHAPES = (
     (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 1, 8), (2, 1, 4, 1), (4, 1, 2, 1), (2, 1, 2, 2),
     (1, 2, 2, 2), (2, 2, 1, 2), (1, 1, 2, 4), (1, 1, 4, 2), (4, 1, 1, 2), (2, 1, 1, 4),
     (2, 4, 1, 1), (4, 2, 1, 1), (2, 1, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 2, 1),
 )  # fmt: skip
-"""Sizes of data, fsdp, tensor and sequence."""
+"""Mesh sizes along data, fsdp, tensor and sequence."""
 
 
 def healthy(group: int) -> MeshComparison:
     """Return a random configuration and length, on `VARIATIONS` random meshes.
 
-    Every other configuration is asked for its gradients too, which take most of the compilation.
+    Every other configuration also compares gradients, which take most of the compile time.
     """
     rng = np.random.default_rng([11, group // NEIGHBOURS])
 
@@ -59,7 +59,7 @@ def healthy(group: int) -> MeshComparison:
     chunks = one(0, 8)
     places = rng.choice(len(SHAPES), VARIATIONS, replace=False)
     meshes = [dict(zip(AXES, SHAPES[i], strict=True)) for i in places]
-    # Of all that are filled up to the same number of chunks.
+    # All such lengths are padded to the same number of chunks.
     own = np.random.default_rng([12, group])
     length = int(own.integers(chunks * chunk + 2, (chunks + 8) * chunk + 1))
     comparison = megalodon(
@@ -78,12 +78,12 @@ def alarms(
     report: Callable[[str], None] = lambda line: None,
     wanted: Callable[[Mapping[str, int]], bool] = lambda sizes: True,
 ) -> Iterator[Measurement]:
-    """Compare healthy triples and yield whatever breaks a tolerance: nothing should.
+    """Compare healthy cases and yield every row that exceeds its tolerance; none should.
 
     Args:
-        groups: which, of `VARIATIONS` triples each.
+        groups: indices of groups of `VARIATIONS` cases.
         report: called with a line for each group.
-        wanted: of a group's meshes, by the sizes of their axes, those to compare on.
+        wanted: selects meshes of a group by their axis sizes.
     """
     for group in groups:
         triples = healthy(group)
@@ -93,5 +93,5 @@ def alarms(
         gates = sum(m.verdict is Verdict.PASS for m in compared.measurements)
         report(f"  group {group}: {len(compared.results)} triples, {gates} gates, {len(broken)} no")
         yield from broken
-        # Nothing compiled for another configuration is of use again.
+        # Compiled programs of this configuration are not needed again.
         jax.clear_caches()

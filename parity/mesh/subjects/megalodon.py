@@ -1,4 +1,4 @@
-"""Megalodon on meshes: logits, every intermediate, the loss, gradients, and steps of AdamW."""
+"""Megalodon on meshes: logits, every intermediate, loss, gradients, and steps of AdamW."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESHES = (
     {"data": 2, "fsdp": 1, "tensor": 2, "sequence": 2},
     {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 8},
 )
-"""8, 2 x 4, 4 x 2, 2 x 2 x 2, and all of a text's parts."""
+"""8, 2 x 4, 4 x 2 and 2 x 2 x 2 devices, and sequence parallelism over all 8."""
 SMALL = MegalodonConfig(
     vocab_size=20,
     model_dim=16,
@@ -42,9 +42,9 @@ SMALL = MegalodonConfig(
     norm_num_groups=4,
     swiglu=True,
 )
-"""20 rows of the vocabulary divide by 4 and not by 8; so do 4 heads and 4 groups of channels."""
+"""Vocabulary 20, 4 heads and 4 norm groups are divisible by 4 but not by 8."""
 PARTS = 8
-"""Of a text, at most: it is filled up to whole chunks for each."""
+"""Largest number of parts of a text; texts are padded to whole chunks for each part."""
 
 
 def megalodon(
@@ -58,16 +58,16 @@ def megalodon(
     meshes: Any = MESHES,
     explicit: bool = False,
 ) -> MeshComparison:
-    """Return a training run on random weights and texts of uneven lengths.
+    """Return a training run with random weights and texts of different lengths.
 
     Args:
-        config: float32; in float64 the program is that of `config.with_dtype("float64")`.
-        length: tokens of the longest text, before it is filled up.
-        batch: texts.
-        seed: of weights, ids and masks.
-        steps: of AdamW; 0 asks for logits, loss and gradients alone.
-        gradients: whether a run without steps is asked for gradients.
-        meshes: sizes by the names in `AXES`, all of them.
+        config: float32 configuration; in float64 `config.with_dtype("float64")` is used.
+        length: tokens of the longest text, before padding.
+        batch: number of texts.
+        seed: seed of weights, ids and masks.
+        steps: steps of AdamW; 0 compares only logits, loss and gradients.
+        gradients: compare gradients if there are no steps.
+        meshes: axis sizes by the names in `AXES`, all of them.
         explicit: whether axes are Explicit.
     """
     rng = np.random.default_rng([7, seed])
@@ -104,7 +104,7 @@ def megalodon(
 
 
 def _spec(path: str, leaf: Any, mesh: AnyMesh) -> P:
-    """Return where an argument lies: a parameter and its moments by its role, a batch by rows."""
+    """Return an argument's sharding: parameters and moments by role, batches by rows."""
     if path.startswith("2/"):
         return spec_of(mesh, leaf.shape, ("batch", "sequence"))
     name = path.replace("/", ".")
@@ -115,7 +115,7 @@ def _spec(path: str, leaf: Any, mesh: AnyMesh) -> P:
 
 
 def _typed(config: MegalodonConfig, params: Any) -> MegalodonForCausalLM:
-    """Return the model of some parameters in whatever dtype they have."""
+    """Return the model with the given parameters, in their dtype."""
     leaves = named_leaves(params)
     dtype = next(iter(leaves.values())).dtype.name
     return replace_leaves(_abstract(config, dtype), leaves)

@@ -1,4 +1,4 @@
-"""MLA-MoE on meshes, its experts on an axis: the same function, split by where arrays lie."""
+"""MLA-MoE on meshes with expert parallelism: one function, sharded through its arguments."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MESHES = (
     {"data": 1, "expert": 8},
 )
 EXPERTS = "mlp/experts/"
-"""In the path of a parameter whose first axis is experts."""
+"""Part of the path of parameters whose first axis is the experts."""
 
 
 def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> MeshComparison:
-    """Return a training run of the tiny configuration, its experts along `expert`.
+    """Return a training run of the tiny configuration, with experts sharded along `expert`.
 
     Args:
-        steps: of AdamW; 0 asks for loss and gradients alone.
+        steps: steps of AdamW; 0 compares only loss and gradients.
         meshes: sizes of `data` and `expert`.
-        batch: texts.
+        batch: number of texts.
     """
     case = Case("mesh", "experts on an axis", replace(TINY), length=12, batch=batch)
     model = jax.tree.map(np.asarray, case.model())
@@ -50,8 +50,8 @@ def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> Mesh
         return {"loss": value, "grad": named_leaves(gradients)}
 
     state = initial_state(params) if steps else ()
-    # The router's bias chooses experts and takes part in no sum: its derivative is 0, and so are
-    # both moments of it. It starts at 0, so it stays there.
+    # The router's bias only selects experts, so its gradient and both moments are 0. It starts at 0
+    # and stays there.
     buffers = [name for name in named_leaves(params) if name.endswith(BUFFER)]
     derived = ("grad", *(f"step{steps}/{what}" for what in ("mu", "nu", "params")))
     zeros = {f"{what}/{name}" for name in buffers for what in derived}

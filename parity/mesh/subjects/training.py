@@ -1,7 +1,7 @@
 """A few steps of AdamW as one function of arrays, for a model of any library.
 
-The steps are a loop, so that a program is compiled for one of them; what each computed comes
-out with the step as its first axis.
+The steps are a scan, so that only one of them is compiled. Values of all steps are returned with
+the step as the first axis.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from megalodon_jax.roles import named_leaves
 
 STEPS = 3
 CLIP, RATE = 0.5, 1e-2
-"""Below the norm of every gradient here, so that clipping is at work; a rate that moves weights
-visibly in three steps."""
+"""Clipping norm, below the norm of every gradient here, so that clipping is active; and a learning
+rate that changes weights visibly in three steps."""
 
 
 def transform() -> optax.GradientTransformation:
     """Return clipping by the global norm, then AdamW.
 
-    Its epsilon is far above the rounding of a gradient that should vanish: along such a one a step
-    of Adam would be the sign of that rounding.
+    Its epsilon is far above the rounding error of a gradient that should be 0. Otherwise the step
+    of Adam would be the sign of that error.
     """
     adam = optax.adamw(RATE, eps=1e-3, weight_decay=0.1)
     return optax.chain(optax.clip_by_global_norm(CLIP), adam)
 
 
 def initial_state(params: Any) -> Any:
-    """Return the optimiser's state before the first step, on the host."""
-    # On the shapes: a model is not computed with here.
+    """Return the optimiser's initial state, on the host."""
+    # Evaluated on shapes only: no model computation here.
     shapes = jax.eval_shape(transform().init, params)
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -44,14 +44,14 @@ def initial_state(params: Any) -> Any:
 def trained(
     loss: Callable[..., jax.Array], params: Any, state: Any, *batch: Any, steps: int = STEPS
 ) -> dict[str, Any]:
-    """Return losses, gradients, and the state after each step, by the names quantities have.
+    """Return losses, gradients, and parameters and moments after each step, by quantity name.
 
     Args:
-        loss: of parameters and batch, a scalar.
-        params: floating arrays.
-        state: of `transform`.
+        loss: scalar function of parameters and batch.
+        params: floating-point arrays.
+        state: state of `transform`.
         batch: arrays.
-        steps: how many.
+        steps: number of steps.
     """
 
     def step(carry: Any, _: None) -> tuple[Any, Any]:

@@ -68,7 +68,7 @@ def test_a_folder_is_verified_by_megalodon_hf(tmp_path: Path, source: Path, conf
         model, folder, tokenizer=source, generation=source, dtype=dtype, max_shard_size=SIZE
     )
     assert export.verified
-    assert "its parameters are these bits" in export.reason
+    assert "its parameters are bit-identical" in export.reason
     assert export.record["logits"]["error"] <= export.record["logits"]["bound"]
     assert json.loads((folder / "export.json").read_text(encoding="utf-8")) == export.record
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} < {*names(folder)}
@@ -132,7 +132,7 @@ WEIGHTS = "model.safetensors"
 DAMAGES = {
     "altered": (
         edit(WEIGHTS, lambda t: t[BETA].__setitem__((1, 3), t[BETA][1, 3] * 2)),
-        rf"{BETA} differs at \[1, 3\]: the model has .*, the folder .*same bits",
+        rf"{BETA} differs at \[1, 3\]: the model has .*, the folder .*bit-identical",
     ),
     "missing": (edit(WEIGHTS, lambda t: t.pop(BETA)), f"{BETA} is missing from the folder"),
     "unexpected": (

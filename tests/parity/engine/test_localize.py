@@ -90,7 +90,7 @@ def test_an_account_names_stage_parameters_and_replay() -> None:
 def test_an_account_of_a_healthy_case_says_what_holds() -> None:
     text, holds = explain(PLAIN, None)
     assert holds
-    assert "no divergence. 23 stages hold on their own" in text
+    assert "no divergence. 23 stages pass on their own" in text
 
 
 def test_a_wrong_derivative_is_found_behind_a_right_value() -> None:
@@ -107,7 +107,7 @@ def test_a_wrong_derivative_is_found_behind_a_right_value() -> None:
         text, holds = explain(PLAIN, None)
     assert not holds
     assert "first divergence at bar/layers.1.timenorm" in text
-    assert "what is computed from layers.1.timenorm is wrong" in text
+    assert "the operation that uses layers.1.timenorm is wrong" in text
 
 
 def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_intermediate() -> None:

@@ -57,13 +57,13 @@ def test_what_holds_says_how_much_was_asked(monkeypatch):
     asked(monkeypatch, narrow=(RIGHT, replace(FED, free=0.0)))
     told = explain(PLAIN)
     assert told.holds and told.culprit is None
-    assert "2 stages hold on their own" in told.meaning
+    assert "2 stages pass on their own" in told.meaning
 
 
 MEANINGS = {
-    "loss": "what is computed from the logits is wrong",
-    "bar/layers.1.timenorm": "what is computed from layers.1.timenorm is wrong",
-    "grad/model.embed.weight": "only the derivative by this parameter",
+    "loss": "a result computed from the logits is wrong",
+    "bar/layers.1.timenorm": "the operation that uses layers.1.timenorm is wrong",
+    "grad/model.embed.weight": "only the gradient of this parameter",
 }
 
 
@@ -74,7 +74,7 @@ def test_what_a_wrong_derivative_means(quantity, monkeypatch):
 
 
 STEPS = {
-    "step1/mu/embed": "first moment is wrong after one step: the gradient is",
+    "step1/mu/embed": "first moment is wrong after one step. Either the gradient",
     "step1/nu/embed": "gradient is right: the second moment",
     "step1/drift/embed": "Both moments are right after one step",
     "step2/mu/embed": "The first step is right",
@@ -97,4 +97,4 @@ def test_a_stream_has_only_its_first_divergence(monkeypatch):
     asked(monkeypatch, divergence=failing(quantity="state/layers.0.k", note="shape"))
     told = explain(by_name("stream"))
     assert (told.quantity, told.note, told.stages) == ("state/layers.0.k", "shape", ())
-    assert "what comes before the first wrong one is right" in told.meaning
+    assert "all before the first wrong one are right" in told.meaning

@@ -101,7 +101,7 @@ def test_a_search_that_fails_leaves_the_account(monkeypatch) -> None:
     with fault_by_name("rmsnorm_plus_one_dropped").planted():
         told = explain(case)
     assert told.quantity == "layers.0.rmsnorm" and told.lines == ()
-    assert told.note == "its lines are not known: RuntimeError: no lines today"
+    assert told.note == "its source lines are unknown: RuntimeError: no lines today"
 
 
 def test_the_oracle_s_operations_end_at_the_stage_and_hold_its_numbers() -> None:

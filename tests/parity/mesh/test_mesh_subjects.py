@@ -111,7 +111,7 @@ def test_the_gate_where_a_break_starts_carries_what_is_known_of_it():
     result = MeshResult("a case", tuple(map(suite.row_of, rows)), start="q", before="logits")
     found = {m.quantity: m.note for m in suite.explained(result)}
     assert list(found) == ["logits", "q", "loss"]
-    assert "the last stage that is right: logits" in found["q"]
+    assert "last correct stage: logits" in found["q"]
     assert found["logits"] == found["loss"] == ""
     # Where nothing breaks, nothing is said.
     whole = MeshResult("a case", result.measurements[:2])

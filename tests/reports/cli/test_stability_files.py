@@ -233,7 +233,7 @@ def test_a_parameter_without_a_state_is_taken_not_to_be_trained(tmp_path, still)
     del optimiser.state[model.norm.bias]
     answer = cli("stability", saved(tmp_path, of(model, optimiser)), "--quiet").stdout
     assert "gradients as in the optimiser state" in answer
-    assert "No optimiser state, so taken not to be trained: norm.bias." in answer
+    assert "Assumed untrained, since they have no optimiser state: norm.bias." in answer
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_an_order_without_a_state_is_refused(tmp_path) -> None:
     path = saved(tmp_path, {"norm.weight": torch.ones(8)})
     result = cli("stability", path, "--order", order)
     assert result.exit_code == 2
-    assert "is for an optimiser state, and there is none" in result.output
+    assert "needs an optimiser state, and there is none" in result.output
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_device_is_known_by_the_name_it_reports(name):
 def test_an_unknown_device_gets_no_advice_in_silence(name):
     advice = recommend(name)
     assert advice.precision == UNKNOWN
-    assert repr(name) in advice.reason and "tells no compute capability" in advice.reason
+    assert repr(name) in advice.reason and "reports no compute capability" in advice.reason
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_the_conclusion_follows_from_the_numbers() -> None:
     control, blanket = entries[0], entries[1]
     mended = control | {key: blanket[key] for key in ("name", "what", "kind")}
     assert "0% of the norm weights that start at 1 are frozen" in conclusion([control, mended])[1]
-    assert "its loss is float32's" in conclusion([control, mended])[1]
+    assert "its loss equals float32's" in conclusion([control, mended])[1]
 
 
 def test_a_run_that_is_not_finite_is_said_and_never_compared() -> None:
@@ -142,7 +142,7 @@ def test_a_run_that_is_not_finite_is_said_and_never_compared() -> None:
     broken = blanket | {"held_out": None}
     assert "does not stay finite" in conclusion([control, broken])[-1]
     assert conclusion([control | {"held_out": None}, blanket]) == [
-        "Without a float32 run that stays finite nothing can be compared."
+        "Nothing can be compared: no float32 run stays finite."
     ]
     diverged = replace(outcomes()["float32"], held_out=math.nan, loss=[(1, math.inf)])
     entry = document(PLAN, [diverged])["variants"][0]

@@ -176,15 +176,15 @@ def test_trouble_that_returns_goes_back_further_and_cuts_the_rate_then_stops(
 
     said: list[Event] = []
     config = dataclasses.replace(RECOVERY, max_cuts=2)
-    with pytest.raises(RecoveryFailedError, match=r"cut 2 times to 0\.25 of itself"):
+    with pytest.raises(RecoveryFailedError, match=r"cut 2 times, to 0\.25 of the original"):
         start(tmp_path, broken, config=config, log=said.append)
     story = [(e.kind, e.message) for e in said if e.kind not in ("save", "skip")]
     story = [(kind, message.partition(",")[0]) for kind, message in story]
     assert story == [
         ("rollback", "to step-00000040"),
-        ("cut", "the learning rate to 0.5 of itself"),
+        ("cut", "the learning rate to 0.5 of the original"),
         ("rollback", "to step-00000020"),
-        ("cut", "the learning rate to 0.25 of itself"),
+        ("cut", "the learning rate to 0.25 of the original"),
         ("rollback", "to step-00000000"),
         ("stop", "cut 2 times in vain"),
     ]

@@ -117,7 +117,7 @@ def test_the_command_names_what_merging_loses(folders) -> None:
     adapters, base = folders
     told = cli("stability", adapters, "--base", base, "--quiet")
     assert told.exit_code == 0, told.output
-    assert "stay what they were although the adapter changes them" in told.output
+    assert "stay unchanged although the adapter changes them" in told.output
     assert "fix: keep the adapter beside the weights" in told.output
     assert f"Merging {len(TARGETS)} adapters: at most" in told.output
     document = json.loads(cli("stability", adapters, "--base", base, "--quiet", "--json").output)
@@ -131,7 +131,7 @@ def test_the_command_names_what_merging_loses(folders) -> None:
 def test_adapters_of_another_model_are_refused(folders, tmp_path) -> None:
     adapters, base = folders
     save_safetensors(model_of(tiny(num_layers=1)), base / "model.safetensors")
-    with pytest.raises(ValueError, match=r"are not of this base model: .*attn\.wv"):
+    with pytest.raises(ValueError, match=r"belong to another base model: .*attn\.wv"):
         list(merge_findings(adapters, base))
     told = cli("stability", base, "--base", base, "--quiet")
     assert told.exit_code == 2 and "no adapters at" in told.output

@@ -101,8 +101,8 @@ def test_what_does_not_fit_is_said_and_what_has_no_gradient_costs_nothing() -> N
     assert float(known.rows["net.fc.weight"].rms()) == 1.0
     assert known.rows["net.norm.weight"].rms() == 0.0
     text = " ".join(known.remarks)
-    assert "No gradient, so taken not to be trained: net.norm.weight." in text
-    assert "Gradients of no parameter of the checkpoint: head.weight." in text
+    assert "Assumed untrained, since there is no gradient: net.norm.weight." in text
+    assert "Gradients that belong to no parameter: head.weight." in text
     found = report(tree, known=lambda _: known, remedies=())
     assert found.whole is not None
     assert {f.name: f.cost for f in found.whole.families}["norms"] == 0.0
@@ -199,7 +199,7 @@ def test_rows_without_a_gradient_count_neither_for_nor_against_a_remedy() -> Non
         ([(torch.nn.Linear(2, 2), torch.tensor(1.0))], "loss.backward() fails: element 0 of"),
         ([{"weight": np.ones(3)}], "has shape (3,), the parameter of the checkpoint (2, 2)"),
         ([{"weight": np.full((2, 2), np.nan)}], "batch 1: the gradient of weight is not finite"),
-        ([{"weight": np.zeros((2, 2))}], "no gradient of 1 parameters of the checkpoint but zero"),
+        ([{"weight": np.zeros((2, 2))}], "all gradients of the checkpoint's 1 parameters are zero"),
         ([{"other": np.ones((2, 2))}], "its parameters are weight, the gradients' other"),
     ],
 )

@@ -303,11 +303,11 @@ def test_two_optimisers_share_the_parameters_of_one_model() -> None:
         (["up.weight", "down.weight"], "names 2 parameters, the optimiser state has 3"),
         (
             ["up.weight", "down.weight", "fc.weight"],
-            "names fc.weight as parameter 2, which is none",
+            "names fc.weight as parameter 2, which the model does not have",
         ),
         (
             ["up.weight", "up.weight", "norm.weight"],
-            "names up.weight as parameter 1, which is none",
+            "names up.weight as parameter 1, which the model does not have",
         ),
         (["up.weight", "norm.weight", "down.weight"], "whose moments have shape (8, 8)"),
     ],

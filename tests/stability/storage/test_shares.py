@@ -36,7 +36,7 @@ SHARE = st.floats(0.0, 1.0)
 @given(rounded=SHARE, shrunk=SHARE)
 def test_what_rounding_took_cannot_be_taken_again(rounded: float, shrunk: float) -> None:
     missing = Missing(rounded, shrunk)
-    assert missing.arrives == (1 - rounded) * (1 - shrunk)
+    assert missing.applied == (1 - rounded) * (1 - shrunk)
     assert 0.0 <= missing.cost() <= 1.0
     assert Missing(rounded).cost() == rounded**DIMINISHING
     assert Missing(0.0, shrunk).cost() == shrunk**DIMINISHING
@@ -106,7 +106,7 @@ def test_short_steps_and_lost_ones_are_told_apart(monkeypatch) -> None:
     """Moments make steps a fifth shorter, and rounding takes half of what is left of them."""
     found = asked(monkeypatch, Trained(lambda n, f: 0.5, shorter=0.8), {"fc.weight": (8, 8)})
     [family] = found.families
-    assert family.arrives == pytest.approx(0.5 * 0.8)
+    assert family.applied == pytest.approx(0.5 * 0.8)
     returned = {r.what: r.returns for r in found.remedies}
     whole, rounded = Missing(0.5, 0.2).cost(), Missing(0.5).cost()
     assert returned["moments alone in float32"] == pytest.approx(1 - rounded / whole)
@@ -127,7 +127,7 @@ def test_between_the_rates_that_are_tried_a_share_follows_their_logarithm(monkey
     rates = schedule.factor((np.arange(PARTS) + 0.5) / PARTS)
     # Below the smallest rate that is tried its share stands for all.
     shares = [lost("", max(rate, 2.0**-HALVINGS)) for rate in rates]
-    assert found.families[0].arrives == pytest.approx(1 - np.average(shares, weights=rates))
+    assert found.families[0].applied == pytest.approx(1 - np.average(shares, weights=rates))
 
 
 def test_a_family_loses_where_most_of_its_push_is_lost(monkeypatch) -> None:
@@ -135,11 +135,13 @@ def test_a_family_loses_where_most_of_its_push_is_lost(monkeypatch) -> None:
     shapes = {"big.weight": (32, 32), **{f"{n}.weight": (4, 4) for n in "abc"}}
     trained = Trained(lambda n, f: 1.0 if n == "big.weight" else 0.0)
     found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
-    assert found.lost == ("Rounding takes more than half of the way: matrices all along.",)
+    assert found.lost == (
+        "Rounding loses more than half of the displacement: matrices throughout.",
+    )
     # And the other way round, where the small ones are pushed a thousand times as hard.
     trained.pushes = {f"{n}.weight": 1000.0 for n in "abc"}
     found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
-    assert found.lost == ("Rounding takes more than half of the way: matrices never.",)
+    assert found.lost == ("Rounding loses more than half of the displacement: matrices never.",)
 
 
 def test_a_way_that_is_no_number_is_missing_and_not_whole() -> None:

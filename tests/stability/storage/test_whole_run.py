@@ -57,8 +57,8 @@ def test_every_family_is_named_and_the_frozen_one_is_the_dearest() -> None:
     families = {f.name: f for f in alike().families}
     assert families.keys() == {"norms", "matrices", "biases"}
     assert alike().families[0].name == "norms"
-    assert families["norms"].arrives == 0.0
-    assert families["matrices"].arrives > 0.5
+    assert families["norms"].applied == 0.0
+    assert families["matrices"].applied > 0.5
     assert sum(f.cost for f in alike().families) == pytest.approx(1.0)
     closing = alike().lines("bfloat16")[-1]
     assert all(f.describe() in closing for f in alike().families)
@@ -95,7 +95,7 @@ def test_the_size_of_gradients_decides_and_not_the_fidelity_of_a_leaf() -> None:
 def test_more_of_a_way_that_is_missing_costs_more_than_in_proportion() -> None:
     families = {f.name: f for f in asked(wide_moments=True).families}
     norm, matrix = families["norms"], families["matrices"]
-    missing = (1 - matrix.arrives) / (1 - norm.arrives)
+    missing = (1 - matrix.applied) / (1 - norm.applied)
     assert matrix.cost / norm.cost == pytest.approx(
         # One leaf a family: the ratio of their pushes times that of what is missing.
         _push_ratio() * missing**DIMINISHING
@@ -154,7 +154,7 @@ def test_moments_cost_more_in_a_longer_run() -> None:
 def test_a_schedule_says_when_updates_are_lost() -> None:
     run = asked(schedule=parse("linear:warmup=100, steps=1000, end=0"))
     (line,) = run.lost
-    assert "norms all along" in line
+    assert "norms throughout" in line
     # A matrix loses most where the rate is small: first of all, and at the end.
     (matrices,) = re.findall(r"matrices from 0% to (\d+)% and from (\d+)% to 100% of the run", line)
     warm, decayed = (int(share) for share in matrices)
@@ -183,7 +183,7 @@ def test_what_is_lost_at_a_small_rate_is_little_of_the_run() -> None:
         lost.append(1 - gone / np.abs(intended).sum())
     weighed = float(np.average(lost, weights=rates[:: PARTS // 10]))
     # Every fifth of the parts is tried here, at its own rate, not between those that were tried.
-    found = 1 - families["matrices"].arrives
+    found = 1 - families["matrices"].applied
     assert abs(found - weighed) < abs(found - float(np.mean(lost)))
 
 
@@ -250,7 +250,7 @@ def test_a_schedule_that_is_none_is_refused(text, told) -> None:
 def test_what_loses_nothing_needs_no_remedy() -> None:
     leaves, samples = leaves_of({BIAS: np.zeros(4, np.float32)}), {BIAS: np.zeros(4, np.float32)}
     run = whole_run(leaves, samples, AdamW(0.5), BF16, GRADIENTS, wide_moments=True)
-    assert run.families[0].arrives > WORKS
+    assert run.families[0].applied > WORKS
     assert not any("moments alone" in what for what in returns(run))
 
 

@@ -1,1 +1,1 @@
-"""The planted parallel bugs, one module for each witness they are planted in."""
+"""The planted parallel bugs, one module per witness."""

@@ -1,4 +1,4 @@
-"""Bugs of experts on an axis: which tokens they get, and what is added up of what they say."""
+"""Bugs of expert parallelism: routing of tokens, and combination of expert outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _fault = partial(fault, Family.EXPERTS, owner=Experts)
 
 
 def _over_local(weights):
-    """Normalise over the experts of this device; put together again, they add up to more than 1."""
+    """Normalise over this device's experts; over all devices the sum then exceeds 1."""
     size = weights.shape[-1] // jax.lax.axis_size(AXIS)
     whole = weights.reshape(len(weights), -1, size)
     total = jnp.sum(whole, axis=-1, keepdims=True)

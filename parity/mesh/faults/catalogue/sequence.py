@@ -1,4 +1,4 @@
-"""Bugs of a text that lies on several devices: states, statistics, positions, labels."""
+"""Bugs of sequence parallelism: states, statistics, positions, labels."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _from_shard(labels: Any, step: int) -> Any:
 
 
 def _own(states: Any, through: Any, place: Any) -> Any:
-    """Return the state this device hands on, as if it had been handed to it."""
+    """Return this device's outgoing state as its incoming one."""
     size = len(states)
     own = jnp.tensordot((jnp.arange(size) == place).astype(states.dtype), states, 1)
     return own * jnp.asarray(size > 1, own.dtype)
 
 
 def _last_of_text(valid: Any) -> Any:
-    """Count what fills up the last shard as text, where there is more than one."""
+    """Count padding of the last shard as text, if there is more than one shard."""
     many = jax.sharding.get_abstract_mesh().shape[AXIS] > 1
     return valid | (jnp.arange(valid.shape[1]) >= L)[None] & many
 

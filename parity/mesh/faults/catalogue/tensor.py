@@ -1,4 +1,4 @@
-"""Bugs of a layer in parts: heads, channels and their norms, vocabulary, replicated dropout."""
+"""Bugs of tensor parallelism: heads, channels and their norms, vocabulary, replicated dropout."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _norm = partial(_fault, Family.STATISTICS)
 
 
 def _turned(x: Any) -> Any:
-    """Return what the neighbour along the axis has."""
+    """Return the value of the neighbour along the axis."""
     size = jax.lax.axis_size(AXIS)
     return jax.lax.ppermute(x, AXIS, [(i, (i + 1) % size) for i in range(size)])
 
 
 def _interleaved(gamma: Any) -> Any:
-    """Return channels i, i + parts, i + 2 parts, ...: the other way to deal them out."""
+    """Return channels i, i + parts, i + 2 parts, ...: interleaved instead of in blocks."""
     whole = jax.lax.all_gather(gamma, AXIS, tiled=True)
     return jnp.take(whole, jnp.arange(len(gamma)) * jax.lax.axis_size(AXIS) + Tensor.place())
 
@@ -66,7 +66,7 @@ _own_derivative.defvjp(lambda x: (x, None), lambda _, g: (g * (1.0 / jax.lax.axi
 @around
 def _drawn_by_each(keep, key, shape):
     mine = keep(jax.random.fold_in(key, Tensor.place()), shape)
-    # What the first device drew goes on: `shard_map` knows that devices differ here.
+    # The maximum of all devices' draws: `shard_map` must see a value that is equal on all devices.
     return jax.lax.pmax(jnp.where(Tensor.place() == 0, mine, mine).astype(jnp.int32), AXIS) > 0
 
 

@@ -1,4 +1,4 @@
-"""Bugs of a data-parallel step: gradients, counts, the optimiser, gathered and saved parameters."""
+"""Bugs of a data-parallel step: gradients, counts, optimiser, gathered and saved parameters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _next_device(x: Any, axis: str) -> Any:
 
 
 def _stale(shard: Any, before: Any) -> Any:
-    """The copy gathered a step ago, in which only this device's own rows are new."""
+    """Return the copy gathered one step earlier, in which only this device's rows are updated."""
     whole = jax.lax.all_gather(shard, "fsdp", tiled=True)
     if before is None:
         return whole
@@ -45,20 +45,20 @@ def _stale(shard: Any, before: Any) -> Any:
 
 
 def _saved_by_wrong_axis(shard: Any) -> Any:
-    """As many shards as there are, but of replicas: those of `data`."""
+    """Return as many blocks as there are shards, but replicas along `data` instead of shards."""
     parts = jax.lax.all_gather(shard, "data")[: jax.lax.axis_size("fsdp")]
     return parts.reshape(-1, *shard.shape[1:])
 
 
 @around
 def _first_batch_only(accumulate, gradients):
-    # Added up between devices after the first micro-batch, and all of it again after the last.
+    # Summed over devices after the first micro-batch, and everything again after the last.
     first, *rest = gradients
     return accumulate([jax.tree.map(lambda g: jax.lax.psum(g, BOTH), first), *rest])
 
 
 def _remainder_dropped(valid: Any) -> Any:
-    """Only whole rows of devices: what a loader with drop_last has left of 29."""
+    """Keep only complete rows of devices, as a loader with drop_last does with 29 rows."""
     devices = jax.sharding.get_abstract_mesh().size
     return valid * (jnp.arange(len(valid)) < 29 // devices * devices).astype(valid.dtype)
 

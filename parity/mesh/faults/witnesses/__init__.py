@@ -1,4 +1,4 @@
-"""Small sharded programs that bugs are planted in: healthy, the same numbers on every mesh.
+"""Small sharded programs in which bugs are planted; unpatched, they are equal on every mesh.
 
-Each is a class whose methods are the exchanges between devices, one for each thing to get wrong.
+The methods of each class are the exchanges between devices, one for each possible bug.
 """

@@ -1,7 +1,7 @@
 """A routed layer on `data` x `expert`: tokens on one axis, experts on the other.
 
-Every device runs its experts on the tokens of its row of the mesh; a token's experts are added up
-across the columns. An expert takes a number of tokens at most, counted over the whole batch.
+Every device applies its experts to the tokens of its row of the mesh; outputs of a token's experts
+are summed across columns. The capacity of an expert is counted over the whole batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Experts:
 
     @staticmethod
     def every_score(scores: Any) -> Any:
-        """Return scores of all experts from those of this device's, (T, E)."""
+        """Return the scores of all experts, (T, E), from this device's."""
         size, place = scores.shape[-1], jax.lax.axis_index(AXIS)
         whole = jnp.zeros((len(scores), size * jax.lax.axis_size(AXIS)), scores.dtype)
         whole = jax.lax.dynamic_update_slice_in_dim(
@@ -35,12 +35,12 @@ class Experts:
 
     @staticmethod
     def normalised(weights: Any) -> Any:
-        """Return weights of all experts, (T, E), that add up to 1 for each token."""
+        """Return the weights of all experts, (T, E), which sum to 1 per token."""
         return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
     @staticmethod
     def queue(chosen: Any) -> Any:
-        """Return for each token how many before it chose an expert, over the batch, (T, E)."""
+        """Return the number of earlier tokens in the batch that chose the same expert, (T, E)."""
         every = jax.lax.all_gather(jnp.sum(chosen, axis=0), "data")
         mine = jnp.arange(len(every)) < jax.lax.axis_index("data")
         ahead = jnp.tensordot(mine.astype(chosen.dtype), every, 1)
@@ -48,17 +48,17 @@ class Experts:
 
     @staticmethod
     def capacity() -> int:
-        """Return how many tokens of the batch an expert takes."""
+        """Return how many tokens of the batch an expert accepts."""
         return CAPACITY
 
     @staticmethod
     def first() -> Any:
-        """Return the first expert of this device."""
+        """Return the index of this device's first expert."""
         return jax.lax.axis_index(AXIS) * (E // jax.lax.axis_size(AXIS))
 
     @staticmethod
     def combined(said: Any) -> Any:
-        """Return what all experts of a token said, added up."""
+        """Return the sum of the outputs of all experts."""
         return jax.lax.psum(said, AXIS)
 
     @staticmethod
@@ -68,7 +68,7 @@ class Experts:
 
     @staticmethod
     def arrived(x: Any) -> Any:
-        """Return the tokens as the experts of this device get them."""
+        """Return the tokens as received by this device's experts."""
         return x
 
 
@@ -93,7 +93,7 @@ def _loss(weights: Any, x: Any) -> Any:
 
 
 def step(weights: Any, x: Any) -> Any:
-    """Return the loss and its gradients; arrays are whole, on any mesh."""
+    """Return the loss and its gradients; arguments are global arrays, on any mesh."""
 
     def sharded(weights: Any) -> Any:
         local = jax.shard_map(_loss, in_specs=(SPECS, P("data")), out_specs=P())
@@ -107,7 +107,7 @@ SPECS = {"router": P(None, AXIS), "up": P(AXIS), "down": P(AXIS)}
 
 
 def comparison() -> MeshComparison:
-    """Return the layer on random numbers; some experts are asked for more than they take."""
+    """Return the layer with random numbers, in which some experts exceed their capacity."""
     rng = np.random.default_rng(4)
 
     def draw(*shape: int) -> np.ndarray:

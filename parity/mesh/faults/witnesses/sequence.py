@@ -1,7 +1,7 @@
 """Megalodon's time axis on `data` x `sequence`: norm statistics, EMA states, positions, labels.
 
-Each device holds whole chunks. What crosses devices are the moments of the TimestepNorm, the states
-of the EMA and one label; attention is local. Source: docs/meshes.md "Planted bugs".
+Each device holds whole chunks. Devices exchange the moments of TimestepNorm, the states of the EMA
+and one label; attention is local. Source: docs/meshes.md "Planted bugs".
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from parity.mesh.step import MeshComparison
 
 AXIS = "sequence"
 B, L, D, N, V, CHUNK, EPS = 2, 29, 8, 2, 11, 4, 1e-3
-"""29 tokens divide by no mesh: the last shard is shorter, and filled up."""
+"""29 tokens are not divisible by any mesh, so the last shard is shorter and padded."""
 TOKENS = 8 * CHUNK
-"""Tokens that 8 devices with whole chunks divide."""
+"""Number of tokens that is divisible into whole chunks on 8 devices."""
 
 
 class Sequence:
@@ -28,30 +28,30 @@ class Sequence:
 
     @staticmethod
     def padded(x: Any) -> Any:
-        """Fill every text up to whole chunks on every device."""
+        """Pad every text to whole chunks on every device."""
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % TOKENS), *((0, 0),) * (x.ndim - 2)))
 
     @staticmethod
     def filled_tokens(valid: Any) -> Any:
-        """Say which tokens are text; `valid` is padded with zeros already."""
+        """Return which tokens are text; `valid` is already padded with zeros."""
         return valid
 
     @staticmethod
     def gathered(x: Any) -> Any:
-        """Return what all shards of a text hold, (shards, ...)."""
+        """Return the values of all shards of a text, (shards, ...)."""
         if jnp.iscomplexobj(x):
-            # In halves: XLA's simplifier on a CPU dies of the derivative of a complex exchange.
+            # As two real parts: XLA on CPU crashes on the derivative of a complex exchange.
             return jax.lax.complex(*(jax.lax.all_gather(part, AXIS) for part in (x.real, x.imag)))
         return jax.lax.all_gather(x, AXIS)
 
     @staticmethod
     def place() -> Any:
-        """Return which shard of the text this is."""
+        """Return the index of this shard of the text."""
         return jax.lax.axis_index(AXIS)
 
     @staticmethod
     def incoming_count(counts: Any, place: Any) -> Any:
-        """Return how many tokens came before this shard, (B, 1)."""
+        """Return the number of tokens before this shard, (B, 1)."""
         return jnp.sum(_before(counts, place), axis=0)
 
     @staticmethod
@@ -69,15 +69,15 @@ class Sequence:
 
     @staticmethod
     def powers(q: Any, length: int) -> Any:
-        """Return what one shard does to a state that passes through it."""
+        """Return the factor of a state that passes through one shard."""
         return q**length
 
     @staticmethod
     def incoming_state(states: Any, through: Any, place: Any) -> Any:
-        """Return the EMA's state before this shard, (B, D, N): all earlier ones, decayed."""
+        """Return the EMA state before this shard, (B, D, N): all earlier states, decayed."""
         shards = jnp.arange(len(states))
         behind = jnp.maximum(place - 1 - shards, 0)
-        # By a logarithm: XLA's simplifier on a CPU dies of a complex integer power's derivative.
+        # Through the logarithm: XLA on CPU crashes on the derivative of complex integer powers.
         decay = jnp.exp(behind[:, None, None] * jnp.log(through))
         return jnp.sum(_before(states, place) * decay[:, None], axis=0)
 
@@ -88,7 +88,7 @@ class Sequence:
 
     @staticmethod
     def next_first(labels: Any) -> Any:
-        """Return the first label of the next shard, (B, 1), and -100 after the last one."""
+        """Return the first label of the next shard, (B, 1); -100 after the last shard."""
         size = jax.lax.axis_size(AXIS)
         if size == 1:
             return jnp.full_like(labels[:, :1], -100)
@@ -97,12 +97,12 @@ class Sequence:
 
     @staticmethod
     def total(x: Any) -> Any:
-        """Add up over all devices."""
+        """Sum over all devices."""
         return jax.lax.psum(x, ("data", AXIS))
 
 
 def _before(stacked: Any, place: Any) -> Any:
-    """Return what earlier shards hold, and zeros in place of the others."""
+    """Return the values of earlier shards, with zeros for the others."""
     shards = jnp.arange(len(stacked)).reshape(-1, *(1,) * (stacked.ndim - 1))
     return jnp.where(shards < place, stacked, jnp.zeros_like(stacked))
 
@@ -118,7 +118,7 @@ def _norm(x: Any, valid: Any) -> Any:
     n0 = Sequence.incoming_count(counts, place)
     m0 = Sequence.incoming_mean(means, counts, place)
     s0 = Sequence.incoming_spread(spreads, means, counts, m0, place)
-    # Prefixes of this shard, then joined with what came before it.
+    # Running statistics of this shard, combined with those of the earlier shards.
     n = jnp.cumsum(w, axis=1)
     m = jnp.cumsum(w * x, axis=1) / jnp.maximum(n, 1)
     s = jnp.cumsum(w * x * x, axis=1) - n * m * m
@@ -132,7 +132,7 @@ def _norm(x: Any, valid: Any) -> Any:
 
 
 def _ema(x: Any, decay: Any, turn: Any, gamma: Any) -> Any:
-    """Return Re(gamma . h), h_t = q h_(t-1) + x_t, from the state that comes in."""
+    """Return Re(gamma . h) with h_t = q h_(t-1) + x_t, starting from the incoming state."""
     length = x.shape[1]
     q = jax.nn.sigmoid(decay) * jnp.exp(1j * turn)
     steps = jnp.arange(length)
@@ -149,7 +149,7 @@ def _ema(x: Any, decay: Any, turn: Any, gamma: Any) -> Any:
 
 
 def _attention(x: Any) -> Any:
-    """Attend causally within chunks, queries and keys rotated by their positions."""
+    """Attend causally within chunks, with queries and keys rotated by their positions."""
     b, length, d = x.shape
     angle = Sequence.positions(length)[:, None] * (0.3 ** jnp.arange(d // 2))
     even, odd = x[..., : d // 2], x[..., d // 2 :]
@@ -178,7 +178,7 @@ def _loss(weights: Any, x: Any, labels: Any, valid: Any) -> Any:
 
 
 def step(weights: Any, x: Any, labels: Any, valid: Any) -> Any:
-    """Return the loss and its gradients; arrays are whole, on any mesh."""
+    """Return the loss and its gradients; arguments are global arrays, on any mesh."""
     x, labels, valid = (Sequence.padded(a) for a in (x, labels, valid))
     valid = Sequence.filled_tokens(valid)
 
@@ -192,14 +192,14 @@ def step(weights: Any, x: Any, labels: Any, valid: Any) -> Any:
 
 
 def comparison() -> MeshComparison:
-    """Return the layer on random numbers, one text of which ends before the other."""
+    """Return the layer with random numbers; one text is shorter than the other."""
     rng = np.random.default_rng(1)
 
     def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(np.float32)
 
     weights = {
-        # Poles near 1: a state is felt several shards later.
+        # Poles near 1, so that a state still matters several shards later.
         "decay": draw(D, N) + 3,
         "turn": 0.3 * draw(D, N),
         "gamma": draw(D, N),

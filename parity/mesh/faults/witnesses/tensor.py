@@ -1,6 +1,6 @@
-"""A layer and its loss on `data` x `tensor`: heads, channels and the vocabulary in parts.
+"""A layer and its loss on `data` x `tensor`: heads, channels and vocabulary are split.
 
-The embedding is the head too; its rows are padded to a number that every mesh divides. Source:
+The embedding is tied to the head. Its rows are padded to a number divisible by every mesh. Source:
 docs/meshes.md "Planted bugs".
 """
 
@@ -19,7 +19,7 @@ from parity.mesh.step import MeshComparison
 AXIS = "tensor"
 B, L, D, HEADS, WIDTH, GROUPS, V, EPS = 4, 6, 8, 4, 3, 2, 14, 1e-3
 ROWS = 16
-"""Rows of the embedding: those from V on are padding, and no token."""
+"""Rows of the embedding; those from V on are padding."""
 
 
 class Tensor:
@@ -27,24 +27,24 @@ class Tensor:
 
     @staticmethod
     def place() -> Any:
-        """Return which part of the channels, heads and rows this device has."""
+        """Return the index of this device's part of channels, heads and rows."""
         return jax.lax.axis_index(AXIS)
 
     @staticmethod
     def add(x: Any) -> Any:
-        """Add up what each device has of a sum."""
+        """Sum partial sums over devices."""
         return jax.lax.psum(x, AXIS)
 
     @staticmethod
     def rows(table: Any, ids: Any) -> Any:
-        """Look up ids in this device's rows of the table: zeros for those of other devices."""
+        """Look up ids in this device's rows of the table; ids of other devices give zeros."""
         local = ids - Tensor.place() * len(table)
         inside = (local >= 0) & (local < len(table))
         return jnp.where(inside[..., None], table[jnp.clip(local, 0, len(table) - 1)], 0.0)
 
     @staticmethod
     def channels(x: Any) -> Any:
-        """Return this device's channels of a whole value."""
+        """Return this device's channels of a replicated value."""
         size = x.shape[-1] // jax.lax.axis_size(AXIS)
         return jax.lax.dynamic_slice_in_dim(x, Tensor.place() * size, size, axis=-1)
 
@@ -55,7 +55,7 @@ class Tensor:
 
     @staticmethod
     def group_sum(x: Any) -> Any:
-        """Return the sum over the group that this device's channels belong to, (..., 1)."""
+        """Return the sum over the norm group of this device's channels, (..., 1)."""
         local = jnp.sum(x, axis=-1, keepdims=True)
         parts = jax.lax.axis_size(AXIS)
         if parts < GROUPS:
@@ -73,24 +73,24 @@ class Tensor:
 
     @staticmethod
     def output(weight: Any) -> Any:
-        """Return the rows of the output projection that belong to this device's heads."""
+        """Return the rows of the output projection for this device's heads."""
         return weight
 
     @staticmethod
     def biased(y: Any, bias: Any) -> Any:
-        """Return a whole sum with its bias, added once."""
+        """Return the sum over devices plus the bias, added once."""
         return Tensor.add(y) + bias
 
     @staticmethod
     def keep(key: Any, shape: tuple[int, ...]) -> Any:
-        """Return this device's rows of one mask: one for all channels, replicated on the axis."""
+        """Return this device's rows of the dropout mask, replicated along the axis."""
         whole = jax.random.bernoulli(key, 0.8, (shape[0] * jax.lax.axis_size("data"), *shape[1:]))
         start = jax.lax.axis_index("data") * shape[0]
         return jax.lax.dynamic_slice_in_dim(whole, start, shape[0])
 
     @staticmethod
     def is_token(rows: int) -> Any:
-        """Say which of this device's rows of the head are tokens."""
+        """Return which of this device's rows of the head are tokens."""
         return Tensor.place() * rows + jnp.arange(rows) < V
 
     @staticmethod
@@ -106,7 +106,7 @@ class Tensor:
 
     @staticmethod
     def picked(logits: Any, targets: Any) -> Any:
-        """Return the logit of the target, whichever device has it, (B, L)."""
+        """Return the logit of the target from the device that has it, (B, L)."""
         local = targets - Tensor.place() * logits.shape[-1]
         inside = (local >= 0) & (local < logits.shape[-1])
         local = jnp.clip(local, 0, logits.shape[-1] - 1)
@@ -115,17 +115,17 @@ class Tensor:
 
     @staticmethod
     def tied(table: Any) -> Any:
-        """Return the table as the head has it."""
+        """Return the table as used by the head."""
         return table
 
     @staticmethod
     def entering(x: Any) -> Any:
-        """Return a whole value where parts are computed from it; its derivative is their sum."""
+        """Mark where a replicated value enters split computation; its gradient is a sum."""
         return x
 
 
 def _placed(x: Any) -> Any:
-    """Return (..., 1) as this device's column of (..., devices), zeros elsewhere."""
+    """Return (..., 1) as this device's column of (..., devices), with zeros in the others."""
     columns = jnp.arange(jax.lax.axis_size(AXIS))
     return jnp.where(columns == jax.lax.axis_index(AXIS), x, 0.0)
 
@@ -163,14 +163,14 @@ def _loss(weights: Any, ids: Any, targets: Any, seed: Any) -> Any:
 
 
 def _spread(part: Any) -> Any:
-    """Return this device's channels at their place among all, zeros elsewhere."""
+    """Return this device's channels at their position among all, with zeros in the others."""
     size, place = part.shape[-1], jax.lax.axis_index(AXIS)
     whole = jnp.zeros((*part.shape[:-1], size * jax.lax.axis_size(AXIS)), part.dtype)
     return jax.lax.dynamic_update_slice_in_dim(whole + 0 * part[..., :1], part, place * size, -1)
 
 
 def step(weights: Any, ids: Any, targets: Any, seed: Any) -> Any:
-    """Return the loss and its gradients; arrays are whole, on any mesh."""
+    """Return the loss and its gradients; arguments are global arrays, on any mesh."""
 
     def sharded(weights: Any) -> Any:
         rows = P("data")
@@ -191,7 +191,7 @@ SPECS = {
 
 
 def comparison() -> MeshComparison:
-    """Return the layer on random numbers."""
+    """Return the layer with random numbers."""
     rng = np.random.default_rng(2)
 
     def draw(*shape: int) -> np.ndarray:

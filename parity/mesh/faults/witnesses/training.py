@@ -1,7 +1,7 @@
-"""Two steps of AdamW on `data` x `fsdp`: gradients, counts, clipping, moments and what is saved.
+"""Two steps of AdamW on `data` x `fsdp`: gradients, counts, clipping, moments, saved parameters.
 
-Parameters lie on `fsdp` by rows and are gathered for a step; both axes split the batch. Gradients
-are added up by hand, as under `shard_map` without its checks.
+Parameters are sharded by rows along `fsdp` and gathered for a step; both axes split the batch.
+Gradients are summed explicitly, as under `shard_map` without its checks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BOTH = ("data", "fsdp")
 RATE, DECAY, CLIP = 0.01, 0.1, 0.5
 BETAS, EPS = (0.9, 0.99), 1e-6
 WIDTH, HIDDEN, BATCH, MICRO = 8, 12, 29, 2
-"""29 rows divide by no mesh: they are filled up with rows that do not count."""
+"""29 rows are not divisible by any mesh; they are padded with rows of weight 0."""
 ROWS = 16
-"""Rows that 8 devices with two micro-batches divide."""
+"""Number of rows that is divisible by 8 devices with two micro-batches."""
 
 
 class Training:
@@ -30,17 +30,17 @@ class Training:
 
     @staticmethod
     def padded(x: Any) -> Any:
-        """Fill the batch up to rows that every mesh divides."""
+        """Pad the batch to a number of rows divisible by every mesh."""
         return jnp.pad(x, ((0, -len(x) % ROWS), *((0, 0),) * (x.ndim - 1)))
 
     @staticmethod
     def filled_rows(valid: Any) -> Any:
-        """Weigh the rows that were filled in; `valid` is padded with zeros already."""
+        """Return the weights of the padded rows; `valid` is already padded with zeros."""
         return valid
 
     @staticmethod
     def parameter(shard: Any, before: Any) -> Any:
-        """Gather a parameter; `before` is what the last step gathered, or None."""
+        """Gather a parameter; `before` is the copy gathered in the last step, or None."""
         return jax.lax.all_gather(shard, "fsdp", tiled=True)
 
     @staticmethod
@@ -52,12 +52,12 @@ class Training:
 
     @staticmethod
     def count(valid: Any) -> Any:
-        """Return how many rows count, on all devices."""
+        """Return the number of valid rows on all devices."""
         return jax.lax.psum(jnp.sum(valid), BOTH)
 
     @staticmethod
     def mean(total: Any, valid: Any, count: Any) -> Any:
-        """Return the loss from what this device's rows sum up to."""
+        """Return the mean loss from this device's sum."""
         return jax.lax.psum(total, BOTH) / count
 
     @staticmethod
@@ -67,7 +67,7 @@ class Training:
 
     @staticmethod
     def reduced(g: Any) -> Any:
-        """Return this device's rows of the gradient of all devices."""
+        """Return this device's rows of the gradient summed over all devices."""
         return jax.lax.psum_scatter(jax.lax.psum(g, "data"), "fsdp", tiled=True)
 
     @staticmethod
@@ -77,18 +77,18 @@ class Training:
 
     @staticmethod
     def squared_norm(gradients: Any) -> Any:
-        """Return the squared norm of the whole gradient from rows of it."""
+        """Return the squared norm of the whole gradient from this device's rows."""
         local = sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients))
         return jax.lax.psum(local, "fsdp")
 
     @staticmethod
     def early_decay(g: Any, w: Any) -> Any:
-        """Return the gradient of one device before any is added; decay has no place there."""
+        """Return one device's gradient before summation; weight decay must not be added here."""
         return g
 
     @staticmethod
     def counted(count: Any) -> Any:
-        """Return how many steps there were."""
+        """Return the number of steps taken."""
         return count + 1
 
     @staticmethod
@@ -98,7 +98,7 @@ class Training:
 
     @staticmethod
     def saved(shard: Any) -> Any:
-        """Return what a checkpoint holds: the whole parameter."""
+        """Return the whole parameter, as written to a checkpoint."""
         return jax.lax.all_gather(shard, "fsdp", tiled=True)
 
 
@@ -145,7 +145,7 @@ def _one_step(state: Any, batch: Any, seed: Any, before: Any) -> tuple[Any, Any,
 
 
 def train(state: Any, x: Any, y: Any, valid: Any, seed: Any) -> Any:
-    """Return losses, state and checkpoint after two steps; arrays are whole, on any mesh."""
+    """Return losses, state and checkpoint after two steps; arguments are global arrays."""
     x, y, valid = (Training.padded(a) for a in (x, y, valid))
     valid = Training.filled_rows(valid)
 
@@ -166,7 +166,7 @@ def train(state: Any, x: Any, y: Any, valid: Any, seed: Any) -> Any:
 
 
 def comparison() -> MeshComparison:
-    """Return the two steps on random numbers; all rows of one device do not count."""
+    """Return the two steps with random numbers; one device has no valid row."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> np.ndarray:
