@@ -256,9 +256,7 @@ def test_similarity_is_words_pairs_of_words_numbers_and_a_little_order():
     expected += 0.3 * cosines(list(map(pairs, left)), list(map(pairs, right)))
     ranks = ranked(ORIGINALS), ranked(PORTS)
     for (i, o), (j, p) in itertools.product(enumerate(ORIGINALS), enumerate(PORTS)):
-        expected[i, j] += max(
-            share(numbers(o), numbers(p)), RANK * share(ranks[0][i], ranks[1][j])
-        )
+        expected[i, j] += max(share(numbers(o), numbers(p)), RANK * share(ranks[0][i], ranks[1][j]))
         expected[i, j] += 0.01 * (1 - abs(i / len(ORIGINALS) - j / len(PORTS)))
     # Words are counted in float32.
     assert np.allclose(found, expected, rtol=0, atol=roundoff(16, np.float32))
