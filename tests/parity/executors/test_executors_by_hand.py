@@ -745,19 +745,20 @@ class Interrupted(BaseException):
 def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
     monkeypatch, answers
 ) -> None:
-    ends: list[int] = []
+    ends: list[float] = []
     noted: list[int] = []
 
     def end(code: int) -> None:
         ends.append(code)
-        raise Interrupted
+        if threading.current_thread() is threading.main_thread():
+            raise Interrupted
 
     def sleep(seconds: float) -> None:
-        # The thread that would end the process ends itself.
-        slept.append(seconds)
-        raise SystemExit
+        # The thread beside the handler waits before it ends the process.
+        ends.append(seconds)
+        waited.wait(30.0)
 
-    slept: list[float] = []
+    waited = threading.Event()
     monkeypatch.setattr(interrupts, "time", types.SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(interrupts, "_exit", end)
     monkeypatch.setattr(interrupts, "_answers", [])
@@ -779,13 +780,21 @@ def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
                 # Further ones are ignored.
                 for number in before:
                     assert signal.getsignal(number) is signal.SIG_IGN
-                watcher.join(30.0)
+                while not ends:
+                    threading.Event().wait(0.001)
+                assert ends == [600.0]
     finally:
-        signal.set_wakeup_fd(fd)
+        writer = signal.set_wakeup_fd(fd)
         for number, handler in before.items():
             signal.signal(number, handler)
     expected = answers[-1] if answers else 3
-    assert ends == [expected] and noted == [-1, expected] and slept == [600.0]
+    assert ends == [600.0, expected] and noted == [-1, expected]
+    # Where the process is still there, the thread ends its workers and it, by the context's code.
+    ends.clear()
+    waited.set()
+    os.close(writer)
+    watcher.join(30.0)
+    assert ends == [3] and noted == [-1, expected, -1]
 
 
 def test_without_an_interrupt_signals_are_what_they_were() -> None:
