@@ -379,7 +379,7 @@ def test_only_what_is_wider_is_rounded_and_ambiguity_stays():
     arrays = {
         "wide": np.array([1.0, 1.0 + 2.0**-40, 2.0, 3.0, 4.0]),
         "narrow": np.array([1.5, 2.5], np.float16),
-        "ids": np.array([1, 2, 2**40]),
+        "ids": np.array([1, 2, 2**40 + 1]),
         "huge": np.array([1e300, 1.0]),
     }
     tensors = Tensors(arrays)
