@@ -463,3 +463,17 @@ def test_names_are_learned_from_pairs_of_the_same_layer():
     expected = np.zeros((5, 7))
     expected[0, 1] = expected[1, 2] = expected[3, 4] = stage_names.LEARNED
     assert np.array_equal(found, expected)
+
+
+def test_a_field_is_a_tenth_of_a_word_and_numbers_count_by_half():
+    """Of one word each: twice what both say, over what either says and a tenth of a word."""
+    found = stage_names.similarity(["norm"], ["norm[0]"])
+    assert found.item() == pytest.approx(2 / 2.1)
+    # Fields alike are none; another layer is 0.4 of it, and another part of one 0.7.
+    assert stage_names.similarity(["norm[0]"], ["norm[0]"]).item() == 1.0
+    layers = ["x.0.a.0", "x.1.a.0", "x.0.a.1"]
+    first = stage_names.similarity(layers, [*layers, "x.2.a.0"])
+    assert stage_names.OTHER_LAYER == 0.4 and stage_names.OTHER_PART == 0.7
+    assert first[0, 0] == first[2, 2] == 1.0 and first[0, 1] < 0.4 and 0.4 < first[0, 2] < 0.7
+    # The same in another layer is nearly as good as the name itself.
+    assert stage_names.LEARNED == 0.95 and RANK == 0.9

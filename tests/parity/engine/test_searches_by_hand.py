@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from parity.engine.constructions import cut, laid_out
 from parity.engine.conventions import CONVENTIONS, Conventions
+from parity.engine.evaluation import Evaluation
 from parity.engine.irregularities import exchanged, irregularities, unlike_others, untransposed
 from parity.engine.layouts import Layout, identity, transposition
+from parity.engine.marks import Marks
 from parity.engine.operations import (
     FEWEST,
     MASKING,
@@ -167,6 +172,30 @@ def test_a_window_is_what_lies_between_marks():
     assert beside == ["in", "b", "alone"]
     assert [o.primitive for o in recorder.beside(())] == ["in", "a", "b", "c", "alone"]
     assert [o.primitive for o in recorder.beside({"first", "second", "third"})] == ["alone"]
+
+
+def test_what_follows_a_call_is_not_inside_of_it(x64):
+    """Lines of a call are those of what is done in it, and of nothing behind it."""
+    recorder = Recorder()
+
+    def inner(x):
+        return jnp.sin(x)
+
+    def outer(x):
+        y = jax.jit(inner)(x)
+        return jnp.cos(y)
+
+    closed = jax.make_jaxpr(outer)(jnp.ones(3))
+    Evaluation(widened=True, recorder=recorder).run(closed, [np.ones(3)], Marks())
+    sources = {o.primitive: o.source for o in recorder.operations}
+    first = inspect.getsourcelines(outer)[1]
+    calls = {
+        name: [line for line in source if f":{first + 1} " in line]
+        for name, source in sources.items()
+    }
+    assert calls["sin"] and not calls["cos"]
+    assert any(f":{first + 2} " in line for line in sources["cos"])
+    assert recorder.operations[-1].parents == (len(recorder.operations) - 2,)
 
 
 def test_numbers_are_unseen_that_are_nowhere_within_reach():

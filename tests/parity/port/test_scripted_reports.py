@@ -11,10 +11,10 @@ import pytest
 from parity.engine.alignment import AlignedBy, Alignment
 from parity.engine.closeness import EQUAL
 from parity.engine.compare import Comparison, Work
-from parity.engine.constructions import copied
+from parity.engine.constructions import copied, laid_out
 from parity.engine.contract import Gate
 from parity.engine.deviation import Worst
-from parity.engine.layouts import Layout, identity
+from parity.engine.layouts import Layout, identity, transposition
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.operations import Unknown
@@ -568,6 +568,18 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     report = reported([row("m.b")], Place(WIDE[0], stages), untransposed=notes)
     lines = [line for line in report.text().split("\n") if line.startswith("parameter")]
     assert lines == ["parameter m.b.kernel: is transposed"]
+    # What is suspected already is not told twice.
+    turn = transposition((4, 4), (1, 0))
+    lies = [identity((4, 4)), turn, turn, turn]
+    pairs = tuple(
+        Pair(f"m.{n}.kernel", laid_out(f"h.{n}.weight", each), Means.VALUE)
+        for n, each in zip("bcde", lies, strict=True)
+    )
+    both = reported(
+        [row("m.b")], Place(WIDE[0], stages), untransposed=notes, matching=Matching(pairs)
+    )
+    [line] = [line for line in both.text().split("\n") if line.startswith("parameter")]
+    assert line == "parameter m.b.kernel: as it is, where 3 of its kind are transposed (1, 0)"
     right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
     assert "parameter m.b" not in right.text()
 
