@@ -119,6 +119,18 @@ def test_a_mask_is_known_by_its_shares_and_named_where_it_is_made():
     assert found == Unknown(("mul.py:1 (f)",), ("and.py:1 (f)",))
     both = first_unknown(operations, values, [], 1e-9)
     assert both == Unknown(("mul.py:1 (f)",), ("ge.py:1 (f)", "and.py:1 (f)"))
+    # Lines are in the order in which the masks are made, however many operations there are.
+    long = {n: op(f"p{n}", (n - 1,) if n else ()) for n in range(12)}
+    masks = dict.fromkeys(range(12), mask) | {0: np.arange(SMALLEST_MASK), 10: big, 11: big + 1}
+    found = first_unknown(long, masks, [], 1e-9)
+    assert found == Unknown(("p10.py:1 (f)",), tuple(f"p{n}.py:1 (f)" for n in range(1, 10)))
+    apart = {n: op(f"p{n}") for n in (1, 8, 16, 33)} | {
+        40: op("z", (33, 8, 16, 1)),
+        41: op("e", (40,)),
+    }
+    masks = dict.fromkeys(apart, mask) | {40: big, 41: big + 1}
+    found = first_unknown(apart, masks, [], 1e-9)
+    assert found == Unknown(("z.py:1 (f)",), tuple(f"p{n}.py:1 (f)" for n in (1, 8, 16, 33)))
     # As many as another mask has: that is the same mask, however it lies.
     rolled = first_unknown(operations, values, [np.roll(mask, 1), other], 1e-9)
     assert rolled == Unknown(("mul.py:1 (f)",))
