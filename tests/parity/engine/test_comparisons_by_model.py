@@ -575,6 +575,20 @@ def test_stages_pair_by_value_up_to_a_bug_and_by_name_behind_it(wrong, offset: i
     assert found.unaligned_original == found.unaligned_port == {}
 
 
+def test_what_is_left_is_counted_without_what_has_a_partner_in_another_order():
+    """Behind a bug, between two pairs, one stage is left on either side: they are one."""
+    g, h = draw(4, 6, seed=1), draw(4, 6, seed=2)
+    behind = {f"z{n}": draw(4, 6, seed=20 + n) for n in range(6)}
+    original = {"a": draw(4, 6), "g": g, "h": h, "left": draw(4, 6, seed=3), **behind}
+    port = {"a": draw(4, 6), "h": h, "g": g, "quite": draw(4, 6, seed=4)}
+    port |= {name: draw(4, 6, seed=40 + n) for n, name in enumerate(behind)}
+    found = align(original, port)
+    partners = {p.port: (p.original, p.by) for p in found.pairs}
+    assert partners["quite"] == ("left", AlignedBy.ORDER)
+    assert partners["g"] == ("g", AlignedBy.VALUE) and partners["h"] == ("h", AlignedBy.VALUE)
+    assert all(partners[name] == (name, AlignedBy.NAME) for name in behind)
+
+
 def test_outputs_pair_with_outputs_whatever_else_has_their_values():
     """The last stage and what is returned are equal; each pairs with its kind."""
     stages = chain(2)

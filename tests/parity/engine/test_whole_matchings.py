@@ -233,3 +233,12 @@ def test_a_pair_without_words_in_common_is_unsure_whatever_it_says_of_itself(mor
     text, _, note = stated(propose(zeros(original), zeros(port)))["zzz.y"]
     assert text == "alone.x" and UNSURE > 1.0
     assert note == ("" if more else "unsure: the names have little in common")
+
+
+@pytest.mark.parametrize(("parts", "proposed"), [(4, True), (5, False)])
+def test_four_parameters_are_fused_at_most(parts: int, proposed: bool):
+    original = {f"m.{n}.weight": (6, 6) for n in ("a", "b", "c", "d", "e")[:parts]}
+    found = propose(zeros(original), zeros({"m.all.kernel": (6, 6 * parts)}))
+    assert bool(found.pairs) == proposed
+    if proposed:
+        assert found.pairs[0].originals == tuple(original)
