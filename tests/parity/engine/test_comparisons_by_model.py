@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -984,3 +985,31 @@ def test_two_loops_nest_and_a_gap_in_numbers_is_listed():
     back = [Pair(f"l.{n}", copied(f"h.{1 - n}.w", (2,)), Means.VALUE) for n in (0, 1)]
     source, _ = converted(back, {"h.0.w": draw(2), "h.1.w": draw(2)})
     assert "for i in" not in source
+
+
+@pytest.mark.parametrize("said", list(Verdict))
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 2.0, math.inf, math.nan])
+@pytest.mark.parametrize("tolerance", [1.0, math.nan, math.inf])
+def test_a_verdict_that_is_no_failure_is_what_its_numbers_support(said, value, tolerance):
+    """What failed stays failed; what passed, or is a fact with a tolerance, is judged again."""
+    row = replace(comparing().gate("x", "rel_l2", 0.0, 1.0), verdict=said)
+    found = replace(row, value=value, tolerance=tolerance).settled().verdict
+    judged = said is Verdict.PASS or (said is Verdict.INFO and not math.isnan(tolerance))
+    if not judged:
+        assert found is said
+    elif not math.isfinite(value):
+        assert found is Verdict.FAIL
+    elif not math.isfinite(tolerance):
+        assert found is Verdict.NOT_COMPARABLE
+    else:
+        assert found is (Verdict.PASS if 0.0 <= value <= tolerance else Verdict.FAIL)
+
+
+def test_generated_tokens_are_judged_by_what_is_left_when_they_part():
+    e = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
+    a = e.copy()
+    a[1, 2] = 0.0
+    for absolute, verdict in ((1.0, Verdict.FAIL), (2.0, Verdict.PASS)):
+        [row] = comparing(Table(absolute=absolute)).run({"generated": a}, {"generated": e})
+        assert (row.metric, row.value, row.tolerance) == ("disagreement", 2.0, absolute)
+        assert row.verdict is verdict and row.kind is Kind.TOKENS

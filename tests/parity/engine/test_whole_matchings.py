@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from parity.engine.constructions import copied
 from parity.engine.matching import match_parameters
-from parity.engine.parameter_pairs import Matching, Means, Unmatched
+from parity.engine.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.proposal import UNSURE, propose
 
 
@@ -242,3 +243,16 @@ def test_four_parameters_are_fused_at_most(parts: int, proposed: bool):
     assert bool(found.pairs) == proposed
     if proposed:
         assert found.pairs[0].originals == tuple(original)
+
+
+def test_gradients_that_the_original_does_not_have_are_left_out():
+    """Under any of the names of a tied parameter; one that a single name has is taken as it is."""
+    tied = Pair("p", copied("a", (2,)), Means.VALUE, also=("b",))
+    plain = Pair("q", copied("c", (2,)), Means.VALUE)
+    matching, x = Matching((tied, plain)), np.array([1.0, 2.0])
+    assert matching.gradients({}, {"p": x, "q": x}) == {}
+    theirs, ours = matching.gradients({"c": 3 * x}, {"p": x, "q": x})["q"]
+    assert theirs.tolist() == [3.0, 6.0] and ours.tolist() == [1.0, 2.0]
+    for given in ({"a": x}, {"b": x}, {"a": x, "b": x.copy()}):
+        assert matching.gradients(given, {"p": x})["p"][0].tolist() == [1.0, 2.0]
+    assert matching.gradients({"a": x, "b": 2 * x}, {"p": x})["p"][0].tolist() == [3.0, 6.0]
