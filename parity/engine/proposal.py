@@ -81,18 +81,26 @@ def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[s
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
     words = naming.similarity(names, ports)
     known: dict[str, str] = {}
-    notes: dict[str, str] = {}
     likeness = words
     for _ in range(ROUNDS):
-        known, notes = {}, {}
+        known = {}
         lonely = np.isfinite(shapes)
         for i, j in naming.assignment(likeness + FITS * shapes):
             if likeness[i, j] >= LEAST or lonely[i].sum() == lonely[:, j].sum() == 1:
                 known[ports[j]] = names[i]
-                if likeness[i, j] < UNSURE:
-                    notes[ports[j]] = "unsure: the names have little in common"
         likeness = words + naming.context(names, ports, [(o, p) for p, o in known.items()])
-    return known, notes
+    places = {name: i for i, name in enumerate(names)}, {name: j for j, name in enumerate(ports)}
+    return known, {
+        p: "unsure: the names have little in common"
+        for p, o in known.items()
+        if words[places[0][o], places[1][p]] + _support(o, p, known) < UNSURE
+    }
+
+
+def _support(original: str, port: str, known: Mapping[str, str]) -> float:
+    """Return how well a pair fits the others: a pair that supports itself would always be sure."""
+    others = [(o, p) for p, o in known.items() if p != port]
+    return float(naming.context([original], [port], others)[0, 0])
 
 
 def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:

@@ -168,6 +168,108 @@ REPORTS_VERDICT_SEVERAL = of(
         "test_rules_by_hand.py test_compare_several.py",
     ),
 )
+PARITY_PROMISES = (
+    *of(
+        "parity/engine/value_search.py",
+        (
+            "whole_numbers_are_rounded_too",
+            "an array that a narrow dtype cannot be narrower than is cast to it and back",
+            "if self.rounding is None or not self.rounds(name, self.rounding):",
+            "if self.rounding is None:",
+            "test_values_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/engine/resemblance.py",
+        (
+            "line_through_what_is_not_finite",
+            "a straight line is looked for where one of two arrays holds an infinity",
+            "not (np.isfinite(x).all() and np.isfinite(y).all())",
+            "not (np.isfinite(x).all() or np.isfinite(y).all())",
+            "test_comparisons_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/engine/stage_names.py",
+        (
+            "field_is_a_fifth_of_a_word",
+            "an index at the end of a name counts twice as much as it should",
+            "FIELD_WEIGHT = 0.1",
+            "FIELD_WEIGHT = 0.2",
+            "test_names_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/engine/naming.py",
+        (
+            "first_matrix_is_the_second",
+            "the first matrix of a feed-forward block is taken for the one that goes down",
+            '"fc_in": "up projection",',
+            '"fc_in": "down projection",',
+            "test_names_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/engine/operations.py",
+        (
+            "call_never_ends",
+            "what follows a call is said to come from inside of it",
+            "        self._calls.pop()",
+            "        pass",
+            "test_searches_by_hand.py",
+        ),
+    ),
+    *of(
+        "parity/engine/deviation.py",
+        (
+            "bits_of_another_machine_as_here",
+            "on a machine of the other byte order bits are told from the wrong end",
+            "else stored.tobytes()[::-1]",
+            "else stored.tobytes()",
+            "test_comparisons_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/port/report.py",
+        (
+            "suspect_told_twice",
+            "a matrix that is irregular is told a second time as not transposed",
+            "if first_use(name, stages) == at and name not in suspects",
+            "if first_use(name, stages) == at",
+            "test_scripted_reports.py",
+        ),
+    ),
+    *of(
+        "parity/port/ledger.py",
+        (
+            "gate_without_a_bound_compares",
+            "a result that failed for want of a tolerance counts as compared",
+            "in (Verdict.PASS, Verdict.FAIL) and math.isfinite(row.tolerance)",
+            "in (Verdict.PASS, Verdict.FAIL)",
+            "test_scripted_reports.py",
+        ),
+    ),
+    *of(
+        "parity/executors/pace.py",
+        (
+            "late_items_are_on_time",
+            "what runs for longer than it should says nothing of the pace",
+            "if age / expected <= taken / wanted:",
+            "if age / expected >= taken / wanted:",
+            "test_executors_by_hand.py",
+        ),
+    ),
+    *of(
+        "parity/executors/cluster.py",
+        (
+            "dead_nodes_count",
+            "a node that has left the cluster is one that can hold an item",
+            ' for node in self.ray.nodes() if node["Alive"]]',
+            " for node in self.ray.nodes()]",
+            "test_executors_by_hand.py",
+        ),
+    ),
+)
 MUTANTS = (
     *(*PARITY_PORT_CONSEQUENCES, *PARITY_PORT_CORRESPONDENCE, *PARITY_PORT_ROUNDING_FLOORS),
     *(*PARITY_PORT_LOCALISATION, *PARITY_PORT_NARROW),
@@ -175,4 +277,5 @@ MUTANTS = (
     *(*PARITY_ENGINE_CONTRACT, *PARITY_ENGINE_CONVENTIONS, *PARITY_ENGINE_IRREGULARITIES),
     *(*REPORTS_VERDICT_DECIDE, *REPORTS_VERDICT_LEVELS, *REPORTS_VERDICT_NOISE),
     *REPORTS_VERDICT_SEVERAL,
+    *PARITY_PROMISES,
 )

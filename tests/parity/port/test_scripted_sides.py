@@ -489,6 +489,8 @@ def test_a_parameter_that_the_port_lacks_is_told_where_its_derivative_says_that_
         "empty": np.zeros(0),
     }
     gradients = {name: np.ones(x.shape) for name, x in values.items()} | {"idle": np.zeros(3)}
+    # An element that does not count leaves those that do.
+    gradients["scale"] = np.array([0.0, 1.0, 0.0])
     side = Scripted(lambda how: replace(trace(out=[1.0]), gradients=gradients))
     runs = SideRuns(side, None)
     alone = tuple(Unmatched(name, x.shape) for name, x in values.items())

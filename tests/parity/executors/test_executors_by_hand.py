@@ -1,0 +1,1051 @@
+"""Parts of the executors that start no process: every number and word of theirs is written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity.executors import cluster, identity, inputs, interrupts, local, machine, supervision
+from parity.executors import item as item_module
+from parity.executors import sweep as sweep_module
+from parity.executors.cluster import RayExecutor, Starts, kernel_variables, options
+from parity.executors.identity import Identity, Watch
+from parity.executors.item import (
+    ATTEMPTS,
+    Answer,
+    Item,
+    ItemError,
+    Needs,
+    Place,
+    State,
+    lost,
+    no_device,
+    not_run,
+)
+from parity.executors.local import LocalExecutor, available_memory
+from parity.executors.pace import LATE, PRIOR, UNSURE, Pace, duration, makespan
+from parity.executors.progress import LINES, Progress
+from parity.executors.sweep import Answers, open_executor, run
+
+WORK = "tests.parity.executors.work:"
+
+
+def simulated(seconds: list[float], workers: int, busy: list[float]) -> float:
+    """Return when the last item is over: each waits for the worker that is free first."""
+    free = sorted([*busy, *([0.0] * (max(workers, 1) - len(busy)))])
+    for each in seconds:
+        first = min(range(len(free)), key=lambda n: free[n])
+        free[first] += each
+    return max(free)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_item_goes_to_the_first_free_worker(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seconds = rng.uniform(1, 9, int(rng.integers(1, 8))).tolist()
+    workers = int(rng.integers(1, 4))
+    busy = rng.uniform(0, 20, int(rng.integers(0, workers + 1))).tolist()
+    assert makespan(seconds, workers, busy) == pytest.approx(simulated(seconds, workers, busy))
+    assert makespan(seconds, workers) == pytest.approx(simulated(seconds, workers, []))
+
+
+def test_nothing_left_takes_as_long_as_what_runs() -> None:
+    assert makespan([], 3) == 0.0 and makespan([], 2, [4.0, 7.0]) == 7.0
+    assert makespan([2.0], 0) == 2.0 and makespan([1.0, 1.0], 1, [3.0]) == 5.0
+
+
+def largest_pace(done: list[tuple[float, float]], running: list[tuple[float, float]]) -> float:
+    """Return measured over expected seconds: what is done, and any set of what runs that raises it.
+
+    Adding the latest while they are later than the pace is the set that makes it largest.
+    """
+    taken = PRIOR + sum(s for s, e in done if e)
+    wanted = PRIOR + sum(e for _, e in done if e)
+    late = [(a, e) for a, e in running if e]
+    best = taken / wanted
+    for chosen in range(1 << len(late)):
+        some = [pair for n, pair in enumerate(late) if chosen >> n & 1]
+        pace = (taken + sum(a for a, _ in some)) / (wanted + sum(e for _, e in some))
+        best = max(best, pace)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_pace_is_of_what_is_done_and_of_what_is_late(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    expected = {f"i{n}": float(rng.choice([0.0, 5.0, 20.0, 60.0])) for n in range(7)}
+    pace = Pace(dict(expected))
+    done = [(n, float(rng.uniform(1, 80))) for n in ("i0", "i3")]
+    for name, seconds in done:
+        pace.done(name, seconds)
+    ages = {n: float(rng.uniform(0, 120)) for n in ("i1", "i4", "i5", "i0")}
+    assert list(pace.left) == [n for n in expected if n not in dict(done)]
+    assert pace.seconds == [s for _, s in done] and pace.expected == [expected[n] for n, _ in done]
+    running = [(ages[n], expected[n]) for n in ("i1", "i4", "i5")]
+    whole = [(s, expected[n]) for n, s in done]
+    assert pace.ratio(ages) == pytest.approx(largest_pace(whole, running))
+    assert pace.ratio({}) == pytest.approx(largest_pace(whole, []))
+    pace.done("of another sweep", 3.0)
+    assert pace.expected[-1] == 0.0
+
+
+def test_time_left_is_what_items_take_at_the_pace() -> None:
+    pace = Pace({"a": 40.0, "b": 20.0, "c": 0.0})
+    # Of one item nothing is known, and nothing is done.
+    assert pace.estimate({}, 2) is None and pace.words({}, 2) == ""
+    pace.left.pop("c")
+    assert pace.estimate({}, 1) == 60.0 and pace.estimate({}, 2) == 40.0
+    assert pace.words({}, 2) == "20 s to 80 s left" and UNSURE == 2.0
+    pace.left["c"] = 0.0
+    pace.done("b", 50.0)
+    ratio = (PRIOR + 50.0) / (PRIOR + 20.0)
+    # The median of what was measured stands for what nothing was expected of.
+    assert pace.estimate({}, 1) == pytest.approx(40.0 * ratio + 50.0)
+    assert pace.words({}, 1) == f"about {duration(40.0 * ratio + 50.0)} left"
+    # One that runs takes what is left of it, and an eighth of its age at least.
+    assert pace.estimate({"a": 10.0}, 1) == pytest.approx(40.0 * ratio - 10.0 + 50.0)
+    late = (PRIOR + 50.0 + 400.0) / (PRIOR + 20.0 + 40.0)
+    assert pace.ratio({"a": 400.0}) == pytest.approx(late)
+    assert pace.estimate({"a": 400.0}, 2) == pytest.approx(max(400.0 / LATE, 50.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "0 s"),
+        (89.4, "89 s"),
+        (90.0, "2 minutes"),
+        (150.0, "2 minutes"),
+        (600.0, "10 minutes"),
+    ],
+)
+def test_seconds_are_minutes_from_ninety_on(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+class Idle:
+    """An executor that runs nothing, and says what a test says of it."""
+
+    name = "idle"
+
+    def __init__(self, workers: int = 2, **at: tuple[str, float]) -> None:
+        self.workers, self.at, self.closed = workers, at, 0
+
+    def start(self, items: Any) -> list[Future[Answer]]:
+        futures = []
+        for item in items:
+            future: Future[Answer] = Future()
+            future.set_result(
+                Answer(item.name, State.DONE, item.arguments.get("value"), seconds=2.0)
+            )
+            futures.append(future)
+        return futures
+
+    def running(self) -> Mapping[str, tuple[str, float]]:
+        return self.at
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_lines_say_counts_times_workers_and_the_slowest_three() -> None:
+    said: list[str] = []
+    now = [100.0]
+    engine = Idle(2, b=("three", 97.0), a=("four", 98.0))
+    items = [
+        Item(n, "x:y", expected=e)
+        for n, e in (("one", 10.0), ("two", 10.0), ("three", 10.0), ("four", 10.0))
+    ]
+    progress = Progress(engine, items, said.append, lambda: now[0])
+    assert progress.lines() == [
+        "0 of 4 in 0 s, 9 s to 36 s left",
+        "a: four for 2 s",
+        "b: three for 3 s",
+    ]
+    now[0] = 110.0
+    progress.done(Answer("one", State.DONE, seconds=10.0, place=Place("node", 7)))
+    progress.done(Answer("two", State.DONE, seconds=10.5, attempts=3, place=Place("node", 8)))
+    progress.done(Answer("x", State.FAILED, reason="no reason", seconds=1.0))
+    progress.done(Answer("y", State.NOT_RUN, reason="no device", seconds=0.5))
+    assert said == [
+        "  1/4 one: 10.0 s on node:7",
+        "  2/4 two: 10.5 s on node:8, after 2 workers died",
+        "  3/4 x: failed: no reason",
+        "  4/4 y: not run: no device",
+    ]
+    # Both are late: neither is about to be over.
+    left = 13.0 / LATE
+    assert progress.estimate() == pytest.approx(left)
+    assert progress.lines() == [
+        f"4 of 4 in 10 s, about {duration(left)} left",
+        "a: four for 12 s",
+        "b: three for 13 s",
+        "slowest: two 10.5 s, one 10.0 s, x 1.0 s",
+    ]
+    assert progress.table().row_count == 3
+
+
+@pytest.mark.parametrize("planned", [LINES, LINES + 1])
+def test_a_line_for_each_item_up_to_two_hundred(planned: int) -> None:
+    said: list[str] = []
+    progress = Progress(Idle(), [Item(str(n), "x:y") for n in range(planned)], said.append)
+    progress.done(Answer("0", State.DONE, seconds=1.0))
+    assert bool(said) == (planned == LINES)
+
+
+def test_a_watcher_reports_now_and_then_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parity.executors.progress.EVERY", 0.01)
+    told = threading.Event()
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    with Progress(Idle(1), [Item("a", "x:y", expected=5.0)], report) as progress:
+        assert told.wait(30.0) and progress._live is None
+    assert said[0].startswith("0 of 1 in 0 s, ") and progress._over.is_set()
+
+
+def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    items = [Item(f"i{n}", f"{WORK}double", {"value": n}) for n in range(3)]
+    with Answers.opened(tmp_path) as answers:
+        first = Idle()
+        assert sorted(a.value for a in run(items[:2], first, answers, said.append)) == [0, 1]
+        assert first.closed == 1 and "i0: 2.0 s on :0" in said[0] + said[1]
+    said.clear()
+    with Answers.opened(tmp_path) as answers:
+        second = Idle()
+        found = [a.name for a in run(items[::-1], second, answers, said.append)]
+        assert found == ["i1", "i0", "i2"] and second.closed == 1
+        assert said[0] == "  2 of 3 items are there already" and not answers.damaged
+        # One that is stored stays what it is.
+        answers.write(items[0], Answer("i0", State.DONE, "another"))
+        stored = answers.read(items[0])
+        assert stored is not None and stored.value == 0
+        line = json.loads((tmp_path / sweep_module.ANSWERS).read_text().splitlines()[0])
+        facts = json.dumps([line["key"], line["answer"], {}], sort_keys=True)
+        assert line["checksum"] == hashlib.sha256(facts.encode()).hexdigest()
+        (tmp_path / "leftover").mkdir()
+        answers.discard()
+        assert answers.read(items[0]) is None
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {sweep_module.ANSWERS, sweep_module.LOCK}
+        assert (tmp_path / sweep_module.ANSWERS).read_bytes() == b""
+
+
+def test_an_answer_is_stored_where_it_was_done_alone(tmp_path: Path) -> None:
+    class Fails(Idle):
+        def start(self, items: Any) -> list[Future[Answer]]:
+            futures = super().start(items)
+            futures[0] = Future()
+            futures[0].set_result(Answer(items[0].name, State.FAILED, reason="why"))
+            return futures
+
+    items = [Item(n, f"{WORK}double", {"value": 1}) for n in "ab"]
+    with Answers.opened(tmp_path) as answers:
+        assert {a.name: a.state for a in run(items, Fails(), answers)} == {
+            "a": State.FAILED,
+            "b": State.DONE,
+        }
+        assert answers.read(items[0]) is None and answers.read(items[1]) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("plain-1.2", "plain-1.2"),
+        ("a b/c:d", "a_b_c_d"),
+        ("..hidden", "hidden"),
+        ("x" * 120, "x" * 100),
+    ],
+)
+def test_a_key_is_letters_that_a_folder_may_have(name: str, key: str) -> None:
+    item = Item(name, f"{WORK}double")
+    assert sweep_module._key(item) == f"{key}-{item.digest()}" and len(item.digest()) == 16
+
+
+@pytest.mark.parametrize(("text", "workers"), [("local:3", 3), ("local:10", 10), ("local", None)])
+def test_executors_are_named(text: str, workers: int | None) -> None:
+    found = open_executor(text)
+    assert isinstance(found, LocalExecutor) and found.asked == workers
+    with pytest.raises(ItemError, match="expected no address"):
+        open_executor(text, "host:1")
+
+
+@pytest.mark.parametrize("text", ["local:0", "local:x", "local:-1", "Ray", "ray:2", ""])
+def test_no_executor_has_such_a_name(text: str) -> None:
+    with pytest.raises(ItemError, match="expected the executor local, local:N or ray"):
+        open_executor(text)
+
+
+def test_words_about_items() -> None:
+    item = Item("x", "y:z", needs=Needs(gpus=2))
+    assert str(item.needs) == "2 GPU" and str(Needs(gpus=1, device="H100")) == "1 H100"
+    assert no_device(item.needs, "here") == "no device: here has none with 2 GPU"
+    assert not_run(item, "why") == Answer("x", State.NOT_RUN, reason="why")
+    assert lost(item, 1, "gone") == Answer("x", State.FAILED, reason="its worker was lost: gone")
+    several = lost(item, 2, "gone")
+    assert (several.reason, several.attempts) == ("killed 2 workers: gone", 2)
+    assert item_module._named(["a", "b", "c"]) == "a, b, c"
+    assert item_module._named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    place = Place("node", 3, "f", "cpu", "code")
+    answer = Answer("x", State.DONE, [1], "", place, 1.5, 2, {"a": b"1"})
+    document = answer.to_json()
+    assert "files" not in document and json.loads(json.dumps(document)) == document
+    assert Answer.from_json(document) == Answer("x", State.DONE, [1], "", place, 1.5, 2)
+
+
+def test_accelerators_are_those_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n, model in enumerate(("H100", "A100", "T4")):
+        (tmp_path / str(n)).mkdir()
+        text = f"Foo: bar\nModel: \t NVIDIA {model}\nIRQ: 3\n"
+        (tmp_path / str(n) / "information").write_text(text, encoding="utf-8")
+    real = item_module.Path
+    monkeypatch.setattr(
+        item_module, "Path", lambda p: tmp_path if str(p).startswith("/proc/driver") else real(p)
+    )
+    names = ("NVIDIA H100", "NVIDIA A100", "NVIDIA T4")
+    for shown, expected in ((None, names), ("0,1", names[:2]), ("", ()), ("2,", names[:1])):
+        item_module.accelerators.cache_clear()
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if shown is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert item_module.accelerators() == expected
+    item_module.accelerators.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("asked", "needs", "devices", "count"),
+    [
+        (None, [Needs()], 0, 1),
+        (None, [Needs()] * 20, 0, 8),
+        (None, [Needs(cpus=3), Needs(cpus=1), Needs()], 0, 2),
+        (None, [Needs(cpus=0)] * 20, 0, 8),
+        (None, [Needs(memory=30)] * 20, 0, 3),
+        (None, [Needs(memory=30), Needs(memory=60)] * 9, 0, 1),
+        (None, [Needs(memory=1000)] * 9, 0, 1),
+        # Who asks for a number gets it, whatever memory there is.
+        (6, [Needs(memory=1000, cpus=8)] * 9, 0, 6),
+        (6, [Needs()] * 4, 0, 4),
+        (None, [Needs(gpus=2)] * 9, 5, 2),
+        (None, [Needs(gpus=1), Needs(gpus=4)] * 9, 5, 1),
+        (3, [Needs(gpus=1)] * 9, 5, 3),
+    ],
+)
+def test_as_many_at_a_time_as_everything_allows(monkeypatch, asked, needs, devices, count) -> None:
+    monkeypatch.setattr(local, "threads", lambda: 8)
+    monkeypatch.setattr(local, "available_memory", lambda: 100)
+    items = [Item(str(n), "x:y", needs=each) for n, each in enumerate(needs)]
+    assert LocalExecutor(asked)._count(items, devices) == count
+    assert LocalExecutor(asked).workers == (asked or 8)
+
+
+def test_devices_fit_by_name() -> None:
+    names = ("NVIDIA H100 80GB", "NVIDIA A100")
+    fits = [local._fitting(Needs(device=d), names) for d in ("", "h100", "A100", "B200")]
+    assert fits == [2, 1, 1, 0]
+
+
+def test_each_worker_on_accelerators_sees_its_own() -> None:
+    engine = LocalExecutor(2)
+    slots = iter(range(2))
+    items = [Item("a", "x:y", needs=Needs(gpus=1)), Item("b", "x:y", needs=Needs(gpus=3))]
+    shown = []
+    for _ in range(2):
+        own = threading.local()
+        engine._open(own, slots, items, True)
+        shown.append((own.process.name, own.process.shown))
+    assert shown == [
+        ("local:1", {"CUDA_VISIBLE_DEVICES": "0,1,2"}),
+        ("local:2", {"CUDA_VISIBLE_DEVICES": "3,4,5"}),
+    ]
+    plain = threading.local()
+    engine._open(plain, iter([0]), items, False)
+    assert plain.process.shown == {} and len(engine._processes) == 3
+
+
+class Scripted:
+    """A process that dies as often as a test says."""
+
+    name = "local:1"
+
+    def __init__(self, deaths: int, closed: bool = False) -> None:
+        self.deaths, self.closed, self.ended = deaths, closed, 0
+
+    def perform(self, item: Item) -> Answer:
+        if self.deaths:
+            self.deaths -= 1
+            raise BrokenProcessPool("died")
+        return Answer(item.name, State.DONE, 1)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("deaths", range(ATTEMPTS + 1))
+def test_an_item_may_kill_so_many_workers(deaths: int) -> None:
+    engine, own = LocalExecutor(1), threading.local()
+    own.process = process = Scripted(deaths)
+    answer = engine._run(own, Item("x", "y:z"))
+    assert process.ended == deaths and engine.running() == {}
+    if deaths < ATTEMPTS:
+        assert answer == Answer("x", State.DONE, 1, attempts=deaths + 1)
+    else:
+        assert answer.state is State.FAILED and answer.attempts == ATTEMPTS
+        assert answer.reason.startswith(f"killed {ATTEMPTS} workers: ")
+
+
+def test_a_worker_that_the_driver_ended_is_not_tried_again() -> None:
+    engine, own = LocalExecutor(1), threading.local()
+    own.process = process = Scripted(1, closed=True)
+    with pytest.raises(BrokenProcessPool):
+        engine._run(own, Item("x", "y:z"))
+    assert process.ended == 1 and engine.running() == {}
+
+
+def test_variables_are_there_while_a_process_starts_and_then_what_they_were(monkeypatch) -> None:
+    monkeypatch.setenv("MINE", "before")
+    monkeypatch.delenv("NEW", raising=False)
+    with local._environment({"MINE": "now", "NEW": "1"}):
+        assert os.environ["MINE"] == "now" and os.environ["NEW"] == "1"
+    assert os.environ["MINE"] == "before" and "NEW" not in os.environ
+    with pytest.raises(ZeroDivisionError), local._environment({"NEW": "1"}):
+        raise ZeroDivisionError
+    assert "NEW" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    12 kB\nSwap: 1 kB\n", 12 * 1024),
+        ("MemTotal: 9 kB\n", 0),
+        ("MemAvailable: much kB\n", 0),
+    ],
+)
+def test_memory_is_what_the_system_says(monkeypatch, tmp_path, text: str, size: int) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text(text, encoding="ascii")
+    monkeypatch.setattr(
+        local, "open", lambda name, encoding: path.open(encoding=encoding), raising=False
+    )
+    assert available_memory() == size
+    path.unlink()
+    assert available_memory() == 0
+
+
+X86 = """processor : 0
+vendor_id : GenuineIntel
+cpu family : 6
+model : 85
+model name : Xeon
+stepping : 7
+flags : fpu avx2 fma sse4_2 mce_recovery avx512f
+
+processor : 1
+vendor_id : Other
+"""
+ARM = """processor : 0
+CPU implementer : 0x41
+CPU architecture: 8
+CPU part : 0xd0c
+CPU revision : 1
+Features : asimd evtstrm aes fp bf16
+"""
+MAC = """machdep.cpu.brand_string: Apple M2
+hw.optional.arm.FEAT_BF16: 1
+hw.optional.arm.FEAT_SME: 0
+hw.optional.floatingpoint: 1
+"""
+INTEL_MAC = """machdep.cpu.vendor: GenuineIntel
+machdep.cpu.brand_string: Intel i7
+machdep.cpu.family: 6
+machdep.cpu.model: 158
+machdep.cpu.stepping: 10
+machdep.cpu.features: FPU SSE AVX1.0 SSE
+machdep.cpu.leaf7_features: AVX2 BMI1 RDTSCP
+"""
+
+
+def digest(*flags: str) -> str:
+    return hashlib.sha256(" ".join(sorted(set(flags))).encode()).hexdigest()[:8]
+
+
+def linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(machine, "_CPUINFO", path)
+
+
+def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    done = types.SimpleNamespace(stdout=text)
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: done)
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "expected"),
+    [
+        (linux, X86, ("GenuineIntel", "6", "85", "7",
+                      digest("fpu", "avx2", "fma", "sse4_2", "avx512f"), "Xeon")),
+        (linux, ARM, ("0x41", "8", "0xd0c", "1", digest("asimd", "fp", "bf16"), None)),
+        (mac, MAC, ("Apple", "Apple M2", "Apple M2", "Apple M2",
+                    hashlib.sha256(b"hw.optional.arm.FEAT_BF16").hexdigest()[:8], "Apple M2")),
+        (mac, INTEL_MAC, ("GenuineIntel", "6", "158", "10",
+                          digest("fpu", "sse", "avx1.0", "avx2", "bmi1"), "Intel i7")),
+        (linux, "model name : X\n", (*[machine.UNKNOWN] * 5, "X")),
+        (mac, "", (*[machine.UNKNOWN] * 5, None)),
+    ],
+)  # fmt: skip
+def test_a_processor_is_what_its_system_says_of_the_first_core(
+    monkeypatch, tmp_path, system: Callable[..., None], text: str, expected: tuple[str, ...]
+) -> None:
+    system(monkeypatch, tmp_path, text)
+    found = machine.host()
+    assert list(found) == [*machine.FIELDS, "name"]
+    name = expected[-1] or machine.platform.machine() or machine.UNKNOWN
+    assert tuple(found.values()) == (*expected[:-1], name)
+
+
+def test_threads_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {1, 3, 5}, raising=False)
+    assert machine.threads() == 3
+    monkeypatch.delattr(machine.os, "sched_getaffinity")
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 6)
+    assert machine.threads() == 6
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: None)
+    assert machine.threads() == 1
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One package of two files, a hidden one and a document."""
+    folder = tmp_path / "parity"
+    (folder / "deep" / "__pycache__").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for name in ("a.py", "deep/b.json", ".hidden", "deep/c.pyc", "README.md", ".git/x",
+                 "deep/__pycache__/d.py"):  # fmt: skip
+        (folder / name).write_text(f"# {name}\n", encoding="utf-8")
+    os.mkfifo(folder / "pipe")
+    monkeypatch.setattr(identity, "ROOT", tmp_path)
+    monkeypatch.setattr(identity, "PACKAGES", ("parity",))
+    for each in (identity._first_files, identity.code):
+        each.cache_clear()
+    yield folder
+    for each in (identity._first_files, identity.code):
+        each.cache_clear()
+
+
+def test_code_is_every_file_that_programs_read(package: Path) -> None:
+    def of(name: str) -> str:
+        return hashlib.sha256((package / name).read_bytes()).hexdigest()
+
+    files = {"parity/a.py": of("a.py"), "parity/deep/b.json": of("deep/b.json")}
+    assert identity.package_files() == files
+    lines = "".join(f"{name}\0{each}\n" for name, each in sorted(files.items()))
+    first = hashlib.sha256(lines.encode()).hexdigest()[:12]
+    assert identity.code() == identity.code_on_disk() == first
+    assert identity.changed_files() == []
+    (package / "a.py").write_text("other", encoding="utf-8")
+    (package / "new.py").write_text("", encoding="utf-8")
+    (package / "deep" / "b.json").unlink()
+    assert identity.changed_files() == ["parity/a.py", "parity/deep/b.json", "parity/new.py"]
+    # What a process asked first stays; what is on disk is another.
+    assert identity.code() == first != identity.code_on_disk()
+
+
+def test_a_watch_looks_again_only_after_a_while(package: Path, monkeypatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(identity.time, "monotonic", lambda: now[0])
+    identity.code()
+    watch = Watch(every=2.0)
+    watch._looked = now[0] - 2.0
+    assert watch.changed() == []
+    (package / "a.py").write_text("other", encoding="utf-8")
+    now[0] += 1.5
+    assert watch.changed() == [] and watch.changed(now=True) == ["parity/a.py"]
+    now[0] += 1.5
+    assert watch.changed() == []
+    now[0] += 0.5
+    assert watch.changed() == ["parity/a.py"]
+    assert Watch(3.0)._looked == -3.0
+
+
+def test_differences_are_said_with_both_values() -> None:
+    one = Identity("a", {"jax": "1"}, {"XLA_FLAGS": "x"})
+    other = Identity("b", {"jax": "2", "torch": "3"}, {})
+    assert one.differences(other) == [
+        "code a → b", "jax 1 → 2", "torch none → 3", "XLA_FLAGS x → none",
+    ]  # fmt: skip
+    assert one.differences(one) == []
+
+
+def test_bytecode_is_stale_where_it_is_of_another_source_of_the_same_stamp(
+    package: Path, tmp_path: Path
+) -> None:
+    import py_compile
+
+    source = package / "a.py"
+    source.write_text("x = 1\n", encoding="utf-8")
+    stored = Path(py_compile.compile(str(source), doraise=True))
+    assert identity.stale_bytecode() == []
+    before = source.stat()
+    source.write_text("x = 2\n", encoding="utf-8")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # Older than the last change of the source's state.
+    os.utime(stored, ns=(0, 0))
+    assert identity.stale_bytecode() == ["parity/a.py"]
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 3 * 10**9))
+    assert identity.stale_bytecode() == []
+    source.write_text("x = 1\n", encoding="utf-8")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert identity.stale_bytecode() == []
+    stored.unlink()
+    assert identity.stale_bytecode() == []
+
+
+def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir(parents=True)
+    for name in ("z", "b/a"):
+        (folder / name).write_text(name, encoding="utf-8")
+
+    def of(files: Mapping[str, Path]) -> str:
+        lines = (
+            f"{n}\0{hashlib.sha256(files[n].read_bytes()).hexdigest()}\n" for n in sorted(files)
+        )
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    both = {"z": folder / "z", "b/a": folder / "b" / "a"}
+    assert inputs.content(str(folder)) == of(both)
+    assert inputs.content(str(folder / "z")) == of({"": folder / "z"})
+    (tmp_path / "empty").mkdir()
+    for name in (tmp_path / "empty", tmp_path / "none"):
+        assert inputs.content(str(name)) == inputs.MISSING
+    assert inputs.content("module:no_such_module") == inputs.MISSING
+    assert inputs.content("module:") == inputs.MISSING
+    known = inputs.contents([str(folder), "module:none"])
+    assert inputs.changed(known) == []
+    assert inputs.changed({**known, "module:none": "x", str(tmp_path): "y"}) == [
+        "module:none",
+        str(tmp_path),
+    ]
+
+
+def test_a_file_is_remembered_only_where_its_stamp_tells_a_change(
+    tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("one", encoding="utf-8")
+    changed = path.stat().st_ctime_ns / 1e9
+    reads = []
+    real = hashlib.file_digest
+    monkeypatch.setattr(inputs.hashlib, "file_digest", lambda *a: reads.append(1) or real(*a))
+    for later, total in ((0.05, 1), (0.09, 2), (0.2, 3), (9.0, 3)):
+        monkeypatch.setattr(inputs.time, "time", lambda later=later: changed + later)
+        assert inputs.digest_of_file(path) == hashlib.sha256(b"one").hexdigest()
+        assert len(reads) == total
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 0, 0, ""),
+        (lambda: 4, 4, ""),
+        (lambda: sys.exit(), 0, ""),
+        (lambda: sys.exit(7), 7, ""),
+        (lambda: sys.exit("why"), 1, "why\n"),
+    ],
+)
+def test_a_command_s_code_is_what_python_would_make_of_it(capsys, command, code, said) -> None:
+    assert supervision._code_of(command) == code
+    assert capsys.readouterr().err == said
+    # JAX is here: no fork is safe, and it runs in this process.
+    assert supervision.supervised(command) == code
+
+
+def test_a_record_is_of_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    other, theirs = os.pipe()
+    records = [(os.getpid() + 1, theirs), (os.getpid(), writer)]
+    monkeypatch.setattr(supervision, "_records", records)
+    supervision.record(12)
+    for end in (writer, theirs):
+        os.close(end)
+    assert os.read(reader, 64) == b"12\n" and os.read(other, 64) == b""
+    for end in (reader, other):
+        os.close(end)
+
+
+def test_groups_are_ended_each_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_groups", set())
+    sent = []
+
+    def kill(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        if pid == 11:
+            raise ProcessLookupError
+        if pid == 12:
+            raise PermissionError
+
+    monkeypatch.setattr(interrupts.os, "killpg", lambda p, n: (sent.append("group"), kill(p, n)))
+    monkeypatch.setattr(interrupts.os, "kill", kill)
+    for pid in (11, 12, 13):
+        interrupts.started_group(pid)
+    interrupts.end_group(13)
+    assert sent == ["group", (13, signal.SIGKILL), (13, signal.SIGKILL)]
+    assert interrupts._groups == {11, 12}
+    sent.clear()
+    interrupts.end_groups()
+    assert sorted(x for x in sent if x != "group") == [
+        (p, signal.SIGKILL) for p in (11, 11, 12, 12)
+    ]
+    assert not interrupts._groups
+    sent.clear()
+    interrupts.end_group(99)
+    assert len(sent) == 3
+
+
+def test_a_worker_ends_its_group_only_as_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(interrupts.os, "killpg", lambda *args: sent.append(args))
+    monkeypatch.setattr(interrupts, "_exit", sent.append)
+    monkeypatch.setattr(interrupts.os, "getpgid", lambda pid: os.getpid() + pid)
+    interrupts.end_own_group()
+    assert sent == [(0, signal.SIGKILL), 1]
+    sent.clear()
+    monkeypatch.setattr(interrupts.os, "getpgid", lambda pid: os.getpid() + 1)
+    interrupts.end_own_group()
+    assert sent == [1]
+
+
+class Interrupted(BaseException):
+    """In the place of the end of the process."""
+
+
+@pytest.mark.parametrize("answers", [[], [5, 6]])
+def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
+    monkeypatch, answers
+) -> None:
+    ends: list[float] = []
+    noted: list[int] = []
+
+    def end(code: int) -> None:
+        ends.append(code)
+        if threading.current_thread() is threading.main_thread():
+            raise Interrupted
+
+    def sleep(seconds: float) -> None:
+        # The thread beside the handler waits before it ends the process.
+        ends.append(seconds)
+        waited.wait(30.0)
+
+    waited = threading.Event()
+    monkeypatch.setattr(interrupts, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(interrupts, "_exit", end)
+    monkeypatch.setattr(interrupts, "_answers", [])
+    monkeypatch.setattr(interrupts, "_notes", [])
+    monkeypatch.setattr(interrupts, "end_groups", lambda: noted.append(-1))
+    for each in answers:
+        interrupts.end_with(each)
+    interrupts.noted_by(noted.append)
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    fd = signal.set_wakeup_fd(-1)
+    try:
+        with pytest.raises(Interrupted), interrupts.ended_in_time(3, grace=600.0):
+            [watcher] = [t for t in threading.enumerate() if t.name == "interrupts"]
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                while True:
+                    signal.pause()
+            except KeyboardInterrupt:
+                # Further ones are ignored.
+                for number in before:
+                    assert signal.getsignal(number) is signal.SIG_IGN
+                while not ends:
+                    threading.Event().wait(0.001)
+                assert ends == [600.0]
+    finally:
+        writer = signal.set_wakeup_fd(fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    expected = answers[-1] if answers else 3
+    assert ends == [600.0, expected] and noted == [-1, expected]
+    # Where the process is still there, the thread ends its workers and it, by the context's code.
+    ends.clear()
+    waited.set()
+    os.close(writer)
+    watcher.join(30.0)
+    assert ends == [3] and noted == [-1, expected, -1]
+
+
+def test_without_an_interrupt_signals_are_what_they_were() -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    alive = threading.active_count()
+    with interrupts.ended_in_time(3):
+        assert all(signal.getsignal(n) not in (h, signal.SIG_IGN) for n, h in before.items())
+        assert "interrupts" in {t.name for t in threading.enumerate()}
+    assert {n: signal.getsignal(n) for n in before} == before
+    for thread in threading.enumerate():
+        if thread.name == "interrupts":
+            thread.join(30.0)
+    assert threading.active_count() == alive
+    # On another thread there are no signals to take.
+    done = []
+
+    def elsewhere() -> None:
+        with interrupts.ended_in_time(3):
+            done.append({n: signal.getsignal(n) for n in before} == before)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(30.0)
+    assert done == [True]
+
+
+class Ray:
+    """What an executor asks of Ray, and what a test says that it answers."""
+
+    class exceptions:  # noqa: N801
+        class WorkerCrashedError(Exception):
+            pass
+
+        class NodeDiedError(Exception):
+            pass
+
+        class OutOfMemoryError(Exception):
+            pass
+
+    def __init__(self, *nodes: dict[str, Any]) -> None:
+        self.listed, self.calls, self.tasks = nodes, [], {}
+        self.at: dict[str, tuple[str, float]] = {}
+        self.broken = False
+
+    def init(self, **words: Any) -> None:
+        self.calls.append(("init", words))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.listed)
+
+    def shutdown(self) -> None:
+        self.calls.append(("shutdown", {}))
+
+    def get(self, value: Any, timeout: float = 0.0) -> Any:
+        if self.broken:
+            raise TimeoutError
+        return value
+
+    def remote(self, what: Any = None, **words: Any) -> Any:
+        if what is None:
+            return lambda cls: types.SimpleNamespace(remote=lambda: self._actor(words))
+
+        def asked(**options: Any) -> Any:
+            return types.SimpleNamespace(remote=lambda item, *_: self._task(item, options))
+
+        return types.SimpleNamespace(options=asked)
+
+    def _actor(self, words: Any) -> Any:
+        assert words == {"num_cpus": 0}
+        return types.SimpleNamespace(running=types.SimpleNamespace(remote=lambda: self.at))
+
+    def _task(self, item: Item, options: Any) -> Any:
+        future: Future[Any] = Future()
+        self.tasks[item.name] = future
+        self.calls.append((item.name, options))
+        return types.SimpleNamespace(future=lambda: future)
+
+
+def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": resources}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ray, RayExecutor]]:
+    def made(*nodes: dict[str, Any], address: str | None = None) -> tuple[Ray, RayExecutor]:
+        fake = Ray(*nodes)
+        monkeypatch.setitem(sys.modules, "ray", fake)
+        monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+        monkeypatch.delenv("RAY_task_oom_retries", raising=False)
+        return fake, RayExecutor(address)
+
+    return made
+
+
+def test_a_cluster_has_the_processors_of_its_living_nodes(ray) -> None:
+    fake, engine = ray(node(CPU=4.0), node(False, CPU=8.0), node(CPU=2.0, GPU=1.0), node(GPU=1.0))
+    assert engine.workers == 6 and ray(node())[1].workers == 1
+    name, words = fake.calls[0]
+    assert name == "init" and words["address"] is None and words["log_to_driver"] is False
+    assert words["runtime_env"] == {"env_vars": kernel_variables()}
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["RAY_task_oom_retries"] == str(ATTEMPTS - 1)  # noqa: SIM112
+    engine.close()
+    assert fake.calls[-1][0] == "shutdown"
+
+
+def test_a_cluster_gives_what_it_has_and_says_what_it_has_not(ray) -> None:
+    fake, engine = ray(node(CPU=4.0, memory=2.0**30), node(False, CPU=99.0, GPU=9.0))
+    items = [
+        Item("fits", "x:y", needs=Needs(cpus=4)),
+        Item("gpu", "x:y", needs=Needs(gpus=1)),
+        Item("large", "x:y", needs=Needs(cpus=2, memory=3 * 2**30)),
+        Item("also", "x:y"),
+    ]
+    fits, gpu, large, also = engine.start(items)
+    assert gpu.result().reason == "no device: the cluster has none with 1 GPU"
+    assert large.result().reason == "no node of the cluster has 2 processors and 3.0 GiB of memory"
+    assert {gpu.result().state, large.result().state} == {State.NOT_RUN}
+    assert set(fake.tasks) == {"fits", "also"} and not fits.done()
+    fake.tasks["also"].set_result(Answer("also", State.DONE, 1))
+    assert also.result().value == 1
+    fake.tasks["fits"].set_exception(Ray.exceptions.NodeDiedError("gone\n  away"))
+    answer = fits.result()
+    assert answer.attempts == ATTEMPTS and answer.reason == (
+        f"killed {ATTEMPTS} workers: NodeDiedError: gone away"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (Ray.exceptions.WorkerCrashedError("x"), ATTEMPTS),
+        (Ray.exceptions.OutOfMemoryError("x"), ATTEMPTS),
+        (ValueError("y" * 500), 1),
+    ],
+)
+def test_only_deaths_of_workers_are_counted(ray, error: Exception, attempts: int) -> None:
+    fake, engine = ray(node(CPU=1.0))
+    [future] = engine.start([Item("x", "y:z")])
+    fake.tasks["x"].set_exception(error)
+    assert future.result().attempts == attempts
+    assert len(future.result().reason.partition(": ")[2]) <= 400
+
+
+def test_who_is_at_what_is_asked_every_two_seconds(ray, monkeypatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(cluster.time, "time", lambda: now[0])
+    fake, engine = ray(node(CPU=1.0))
+    engine.start([Item("a", "x:y"), Item("b", "x:y")])
+    fake.at = {"w1": ("a", 990.0), "w2": ("done", 1.0)}
+    assert engine.running() == {"w1": ("a", 990.0)}
+    fake.at = {"w1": ("b", 999.0)}
+    now[0] += 2.0
+    assert engine.running() == {"w1": ("a", 990.0)}
+    now[0] += 0.5
+    assert engine.running() == {"w1": ("b", 999.0)}
+    fake.tasks["b"].set_result(Answer("b", State.DONE))
+    assert engine.running() == {}
+    fake.broken = True
+    now[0] += 9.0
+    assert engine.running() == {}
+
+
+def test_attempts_are_counted_by_item_and_the_dead_are_at_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(cluster.time, "time", lambda: 5.0)
+    starts = Starts()
+    assert starts.began("a", "w1") == 1 and starts.began("b", "w2") == 1
+    assert starts.began("a", "w3") == 2
+    assert starts.running() == {"w2": ("b", 5.0), "w3": ("a", 5.0)}
+    assert starts.began("c", "w2") == 1 and starts.began("a", "w1") == 3
+    assert starts.running() == {"w2": ("c", 5.0), "w1": ("a", 5.0)}
+
+
+def test_ray_is_told_all_that_an_item_needs() -> None:
+    plain = {"name": "x", "num_cpus": 1, "max_retries": ATTEMPTS - 1, "retry_exceptions": False}
+    assert options(Item("x", "y:z")) == plain
+    needs = Needs(2, 1, 5, "H100", 4, {"XLA_FLAGS": "a"})
+    assert options(Item("x", "y:z", needs=needs)) == plain | {
+        "num_cpus": 2,
+        "num_gpus": 1,
+        "memory": 5,
+        "accelerator_type": "H100",
+        "runtime_env": {"env_vars": {"XLA_FLAGS": "a", "MEGALODON_NUMERICS_THREADS": "4"}},
+    }
+    assert options(Item("x", "y:z", needs=Needs(threads=0)))["runtime_env"] == {
+        "env_vars": {"MEGALODON_NUMERICS_THREADS": "0"}
+    }
+
+
+def test_an_empty_number_of_threads_is_none_while_a_task_runs(monkeypatch) -> None:
+    for before, inside in (("", None), ("3", "3")):
+        monkeypatch.setenv("OMP_NUM_THREADS", before)
+        with cluster._without_empty_threads():
+            assert os.environ.get("OMP_NUM_THREADS") == inside
+            os.environ["OMP_NUM_THREADS"] = before or "7"
+        assert os.environ["OMP_NUM_THREADS"] == before
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    with cluster._without_empty_threads():
+        assert "OMP_NUM_THREADS" not in os.environ
+    assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert kernel_variables()["OMP_NUM_THREADS"] == "4"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert kernel_variables()["OMP_NUM_THREADS"] == ""
+
+
+@pytest.mark.parametrize("address", [None, "auto", "ray://127.0.0.1:1", "host", ":7", "host:x"])
+def test_only_a_host_and_a_port_are_tried_beforehand(monkeypatch, address) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(cluster.socket, "create_connection", never)
+    cluster._check_answers(address)
+
+
+def test_a_host_is_tried_at_its_port(monkeypatch) -> None:
+    tried = []
+
+    def refuses(at: tuple[str, int], timeout: float) -> None:
+        tried.append(at)
+        raise OSError("refused")
+
+    monkeypatch.setattr(cluster.socket, "create_connection", refuses)
+    with pytest.raises(
+        ItemError, match=r"a Ray cluster at 10\.0\.0\.1:6379, and connecting gave: refused"
+    ):
+        cluster._check_answers("10.0.0.1:6379")
+    assert tried == [("10.0.0.1", 6379)]
+    assert "at this machine" in cluster._nobody(None, ValueError("x"))
+
+
+def test_a_task_runs_with_its_attempt(monkeypatch) -> None:
+    fake = Ray()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    began = []
+
+    def remote(item: str, worker: str) -> int:
+        began.append((item, worker))
+        return 2
+
+    starts = types.SimpleNamespace(began=types.SimpleNamespace(remote=remote))
+    item = Item("double", f"{WORK}double", {"number": 4})
+    answer = cluster._perform(item, Identity.here(), starts)
+    assert (answer.value, answer.attempts) == (8, 2) and answer.state is State.DONE
+    assert began == [("double", f"{os.uname().nodename}:{os.getpid()}")]
+
+
+def test_an_answer_says_where_an_item_failed() -> None:
+    item = Item("x", f"{WORK}double", {"wrong": 1})
+    answer = item_module.perform(item, Identity.here())
+    assert answer.state is State.FAILED and answer.value is None and answer.seconds > 0
+    assert answer.reason.startswith("TypeError: ") and answer.reason.endswith(")")
+    assert len(answer.reason) < 900 and math.isfinite(answer.seconds)
+    assert answer.place.process == os.getpid() and answer.place.code == identity.code()

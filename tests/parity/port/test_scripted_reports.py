@@ -1,0 +1,774 @@
+"""Whole reports of sides whose every number is written down: rows, ledger, notices and text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parity.engine.alignment import AlignedBy, Alignment
+from parity.engine.closeness import EQUAL
+from parity.engine.compare import Comparison, Work
+from parity.engine.constructions import copied, laid_out
+from parity.engine.contract import Gate
+from parity.engine.deviation import Worst
+from parity.engine.layouts import Layout, identity, transposition
+from parity.engine.localize import Stage
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.operations import Unknown
+from parity.engine.parameter_pairs import Matching, Means, Pair, Unmatched
+from parity.engine.quantity import stage_kind
+from parity.engine.stage_pairs import Pair as StagePair
+from parity.engine.stage_pairs import Pin
+from parity.port.compare import FORCED, Port, PortError, _Both, compare
+from parity.port.correspondence import Correspondence
+from parity.port.hidden import ROUNDINGS, hidden
+from parity.port.ledger import (
+    ALL_DERIVATIVES,
+    BETWEEN,
+    NO_OUTPUT,
+    Entry,
+    Role,
+    has_output,
+    ledger_of,
+    require_an_output,
+)
+from parity.port.localisation import Place
+from parity.port.narrow import NarrowStage
+from parity.port.report import AROUND, ELEMENTS, Report
+from parity.port.rounding_floors import PortBounds, narrowed, together
+from parity.port.side_runs import SideRuns
+from parity.port_tolerances import NARROWING, STUDENT, PortEdge
+from parity.sides.side import Precision, Rounding, Run, SideError, Trace
+from tests.reports.nights import measurement
+
+E = PortEdge
+WEIGHT = np.arange(12.0).reshape(3, 4)
+X = np.array([[1.0, -2.0, 0.5]])
+OPERATIONS, TABLES = 2.0**-24, 2.0**-26
+"""What one seed moves a result of a side by, relative to it."""
+NARROW = 2.0**-9
+
+
+class Side:
+    """A linear map and twice its result; what is wrong with it is a factor by stage and precision.
+
+    Stages: `lin`, `odd` (its absolute value, of this side alone if it has a name), `out`.
+    """
+
+    kind = "scripted"
+
+    def __init__(
+        self,
+        wrong: dict[tuple[str, Precision], float] | None = None,
+        *,
+        stages: tuple[str, str, str] = ("lin", "odd", "out"),
+        weight: np.ndarray = WEIGHT,
+        refuses: tuple[Precision, ...] = (),
+        gradients: bool = True,
+        exact: dict[str, np.ndarray] | None = None,
+        transposed: bool = False,
+        bias: np.ndarray | None = None,
+        forced: bool = True,
+        unread: dict[str, str] | None = None,
+        unsteady: bool = False,
+    ) -> None:
+        self.wrong, self.names, self.weight = wrong or {}, stages, weight
+        self.refuses, self.has_gradients, self.exact = refuses, gradients, exact or {}
+        self.transposed, self.bias, self.can_be_fed = transposed, bias, forced
+        self.unread, self.unsteady, self.asked = unread or {}, unsteady, []
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        found = {"w": self.weight.T if self.transposed else self.weight}
+        return found | ({} if self.bias is None else {"b": self.bias})
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        return {"x": X}
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        self.asked.append(how)
+        if how.precision in self.refuses:
+            raise SideError(f"no {how.precision}")
+        if how.forced and not self.can_be_fed:
+            raise SideError("cannot be fed")
+        lin, odd, out = self.names
+        share = {None: 0.0, Rounding.OPERATIONS: OPERATIONS, Rounding.CONSTANTS: TABLES}
+        move = 1 + share[how.rounding] * (1 if how.seed % 2 else -1)
+        if how.precision is Precision.BFLOAT16:
+            move = 1 + (move - 1) * NARROW / OPERATIONS + (0 if how.rounding else NARROW)
+
+        def off(name: str) -> float:
+            return move * (1 + self.wrong.get((name, how.precision), 0.0))
+
+        dtype = np.float32 if how.precision is Precision.FLOAT32 else np.float64
+        y = (X @ self.weight) * off("lin")
+        stages = {lin: y, odd: np.abs(how.forced.get(lin, y)) * off("odd")}
+        stages[out] = 2 * how.forced.get(odd, stages[odd]) * off("out")
+        if self.unsteady and len(self.asked) == 2:
+            stages[odd] = stages[odd] + 1.0
+        trace = Trace(
+            {n: x.astype(dtype) for n, x in stages.items() if n},
+            (out,),
+            exact=dict(self.exact),
+            unread=dict(self.unread),
+        )
+        if how.cotangents is None or not self.has_gradients:
+            return trace
+        # By the weight, of the sum of the outputs along the cotangents.
+        along = next(iter(how.cotangents.values())).astype(np.float64)
+        grad = X.T @ (2 * along * np.sign(y)) * off("grad")
+        found = {"w": grad.T if self.transposed else grad}
+        if self.bias is not None:
+            found["b"] = 2 * (along * np.sign(y)).sum(0) * off("grad")
+        return replace(trace, gradients={n: g.astype(dtype) for n, g in found.items()})
+
+
+OTHER = ("first", "beside", "result")
+
+
+def ported(original: Side | None = None, port: Side | None = None, **how) -> Port:
+    return Port("twin", original or Side(), port or Side(stages=OTHER), "case", work="hash", **how)
+
+
+def verdicts(report: Report, metric: str = "rel_l2") -> dict[tuple[str, str], Verdict]:
+    return {(m.edge, m.quantity): m.verdict for m in report.measurements if m.metric == metric}
+
+
+STAGES = ("first", "beside", "result")
+ALL = (*STAGES, "grad/w")
+WIDE = (E.PORT64_ORIGINAL64, E.PORT32_PORT64, E.ORIGINAL32_ORIGINAL64, E.PORT32_ORIGINAL32)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
+    report = compare(ported(port=Side(stages=OTHER, transposed=transposed)))
+    assert report.holds and report.failures == () and report.culprit is None
+    gates = verdicts(report)
+    expected = {(edge, name) for edge in WIDE for name in ALL}
+    expected |= {(E.PORTBF16_PORT64, name) for name in STAGES}
+    assert set(gates) == expected and set(gates.values()) == {Verdict.PASS}
+    [weights] = [m for m in report.measurements if m.metric == "unmatched"]
+    assert (weights.value, weights.verdict, weights.edge) == (0.0, Verdict.PASS, WIDE[3])
+    assert {m.case for m in report.measurements} == {"twin/case"}
+    assert {m.suite for m in report.measurements} == {"twin"}
+    assert {m.identity for m in report.measurements if m.edge == WIDE[0]}
+    assert report.sentence() == f"twin/case: holds; {len(expected) + 1} gates"
+    assert repr(report) == f"<Report: {report.sentence()}>"
+    assert report.ledger == (
+        Entry("out", Role.OUTPUT, "result", True),
+        Entry("w", Role.GRADIENT, "w", True),
+    )
+    assert report.left_out == () and report.untransposed == {}
+    assert report.notices == () and report.wrong_derivatives == ()
+    assert [(p.port, p.original, p.by) for p in report.alignment.pairs] == [
+        (port, name, AlignedBy.VALUE)
+        for port, name in zip(OTHER, ("lin", "odd", "out"), strict=True)
+    ]
+    assert report.place.edge is E.PORT64_ORIGINAL64
+    assert [stage.name for stage in report.place.stages] == list(STAGES)
+    assert [stage.name for stage in report.narrow] == list(STAGES)
+    gate_rows = [m for m in report.measurements if m.verdict is not Verdict.INFO]
+    assert report.contract == tuple(dict.fromkeys(map(Gate.of, gate_rows)))
+    # Stages are numbered in the port's order, and derivatives have no place in it.
+    order = {m.quantity: m.stage for m in report.measurements if m.metric == "rel_l2"}
+    assert order == {"first": 0, "beside": 1, "result": 2, "grad/w": -1}
+
+
+def test_tolerances_are_the_factors_of_the_table_times_the_floors():
+    """Each side's operations and tables move its results by one share of them."""
+    report = compare(ported())
+    single, double = 6.0, 12.0
+    own, tables = OPERATIONS, TABLES
+    expected = {
+        E.PORT64_ORIGINAL64: max(
+            1e-11, single * math.hypot(tables, tables, *[own * NARROWING] * 2)
+        ),
+        E.PORT32_PORT64: max(3e-7, single * own),
+        E.ORIGINAL32_ORIGINAL64: max(3e-7, single * own),
+        E.PORT32_ORIGINAL32: max(6e-7, double * math.hypot(own, own, tables, tables)),
+        E.PORTBF16_PORT64: 6.0 * NARROW,
+    }
+    rows = {
+        m.edge: m for m in report.measurements if (m.quantity, m.metric) == ("result", "rel_l2")
+    }
+    # Three factors of the stages before it, each moved alike.
+    grown = dict.fromkeys(expected, 3.0)
+    for edge, bound in expected.items():
+        low, high = bound, bound * grown[edge] * 1.1
+        assert low * 0.99 <= rows[edge].tolerance <= high, edge
+
+
+CASES = {
+    "mathematics of a stage": (("odd", 0.25), tuple(Precision), "beside", WIDE[0]),
+    "rounding of a stage": (("odd", 0.25), (Precision.FLOAT32,), "beside", WIDE[1]),
+    "the last stage": (("out", 0.25), tuple(Precision), "result", WIDE[0]),
+    "the first stage": (("lin", 0.25), tuple(Precision), "first", WIDE[0]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_stage_is_blamed_and_what_follows_fails_too(name: str):
+    (stage, factor), precisions, culprit, edge = CASES[name]
+    wrong = {(stage, p): factor for p in precisions}
+    report = compare(ported(port=Side(wrong, stages=OTHER)))
+    assert not report.holds and report.culprit is not None
+    assert report.culprit.name == culprit and report.place.edge is edge
+    partner = dict(zip(OTHER, ("lin", "odd", "out"), strict=True))[culprit]
+    assert report.sentence() == f"twin/case: diverges at {culprit} (the original's {partner})"
+    found = verdicts(report)
+    behind = STAGES[STAGES.index(culprit) :]
+    mathematics = edge is WIDE[0]
+    for (row_edge, quantity), verdict in found.items():
+        if row_edge == E.PORTBF16_PORT64 or quantity.startswith("grad"):
+            continue
+        is_wrong = quantity in behind and (
+            row_edge in ((WIDE[0], WIDE[3]) if mathematics else (WIDE[1], WIDE[3]))
+        )
+        assert verdict is (Verdict.FAIL if is_wrong else Verdict.PASS), (row_edge, quantity)
+    assert report.culprit.forced == pytest.approx(factor, rel=1e-5)
+    assert [s.broken for s in report.place.stages].count(True) == 1
+    # Worst elements: of the row that the stage is, the largest first.
+    errors = [abs(w.actual - w.expected) for w in report.place.worst]
+    assert errors == sorted(errors, reverse=True) and errors[0] > 0
+    text = report.text()
+    assert "  <- here" in text and text.startswith(report.sentence() + "\n\n")
+
+
+def test_a_wrong_derivative_alone_is_named():
+    wrong = {("grad", p): 0.25 for p in Precision}
+    report = compare(ported(port=Side(wrong, stages=OTHER)))
+    assert report.sentence() == "twin/case: every stage holds, derivatives do not: w"
+    assert report.wrong_derivatives == ("w",) and report.culprit is None
+    failing = {(m.edge, m.quantity) for m in report.failures}
+    assert failing == {(WIDE[0], "grad/w"), (WIDE[3], "grad/w")}
+
+
+def test_a_derivative_that_is_lost_in_float32_fails_where_the_port_rounds():
+    report = compare(ported(port=Side({("grad", Precision.FLOAT32): 0.25}, stages=OTHER)))
+    failing = {(m.edge, m.quantity) for m in report.failures}
+    assert failing == {(WIDE[1], "grad/w"), (WIDE[3], "grad/w")}
+
+
+@pytest.mark.parametrize(
+    ("original", "port", "edges"),
+    [
+        ((), (Precision.FLOAT64,), (E.ORIGINAL32_ORIGINAL64, E.PORT32_ORIGINAL64, WIDE[3])),
+        ((Precision.FLOAT64,), (), (E.PORT32_PORT64, E.ORIGINAL32_PORT64, WIDE[3])),
+        ((Precision.FLOAT64,), (Precision.FLOAT64,), (WIDE[3],)),
+    ],
+)
+def test_edges_are_those_that_both_sides_can_run(original, port, edges):
+    report = compare(
+        ported(Side(refuses=original), Side(stages=OTHER, refuses=port), bfloat16=False)
+    )
+    rows = [m for m in report.measurements if m.metric == "rel_l2"]
+    assert list(dict.fromkeys(m.edge for m in rows)) == [*edges]
+    told = [n for n in report.notices if "has no float64 here: no float64" in n]
+    assert len(told) == len(original) + len(port)
+    forced = [m for m in report.measurements if m.metric == FORCED]
+    # Only where the original's float32 is all there is of it, each stage by itself is a gate.
+    assert {m.quantity for m in forced} == (set(STAGES) if original and not port else set())
+    assert {m.edge for m in forced} <= {E.ORIGINAL32_PORT64}
+    if original and port:
+        assert not report.holds and {m.verdict for m in rows} == {Verdict.NOT_COMPARABLE}
+    else:
+        assert report.holds, report.text()
+        assert all(m.verdict is Verdict.PASS for m in forced)
+    assert report.narrow == () and E.PORTBF16_PORT64 not in {m.edge for m in report.measurements}
+
+
+def test_a_port_against_float32_alone_is_blamed_stage_by_stage():
+    wrong = {("odd", p): 0.25 for p in Precision}
+    report = compare(
+        ported(Side(refuses=(Precision.FLOAT64,)), Side(wrong, stages=OTHER), bfloat16=False)
+    )
+    forced = {m.quantity: m for m in report.measurements if m.metric == FORCED}
+    assert {n: m.verdict for n, m in forced.items()} == {
+        "first": Verdict.PASS, "beside": Verdict.FAIL, "result": Verdict.PASS,
+    }  # fmt: skip
+    assert report.culprit is not None and report.culprit.name == "beside"
+    assert forced["beside"].value == report.culprit.forced
+    assert forced["beside"].tolerance == report.culprit.tolerance
+    assert report.place.edge is E.ORIGINAL32_PORT64
+
+
+def test_a_port_that_cannot_be_fed_is_compared_all_the_same():
+    report = compare(ported(port=Side(stages=OTHER, forced=False), bfloat16=False))
+    assert report.holds and report.place == Place(E.PORT32_ORIGINAL32, ())
+    assert report.notices == ("no stage of the port was run on its own: cannot be fed",)
+
+
+def test_what_is_not_asked_for_is_in_the_ledger_with_its_reason():
+    report = compare(ported(gradients=False, bfloat16=False))
+    assert report.ledger[1:] == (
+        Entry(ALL_DERIVATIVES, Role.GRADIENT, reason=report.ledger[1].reason),
+    )
+    assert report.ledger[1].reason == (
+        "no derivative was compared: it was not asked for (Port.gradients)"
+    )
+    assert not any(m.quantity.startswith("grad") for m in report.measurements)
+    assert f"not compared: gradient grad/*: {report.ledger[1].reason}" in report.text()
+    assert report.holds
+
+
+@pytest.mark.parametrize("whose", ["original", "port"])
+def test_a_side_without_derivatives_is_told(whose: str):
+    sides = {"original": Side(gradients=whose != "original"),
+             "port": Side(stages=OTHER, gradients=whose != "port")}  # fmt: skip
+    report = compare(ported(sides["original"], sides["port"], bfloat16=False))
+    assert report.ledger[-1].reason == (
+        f"no derivative was compared: the {whose} has no trained parameter"
+    )
+    assert f"no derivative is compared: the {whose} has no trained parameter" in report.notices
+
+
+def test_whole_numbers_and_what_is_no_array():
+    ids = np.array([1, 2, 3])
+    original = Side(
+        exact={"ids": ids, "mask": ids > 1, "lost": ids[:1]}, unread={"n": "a str, not an array"}
+    )
+    port = Side(stages=OTHER, exact={"ids": ids + (ids > 1), "mask": ids > 1, "own": ids[:2]})
+    report = compare(ported(original, port, bfloat16=False))
+    rows = {(m.edge, m.quantity): m for m in report.measurements if m.metric == "unequal"}
+    assert {edge for edge, _ in rows} == {WIDE[0], WIDE[3]}
+    for edge in (WIDE[0], WIDE[3]):
+        assert (rows[edge, "ids"].value, rows[edge, "ids"].verdict) == (2.0, Verdict.FAIL)
+        assert rows[edge, "ids"].note == "2 of 3 whole numbers or bools differ"
+        assert (rows[edge, "mask"].value, rows[edge, "mask"].verdict) == (0.0, Verdict.PASS)
+        assert rows[edge, "mask"].note == ""
+        assert "and the port does not" in rows[edge, "lost"].note
+        assert "and the original does not" in rows[edge, "own"].note
+    entries = {e.name: e for e in report.ledger}
+    assert entries["ids"] == Entry("ids", Role.OUTPUT, "ids", True)
+    assert entries["lost"].port == "" and not entries["lost"].compared
+    assert entries["n"].reason == "a str, not an array: return an array to have it compared"
+
+
+def test_results_that_are_left_out_are_in_the_ledger_with_the_reason_given():
+    ids = np.array([1, 2])
+    original = Side(exact={"cache.ids": ids, "ids": ids})
+    port = Side(stages=OTHER, exact={"ids": ids})
+    report = compare(ported(original, port, not_compared={"cache": "of another shape"}))
+    assert report.holds
+    entries = {e.name: e for e in report.ledger}
+    assert entries["cache.ids"] == Entry("cache.ids", Role.OUTPUT, reason="of another shape")
+    with pytest.raises(PortError, match="not_compared names other, which no side returns"):
+        compare(ported(original, port, not_compared={"other": "x"}))
+    with pytest.raises(PortError, match="no reason for cache: say why"):
+        compare(ported(original, port, not_compared={"cache": " "}))
+
+
+def test_a_parameter_of_either_side_alone_is_told():
+    bias = np.zeros(4)
+    report = compare(ported(Side(bias=bias), bfloat16=False))
+    [row] = [m for m in report.measurements if m.metric == "unmatched"]
+    assert row.value == 1.0 and row.note == "the original's that the port does not have: b"
+    assert report.sentence() == f"twin/case: the parameters differ; {row.note}"
+    assert any(
+        n.startswith("nothing in the port is made of the original's b:") for n in report.notices
+    )
+    entry = next(e for e in report.ledger if e.name == "b")
+    assert entry == Entry("b", Role.GRADIENT, reason="the port has no counterpart of it")
+    more = compare(ported(port=Side(stages=OTHER, bias=bias), bfloat16=False))
+    [row] = [m for m in more.measurements if m.metric == "unmatched"]
+    assert row.value == 1.0 and row.note == "not the original's: b"
+    with pytest.raises(PortError, match="the two sides share no parameter"):
+        compare(ported(port=Side(stages=OTHER, weight=WEIGHT**2 + 0.5), bfloat16=False))
+
+
+@pytest.mark.parametrize(("side", "stage"), [("original", "odd"), ("port", "beside")])
+def test_a_side_that_is_not_deterministic_fails_from_where_it_differs(side: str, stage: str):
+    original, port = Side(unsteady=side == "original"), Side(stages=OTHER, unsteady=side == "port")
+    report = compare(ported(original, port, bfloat16=False))
+    # By the port's name, in the words of the side.
+    [row] = [m for m in report.failures if "not deterministic" in m.note]
+    assert row.quantity == "beside" and row.edge == WIDE[3]
+    assert report.sentence() == (
+        f"twin/case: the {side} is not deterministic: two runs of the same inputs differ from "
+        f"{stage} on; is it in evaluation mode, and does it get its random key?"
+    )
+
+
+def test_a_loss_is_a_scalar_that_both_sides_return():
+    with pytest.raises(PortError, match=r"got 'result'; there are result \(1, 4\)"):
+        compare(ported(loss="result"))
+    with pytest.raises(PortError, match="got 'other'"):
+        compare(ported(loss="other"))
+
+
+def test_a_pin_decides_and_a_result_without_a_partner_fails():
+    """Pinned to have none, it is compared under its own name on both sides, and missing."""
+    pins = (Pin("result", None), Pin(None, "out"))
+    report = compare(ported(pins=pins, gradients=False, bfloat16=False))
+    assert not report.holds
+    rows = {(m.edge, m.quantity): m for m in report.measurements if m.metric == "rel_l2"}
+    for edge in (WIDE[0], WIDE[3]):
+        assert rows[edge, "result"].note.startswith("missing in original")
+        assert rows[edge, "out"].note == "the original returns it and the port does not"
+    # A side against itself knows nothing of it.
+    assert (WIDE[1], "out") not in rows
+    assert report.ledger[0].reason and not has_output(report.ledger)
+
+
+LIES = identity((2,))
+
+
+def pair(port: str, original: str, **how) -> StagePair:
+    known = {"layout": LIES, "by": AlignedBy.VALUE, "distance": 0.0}
+    return StagePair(port, original, **(known | how))
+
+
+def reported(rows=(), place=None, **how) -> Report:
+    known = {
+        "alignment": Alignment((pair("a", "a"), pair("p", "o")), {"only": (2,)}, {}),
+        "matching": Matching((Pair("w", copied("w", (2,)), Means.VALUE),)),
+        "place": place or Place(E.PORT64_ORIGINAL64, ()),
+        "narrow": (),
+        "notices": (),
+        "ledger": (Entry("out", Role.OUTPUT, "out", True),),
+    }
+    return Report("port", tuple(rows), **(known | how))
+
+
+def row(quantity: str, verdict: Verdict = Verdict.FAIL, **how) -> Measurement:
+    known = {"edge": E.PORT64_ORIGINAL64, "value": 2e-6, "tolerance": 1e-6, "note": ""}
+    return measurement(quantity=quantity, verdict=verdict, **(known | how))
+
+
+def test_a_text_lists_edges_stages_around_the_culprit_and_what_is_left():
+    """Whole, so that no line of it can be another one."""
+    stages = tuple(Stage(f"s{n}", 0.5 * n, 4e-6 if n == 4 else 0.25e-6, 1e-6) for n in range(10))
+    worst = tuple(Worst((0, n), 1.0 + n, 1.0) for n in range(ELEMENTS + 2))
+    place = Place(E.PORT64_ORIGINAL64, stages, worst, "row 0")
+    rows = [
+        row("s0", Verdict.PASS, value=0.5e-6),
+        row("s4", value=4e-6),
+        row("s5", Verdict.NOT_COMPARABLE, tolerance=math.nan, edge=E.PORT32_PORT64),
+        row("info", Verdict.INFO, edge=E.PORT32_ORIGINAL64),
+    ]
+    pairs = (
+        Pair("w", copied("w", (2,)), Means.VALUE),
+        Pair("r", copied("r", (2,)), Means.ROUNDED, "rounded once"),
+    )
+    report = reported(
+        rows,
+        place,
+        matching=Matching(pairs),
+        narrow=(NarrowStage("x", 1.0, 1.0, 1.0), NarrowStage("out", 2e-3, 1e-3, 1e-3)),
+        notices=("one", "two"),
+        ledger=(Entry("out", Role.OUTPUT, "out", True), Entry("m", Role.OUTPUT, reason="why")),
+    )
+    shown = stages[4 - AROUND : 4 + AROUND + 1]
+    table = [
+        f"{s.name:<44}{s.free:>9.1e}{s.forced:>9.1e}{s.tolerance:>9.1e}"
+        + ("  <- here" if s.name == "s4" else "")
+        for s in shown
+    ]
+    assert report.text().split("\n") == [
+        "port: diverges at s4",
+        "",
+        f"{'edge':<26}{'gates':>6}{'fail':>6}  furthest",
+        f"{E.PORT64_ORIGINAL64:<26}{2:>6}{1:>6}  s4 4.0e-06 of 1.0e-06",
+        f"{E.PORT32_PORT64:<26}{1:>6}{1:>6}  s5 2.0e-06 of nan",
+        "",
+        f"{'stage':<44}{'free':>9}{'forced':>9}{'of':>9}",
+        *table,
+        "",
+        "elements of it that break the tolerance: row 0",
+        "",
+        "worst elements of it, fed the original's values: port, original",
+        *(f"  [0, {n}]  {1 + n}  1" for n in range(ELEMENTS)),
+        "",
+        "2 parameters matched, 2 stages aligned; without a partner: 0 of the port, 1 of the "
+        "original",
+        "not compared: output m: why",
+        "in bfloat16 out is off by 2.0e-03 in the port and 1.0e-03 in the original",
+        "note: parameter r: rounded once",
+        "note: one",
+        "note: two",
+    ]
+
+
+def test_a_text_without_a_culprit_shows_the_first_stages():
+    stages = tuple(Stage(f"s{n}", 0.0, 0.0, 1.0) for n in range(9))
+    text = reported([row("grad/w")], Place(E.PORT64_ORIGINAL64, stages)).text()
+    assert [n for n in range(9) if f"\ns{n} " in text] == list(range(AROUND + 1))
+    assert "<- here" not in text and "worst elements" not in text
+    held = reported([row("s0", Verdict.PASS)], Place(E.PORT64_ORIGINAL64, stages)).text()
+    assert "forced" not in held and held.startswith("port: holds; 1 gates\n")
+
+
+def test_an_operation_is_shown_with_its_lines():
+    bad = Stage("p", 1.0, 1.0, 0.5)
+    place = Place(E.PORT64_ORIGINAL64, (bad,), operation=Unknown(("f.py:3 (g)", "h.py:1 (k)")))
+    report = reported([row("p")], place)
+    assert report.sentence() == "port: diverges at p (the original's o), f.py:3 (g)"
+    assert (
+        "first operation of the port that the original does not do:\n  f.py:3 (g)\n  h.py:1 (k)"
+        in report.text()
+    )
+    masked = replace(place, operation=Unknown(("f.py:3 (g)",), ("m.py:7 (n)",)))
+    report = reported([row("p")], masked)
+    assert report.sentence() == "port: diverges at p (the original's o), m.py:7 (n)"
+    assert (
+        "it applies a mask that the original does not have, made here:\n  m.py:7 (n)"
+        in report.text()
+    )
+
+
+NO_PLACE = Place(E.PORT64_ORIGINAL64, ())
+SENTENCES = {
+    "weights first": (
+        [row("s"), row("weights", metric="unmatched", note="not the original's: w")],
+        "the parameters differ; not the original's: w",
+    ),
+    "then what does not repeat": (
+        [row("s"), row("t", note="the port is not deterministic: x")],
+        "the port is not deterministic: x",
+    ),
+    "a derivative and a stage": (
+        [row("grad/w", stage=-1), row("s", stage=3)],
+        "s fails on port64:original64, no stage on its own",
+    ),
+    "with its note": (
+        [row("s", note="expected shape")],
+        "s fails on port64:original64, no stage on its own: expected shape",
+    ),
+    "not comparable": (
+        [row("s", Verdict.NOT_COMPARABLE, note="no tolerance")],
+        "s was not compared: no tolerance",
+    ),
+    "no output": ([row(NO_OUTPUT, Verdict.NOT_COMPARABLE, note="none at all")], "none at all"),
+    "derivatives alone": (
+        [row("grad/b.x"), row("grad/a.x")],
+        "every stage holds, derivatives do not: b.x, a.x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_sentence_says_the_gravest_first(name: str):
+    rows, told = SENTENCES[name]
+    report = reported(rows, NO_PLACE)
+    assert report.sentence() == f"port: {told}" and not report.holds
+
+
+def test_no_result_is_no_success():
+    report = reported([row("s", Verdict.PASS)], ledger=(Entry("x", Role.OUTPUT, reason="why"),))
+    assert not report.holds
+    assert report.sentence() == "port: no result of the original was compared"
+
+
+def test_suspects_are_named_where_something_is_wrong_alone():
+    """A square matrix that lies the other way is one where the difference starts at its use."""
+    stages = tuple(Stage(n, 0.0, 1.0 if n == "m.b" else 0.0, 0.5) for n in ("m.a", "m.b", "m.c"))
+    notes = {"m.b.kernel": "is transposed", "m.c.kernel": "too", "else.kernel": "and this"}
+    report = reported([row("m.b")], Place(WIDE[0], stages), untransposed=notes)
+    lines = [line for line in report.text().split("\n") if line.startswith("parameter")]
+    assert lines == ["parameter m.b.kernel: is transposed"]
+    # What is suspected already is not told twice.
+    turn = transposition((4, 4), (1, 0))
+    lies = [identity((4, 4)), turn, turn, turn]
+    pairs = tuple(
+        Pair(f"m.{n}.kernel", laid_out(f"h.{n}.weight", each), Means.VALUE)
+        for n, each in zip("bcde", lies, strict=True)
+    )
+    both = reported(
+        [row("m.b")], Place(WIDE[0], stages), untransposed=notes, matching=Matching(pairs)
+    )
+    [line] = [line for line in both.text().split("\n") if line.startswith("parameter")]
+    assert line == "parameter m.b.kernel: as it is, where 3 of its kind are transposed (1, 0)"
+    right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
+    assert "parameter m.b" not in right.text()
+
+
+def test_floors_add_as_independent_errors():
+    assert together({"a": 3.0, "b": 1.0}, {"a": 4.0}) == pytest.approx(
+        {"a": 5.0, "b": math.nan}, nan_ok=True
+    )
+    assert together() == {} and narrowed({"a": 3.0}) == {"a": 3.0 * NARROWING}
+
+
+def gates(quantity: str, *rows: dict) -> list[Measurement]:
+    known = {"edge": E.PORT32_ORIGINAL32, "metric": "rel_l2", "verdict": Verdict.PASS, "value": 0.0,
+             "tolerance": 1e-6}  # fmt: skip
+    return [measurement(quantity=quantity, **(known | each)) for each in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "compared"),
+    [
+        ([{}], True),
+        ([{"verdict": Verdict.FAIL}], True),
+        ([{"verdict": Verdict.INFO}], False),
+        ([{"verdict": Verdict.NOT_COMPARABLE}], False),
+        ([{"verdict": Verdict.FAIL, "tolerance": math.nan}], False),
+        ([{"verdict": Verdict.FAIL, "tolerance": math.inf}], False),
+        ([{"metric": "unequal"}], True),
+        ([{"metric": "cosine"}], False),
+        ([{"edge": E.PORT32_PORT64}], False),
+        ([{"edge": E.ORIGINAL32_ORIGINAL64}], False),
+        ([{"edge": E.PORTBF16_PORT64}], False),
+        ([{"verdict": Verdict.NOT_COMPARABLE}, {}], True),
+        ([], False),
+    ],
+)
+def test_a_result_was_compared_by_a_gate_between_the_sides(rows, compared: bool):
+    trace = Trace({"o": np.ones(2)}, ("o",), gradients={"w": np.ones(2)})
+    matching = Matching((Pair("p.w", copied("w", (2,)), Means.VALUE),))
+    made = [*gates("p", *rows), *gates("grad/p.w", *rows)]
+    entries = ledger_of(made, trace, {"o": "p"}, matching, left_out={})
+    assert [e.compared for e in entries] == [compared, compared]
+    assert [e.port for e in entries] == ["p", "p.w"]
+    assert [e.name for e in entries] == ["o", "w"]
+    assert set(BETWEEN) == {WIDE[0], E.ORIGINAL32_PORT64, E.PORT32_ORIGINAL64, WIDE[3]}
+
+
+def test_a_parameter_in_two_parts_was_compared_where_both_were():
+    trace = Trace({}, (), gradients={"w": np.ones(2), "lone": np.ones(2)})
+    matching = Matching(
+        (
+            Pair("a", copied("w", (2,)), Means.VALUE),
+            Pair("b", copied("v", (2,)), Means.VALUE, also=("w",)),
+        )
+    )
+    both = [*gates("grad/a", {}), *gates("grad/b", {})]
+    first, lone = ledger_of(both, trace, {}, matching, left_out={})
+    assert first == Entry("w", Role.GRADIENT, "a, b", True)
+    assert lone == Entry("lone", Role.GRADIENT, reason="the port has no counterpart of it")
+    half = [
+        *gates("grad/a", {}),
+        *gates("grad/b", {"verdict": Verdict.INFO, "note": "0 everywhere"}),
+    ]
+    first, _ = ledger_of(half, trace, {}, matching, left_out={})
+    assert first == Entry("w", Role.GRADIENT, "a, b", reason="0 everywhere")
+    # A result without a partner has its rows under its own name.
+    alone = ledger_of(gates("o", {}), Trace({}, ("o",)), {}, matching, left_out={"z": "left out"})
+    assert alone == (Entry("o", Role.OUTPUT, "", True), Entry("z", Role.OUTPUT, reason="left out"))
+
+
+def test_no_result_makes_a_row_that_cannot_pass():
+    comparison = Comparison(
+        Work("c", "h", ()), WIDE[3], PortBounds({}), "float32", kinds=stage_kind
+    )
+    compared = [Entry("a", Role.OUTPUT, "a", True)]
+    rows = gates("a", {})
+    assert require_an_output(rows, compared, comparison) == rows
+    without = [
+        Entry("b", Role.OUTPUT, reason="why"),
+        Entry("a", Role.OUTPUT, reason="because"),
+        Entry("w", Role.GRADIENT, reason="other"),
+    ]
+    *_, last = require_an_output(rows, without, comparison)
+    assert (last.quantity, last.metric, last.verdict) == (
+        NO_OUTPUT, "compared", Verdict.NOT_COMPARABLE,
+    )  # fmt: skip
+    assert last.note == "no result of the original was compared: because; why"
+    *_, none = require_an_output([], [Entry("w", Role.GRADIENT, "w", True)], comparison)
+    assert none.note == "no result of the original was compared: it has none"
+
+
+def hidden_by_model(actual, expected, bound, absolute, factor, squares, float64):
+    """Return (count, below, error, bound) of the layer of small elements that is worst."""
+    found, roundoff = [], 2.0**-53 if float64 else 2.0**-24
+    while True:
+        small = np.abs(expected) < bound
+        n = int(np.count_nonzero(small))
+        if n in (0, expected.size):
+            break
+        norm = math.sqrt(sum(float(e) ** 2 for e in expected[small]))
+        floor = math.sqrt(float(squares[small].sum()))
+        passes = max(absolute * norm, STUDENT * factor * floor, ROUNDINGS * roundoff * math.sqrt(n))
+        error = math.sqrt(sum(float(d) ** 2 for d in (actual - expected)[small]))
+        found.append((n, bound, error, passes))
+        if passes >= bound / 2:
+            break
+        bound = passes
+    return max(found, key=lambda each: each[2] / each[3], default=None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("float64", [False, True])
+def test_hidden_elements_are_layers_of_what_the_bound_lets_pass(seed: int, float64: bool):
+    rng = np.random.default_rng(seed)
+    expected = rng.normal(size=(4, 6)) * 10.0 ** rng.integers(-6, 12, (4, 6))
+    actual = expected * (1 + 1e-6 * rng.normal(size=(4, 6)))
+    squares = (1e-7 * expected) ** 2 * rng.random((4, 6))
+    bound = float(10.0 ** rng.integers(-2, 8))
+    absolute, factor = float(rng.choice([0.0, 3e-7, 1e-3])), float(rng.choice([1.0, 6.0]))
+    found = hidden(
+        actual, expected, bound,
+        absolute=absolute, factor=factor, mean_squares=squares, float64=float64,
+    )  # fmt: skip
+    model = hidden_by_model(actual, expected, bound, absolute, factor, squares, float64)
+    if model is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.count, found.below, found.error, found.bound) == pytest.approx(model)
+    assert found.fraction == pytest.approx(model[2] / model[3])
+    assert found.text() == (
+        f"{found.count} elements below {found.below:.1e}, which larger ones hide, are off by "
+        f"{found.error:.1e} (L2), and rounding explains {found.bound:.1e}"
+    )
+
+
+def test_a_pair_of_other_shapes_and_a_mask_are_explained():
+    """By the results of both sides, in the shapes that they were returned in."""
+
+    def side(name: str, x: np.ndarray) -> Side:
+        made = Side()
+        made.run = lambda how=None: Trace({name: x}, (name,))  # pyright: ignore[reportAttributeAccessIssue]
+        return made
+
+    flat = np.array([1.0, 2.0, np.inf, 4.0, 5.0, 6.0])
+    turned = Layout((2, 3), (2, 3), (1, 0), (3, 2))
+    cases = (
+        (flat.reshape(2, 3), flat.reshape(2, 3).T, turned, 0.0, 1.0,
+         "expected shape (2, 3), received (3, 2); the values agree when transposed (1, 0)"),
+        (flat.reshape(2, 3), flat.reshape(2, 3).T, turned, 2 * EQUAL, 1.0,
+         "expected shape (2, 3), received (3, 2)"),
+        (flat, flat, identity((6,)), 0.0, math.nan,
+         "infinite: say Port(masked_outputs=True) if these are masks"),
+        (flat, flat, identity((6,)), 0.0, 1.0, ""),
+        (flat[3:], flat[3:], identity((3,)), 0.0, math.nan, ""),
+    )  # fmt: skip
+    for theirs, ours, layout, distance, value, note in cases:
+        pairs = (StagePair("p", "o", layout, AlignedBy.VALUE, distance),)
+        runs = [SideRuns(side(n, x), None) for n, x in (("o", theirs), ("p", ours))]
+        both = _Both(Correspondence(Alignment(pairs, {}, {}), Matching(())), *runs)
+        found = both._explained(row("p", value=value))
+        assert found.note == note
+        passing = row("p", Verdict.PASS)
+        assert both._explained(passing) is passing
+    missing = both._explained(row("z", note="missing in port64"))
+    assert missing.note == "the original returns it and the port does not"
+    computed = both._explained(row("o", note="missing in port64"))
+    assert (
+        computed.note
+        == "the original returns it and the port computes it as p and does not return it"
+    )
+    assert both._explained(row("z", note="other")).note == "other"
+
+
+def test_unmatched_parameters_of_the_original_are_listed_once():
+    runs = SideRuns(Side(), None)
+    matching = Matching((), (Unmatched("a", (2,)), Unmatched("b", (2,))))
+    both = _Both(Correspondence(Alignment((), {}, {}), matching), runs, runs)
+    [notice] = both.alone()
+    assert notice.startswith("nothing in the port is made of the original's a, b:")
+    none = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
+    assert none.alone() == []
+    runs.differentiate({"out": np.ones((1, 4))})
+    assert none.alone() == []
+
+
+@pytest.mark.parametrize("kind", [Kind.BLOCK, Kind.GRADIENT, Kind.LOGITS])
+def test_other_metrics_have_the_bound_of_the_table(kind: Kind):
+    bounds = PortBounds({})
+    for edge in E:
+        expected = 0.0 if kind is Kind.LOGITS else math.nan
+        assert bounds.absolute(edge, kind, "top1_flips") == pytest.approx(expected, nan_ok=True)
+    assert math.isnan(bounds.absolute(WIDE[3], kind, "unknown"))
