@@ -18,6 +18,7 @@ from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, StoreError
+from reports.verdict.drift import levels_of
 from reports.verdict.levels import Group, group_gates
 from reports.verdict.pins import Pin, pin_of
 
@@ -30,11 +31,18 @@ _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
 
 
-def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
-    """Return the levels of anchors as one pin, named after the oldest; nothing without anchors."""
-    levels: dict[Group, Any] = {}
+def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
+    """Return the levels of anchors as one pin, named after the oldest; nothing without anchors.
+
+    Args:
+        chosen: Anchors, oldest first: a level is that of the oldest that did the work of `run`.
+        run: The run that is held against them.
+    """
+    todays, levels = _works(run), dict[Group, Any]()
     for old in chosen:
-        levels = {**pin_of(old, {}).groups, **levels}
+        # An anchor that was chosen for one level may have measured other gates of another.
+        groups = pin_of(old, {}).groups
+        levels = {g: it for g, it in groups.items() if todays.get(g, it.work) == it.work} | levels
     if not chosen:
         return ()
     return (replace(pin_of(chosen[0], {}), groups=levels),)
@@ -59,16 +67,26 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     if not earlier:
         return ()
     holders = _holders(earlier, list(todays.values()))
+    wanted = list(_works(run).items())
     chosen: list[Run] = []
     missing = set(range(len(todays)))
     for info in earlier:
         held = holders.get(_work(info), set())
         if missing & held and (old := _read(info)) and healthy(old):
-            chosen.append(old)
-            missing -= held
+            # A level of more gates than today's is another: nothing could be compared with it.
+            theirs = _works(old).items()
+            held = holders[_work(info)] = {turn for turn in held if wanted[turn] in theirs}
+            if missing & held:
+                chosen.append(old)
+                missing -= held
         if not missing:
             break
     return tuple(chosen)
+
+
+def _works(run: Run) -> dict[Group, str]:
+    """Return, by level, the hash of the gates that it is of."""
+    return {group: level.work for group, level in levels_of(run, {}).items()}
 
 
 def _work(info: RunInfo) -> str:
