@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 
 from parity.engine.measurement import Key, Kind, Measurement, Verdict
@@ -31,7 +29,7 @@ from reports.store.schema import RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.history import load_history
 from reports.verdict.pins import Pins
-from tests.reports.nights import measurement, run
+from tests.reports.nights import measurement, run, unchecked
 from tests.reports.verdict import rules
 
 SEEDS, STORES, RUNS = range(4), 4, 14
@@ -43,16 +41,6 @@ GATES = (
     ("b", "jax32:oracle", "z", Kind.GRADIENT),
     ("b", "jax32:oracle", "loss", Kind.LOSS),
 )
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without checks of types, which other tests of the same functions make."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

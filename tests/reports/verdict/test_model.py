@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import jaxtyping
 import pytest
 
 from parity.engine.contract import Gate, contract_of
@@ -28,7 +25,7 @@ from reports.verdict.decide import Decision, decide
 from reports.verdict.history import Past
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
-from tests.reports.nights import finding, manifest, measurement
+from tests.reports.nights import finding, manifest, measurement, unchecked
 from tests.reports.verdict import rules
 from tests.reports.verdict.rules import Night
 
@@ -40,16 +37,6 @@ SHARES = (0.0, 1e-4, 0.01, 0.1, 0.2, 0.25, 0.5, 0.9, 1.0)
 MACHINES = ("a", "b", "c", "unknown")
 SEEDS, NIGHTS = range(6), 150
 """Seeds, and nights of each."""
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without checks of types, which other tests of the same functions make: nine tenths of it."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def chance(rng: random.Random, p: float) -> bool:
