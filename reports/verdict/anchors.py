@@ -42,7 +42,8 @@ def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
     for old in chosen:
         # An anchor that was chosen for one level may have measured other gates of another.
         groups = pin_of(old, {}).groups
-        levels = {g: it for g, it in groups.items() if todays.get(g, it.work) == it.work} | levels
+        own = {g: it for g, it in groups.items() if todays.get(g, it.work) == it.work}
+        levels = {**own, **levels}
     if not chosen:
         return ()
     return (replace(pin_of(chosen[0], {}), groups=levels),)
@@ -52,7 +53,7 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     """Return the runs whose levels `run` is held against on its own machine, oldest first.
 
     For each level that is the oldest healthy run, made before this one on an equal machine with the
-    same kind of reference, that measured all of its gates in the same way.
+    same kind of reference, that measured its gates, and no others of it, in the same way.
 
     Args:
         root: Folder of runs.
