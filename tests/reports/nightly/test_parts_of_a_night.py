@@ -163,27 +163,25 @@ def test_shards_are_found_below_each_place_once(tmp_path: Path) -> None:
         find_shards([tmp_path / "a", hidden])
 
 
-HERE = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_parts_are_expected_to_take_what_the_newest_night_here_says(
     seed: int, tmp_path: Path
 ) -> None:
     rng, names, stored = random.Random(seed), ["plain", "new"], []
+    here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for day in range(1, NEWEST + 4):
         made = run(measurement(), id=f"2026-11-{day:02d}T21-30-00Z-x")
         parts = tuple(
             PartInfo(
                 name,
-                processor=HERE if rng.random() < 0.7 else "another",
+                processor=here if rng.random() < 0.7 else "another",
                 seconds=rng.choice((0.0, 1.0, 2.5, 2.5)),
             )
             for name in names
             if rng.random() < 0.8
         )
         write_run(tmp_path, replace(made, manifest=replace(made.manifest, parts=parts)))
-        stored.append({part.name: part.seconds for part in parts if part.processor == HERE})
+        stored.append({part.name: part.seconds for part in parts if part.processor == here})
     whole = [s for s in stored[-NEWEST:] if all(s.get(name, 0.0) > 0 for name in names)]
     table = {"plain": FIRST["plain"], "new": OTHER}
     assert expected_seconds(tmp_path, names) == ((whole[-1], True) if whole else (table, False))
