@@ -239,6 +239,24 @@ def test_the_index_keeps_what_lists_ask_for_and_nothing_else(tmp_path: Path) -> 
         assert read_lines(path) == []
 
 
+def test_an_index_is_read_up_to_a_limit_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reports.store import index, reader
+
+    path = tmp_path / "index.json"
+    write_lines(path, [Line("a", "s")])
+    size = path.stat().st_size
+    # That of any other JSON file is another one.
+    monkeypatch.setattr(reader, "JSON_BYTES", size - 1)
+    for limit, found in ((size, 1), (size - 1, 0)):
+        monkeypatch.setattr(index, "INDEX_BYTES", limit)
+        assert len(read_lines(path)) == found
+    with pytest.raises(StoreError):
+        reader.read_bytes(path, size - 1)
+    assert len(reader.read_bytes(path, size)) == size
+
+
 def test_a_folder_is_read_again_where_anything_of_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
