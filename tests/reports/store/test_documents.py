@@ -32,9 +32,18 @@ from reports.store.manifest import (
     Time,
 )
 from reports.store.run import Run, read_run
-from reports.store.schema import MEASUREMENTS, MIGRATIONS, SCHEMA, RunKind, StoreError, migrate
+from reports.store.schema import (
+    MEASUREMENTS,
+    MIGRATIONS,
+    PAGE,
+    SCHEMA,
+    RunKind,
+    StoreError,
+    migrate,
+)
+from reports.store.shared import open_copy
 from reports.store.timings import AT_MOST, LESS_IS_BETTER, Timing
-from reports.store.writer import write_run
+from reports.store.writer import rewrite_run, write_run
 from stability.core.findings import Finding, Severity
 from tests.reports.nights import finding, measurement
 
@@ -365,3 +374,44 @@ def test_an_older_manifest_is_read_as_each_newer_one_in_turn(tmp_path: Path) -> 
             migrate({"schema": wrong}, tmp_path)
     with pytest.raises(StoreError, match=r"newer than .* update"):
         migrate({"schema": SCHEMA + 1}, tmp_path)
+
+
+def test_a_run_that_is_watched_is_replaced_with_its_page_and_verdict(tmp_path: Path) -> None:
+    """Folder and page are exchanged as one."""
+    first = Run(Manifest("w", "2026-11-20T21:30:00+00:00", kind=RunKind.WATCH), (), (finding(),))
+    folder = write_run(tmp_path, first)
+    later = replace(first, findings=(finding(value=3.0), finding(subject="s")))
+    later = replace(later, manifest=replace(first.manifest, verdict="PASS", commit="c"))
+    rewrite_run(folder, later, "<p>page</p>")
+    again = read_run(folder)
+    assert again.findings == later.findings
+    assert (again.manifest.commit, again.manifest.verdict) == ("c", "PASS")
+    assert (folder / PAGE).read_text(encoding="utf-8") == "<p>page</p>"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    with pytest.raises(StoreError, match="to hold rows for findings"):
+        rewrite_run(folder, replace(later, measurements=(measurement(),)), "")
+    assert read_run(folder).findings == later.findings
+
+
+def test_a_run_on_shared_storage_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reports.registry import outcome
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"file://{tmp_path / 'runs'}"
+    root, said = open_copy(address), list[str]()
+    shard = Run(Manifest("s", "2026-11-20T21:30:00+00:00", kind=RunKind.SHARD), (measurement(),))
+    made = outcome.store(root, shard, said.append)
+    assert said == [f"stored in {address}/s; a copy is here"]
+    assert (made.folder, made.decision) == (root / "s", None)
+    assert (tmp_path / "runs" / "s" / MEASUREMENTS).is_file()
+    # The name is taken there, for ever.
+    again = outcome.store(root, shard, said.append)
+    assert said[1:] == [
+        "the name s was taken; the run is s-2",
+        f"stored in {address}/s-2; a copy is here",
+    ]
+    assert again.run.id == again.folder.name == "s-2"
+    here = tmp_path / "here"
+    assert outcome.store(here, shard, said.append).folder == here / "s" and len(said) == 3
