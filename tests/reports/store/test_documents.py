@@ -281,6 +281,9 @@ def test_a_folder_is_read_again_where_anything_of_it_changed(
 
     monkeypatch.setattr(index, "examine", counted)
     lines = read_index(tmp_path, folders)
+    # The gates of all of them lie together, in one file that is named after its content.
+    [together] = {line.gathered for line in lines}
+    assert (tmp_path / ".values" / f"{together}.parquet").is_file()
     assert asked == ["r0", "r1", "r2"] and [line.name for line in lines] == asked
     assert read_index(tmp_path, folders[::-1]) == lines and len(asked) == 3
     (folders[1] / MEASUREMENTS).touch()
