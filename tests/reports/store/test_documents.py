@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import typing
@@ -31,7 +32,9 @@ from reports.store.manifest import (
     SuiteResult,
     Time,
 )
+from reports.store.objects import Objects
 from reports.store.run import Run, read_run
+from reports.store.runs import run_folders
 from reports.store.schema import (
     MEASUREMENTS,
     MIGRATIONS,
@@ -418,3 +421,65 @@ def test_a_run_on_shared_storage_says_where_it_is(
     assert again.run.id == again.folder.name == "s-2"
     here = tmp_path / "here"
     assert outcome.store(here, shard, said.append).folder == here / "s" and len(said) == 3
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "gone"])
+def test_what_is_not_what_was_listed_is_no_run_of_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A file that was cut on the way is fetched again, and is never half a run here."""
+    address = f"file://{tmp_path / 'runs'}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
+    write_run(open_copy(address), stored("r"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    fetch = Objects.fetch
+
+    def cut(self: Objects, path: str, file: Path) -> bool:
+        answer = fetch(self, path, file)
+        if path.endswith(MEASUREMENTS):
+            content = file.read_bytes()
+            file.write_bytes(content[:-1] if how == "shorter" else content + b"x")
+            if how == "gone":
+                file.unlink()
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "fetch", cut)
+        assert run_folders(open_copy(address)) == []
+    [folder] = run_folders(open_copy(address))
+    assert read_run(folder).measurements == stored("r").measurements
+
+
+@pytest.mark.parametrize(
+    ("error", "unconditional"),
+    [
+        (TypeError("mode"), True),
+        (NotImplementedError("mode"), True),
+        (OSError(errno.ENOSYS, "no"), True),
+        (OSError(errno.EIO, "no"), False),
+        (ValueError("no"), False),
+    ],
+    ids=repr,
+)
+def test_only_storage_without_conditions_is_written_without_one(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, unconditional: bool
+) -> None:
+    """Any other error may be a lost reply: without its condition the next writer would win too."""
+    from reports.store import objects
+
+    monkeypatch.setattr(objects, "PAUSE", 0.0)
+    asked: list[dict[str, str]] = []
+
+    class Files:
+        protocol = "memory"
+
+        def pipe_file(self, place: str, content: bytes, **condition: str) -> None:
+            asked.append(condition)
+            if len(asked) == 1:
+                raise error
+
+        def cat_file(self, place: str) -> bytes:
+            raise FileNotFoundError(place)
+
+    assert Objects(Files(), "root").create("a", b"x")
+    assert asked == [{"mode": "create"}, {} if unconditional else {"mode": "create"}]
