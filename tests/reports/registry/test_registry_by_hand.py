@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 from parity.engine.measurement import Kind, Verdict
 from reports.registry import pin as pinning
 from reports.registry.listing import summarise_runs
+from reports.registry.lookback import look_back
 from reports.registry.lookup import (
     AHEAD,
     Found,
@@ -35,7 +37,7 @@ from reports.registry.retention import clean, delete
 from reports.registry.several import as_values, more_line, read_several, run_lines, table
 from reports.registry.side_by_side import range_lines
 from reports.store.runs import Run, write_run
-from reports.store.schema import StoreError
+from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide
@@ -476,3 +478,23 @@ def test_links_of_a_page_lead_to_the_folder_of_the_runs(tmp_path: Path) -> None:
     assert runs_from(folder / "report.html", folder) == ".."
     assert runs_from(tmp_path / "page.html", folder) == "my%20runs"
     assert runs_from(tmp_path / "a" / "page.html", folder) == "../my%20runs"
+
+
+def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path) -> None:
+    """A pattern is read by DuckDB, which asks each file for its checksum too."""
+    root = tmp_path / "runs [1]"
+    for day in (1, 2, 3):
+        write_run(root, earlier(measurement(value=1e-7 * day), day=day))
+    spoilt, source = (root / f"2026-11-{day:02d}T21-30-00Z-0000000" for day in (2, 3))
+    (spoilt / MEASUREMENTS).write_bytes((source / MEASUREMENTS).read_bytes())
+    pattern = f"{glob.escape(str(root))}/*"
+    answer = look_back(pattern, "baseline", "logits")
+    assert [row["value"] for row in answer.rows] == pytest.approx([1e-7, 3e-7])
+    [(name, why)] = answer.unreadable
+    assert name == str(spoilt) and "is not the file that was stored" in why and answer.runs == 2
+    # A run without checksums is believed, and one that is gone is named.
+    reseal(spoilt, schema=4)
+    assert len(look_back(pattern, "baseline", "logits").rows) == 3
+    (spoilt / MEASUREMENTS).unlink()
+    answer = look_back(pattern, "baseline", "logits")
+    assert len(answer.rows) == 2 and len(answer.unreadable) == 1
