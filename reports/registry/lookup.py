@@ -258,7 +258,7 @@ def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
     machine = fingerprint(run.manifest.environment)
     if any(pin.fingerprint == machine for pin in pinned.pins):
         return ()
-    return anchor_pins(anchors_of(root, run, pinned))
+    return anchor_pins(anchors_of(root, run, pinned), run)
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:

@@ -19,6 +19,7 @@ from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, StoreError
+from reports.verdict.drift import levels_of
 from reports.verdict.levels import Group, group_gates
 from reports.verdict.pins import Pin, pin_of
 
@@ -31,11 +32,19 @@ _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
 
 
-def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
-    """Return one pin with the levels of all anchors, named after the oldest; empty without any."""
-    levels: dict[Group, Any] = {}
+def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
+    """Return one pin with the levels of all anchors, named after the oldest; empty without any.
+
+    Args:
+        chosen: Anchors, oldest first: a level is that of the oldest that did the work of `run`.
+        run: The run that is compared with them.
+    """
+    todays, levels = _works(run), dict[Group, Any]()
     for old in chosen:
-        levels = {**pin_of(old, {}).groups, **levels}
+        # An anchor that was chosen for one level may have measured other gates of another.
+        groups = pin_of(old, {}).groups
+        own = {g: it for g, it in groups.items() if todays.get(g, it.work) == it.work}
+        levels = {**own, **levels}
     if not chosen:
         return ()
     return (replace(pin_of(chosen[0], {}), groups=levels),)
@@ -45,7 +54,8 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     """Return the anchors that `run` is compared with on its own machine, oldest first.
 
     The anchor of a level is the oldest healthy run that was made before `run` on an equal machine
-    with the same kind of reference, and that measured all gates of the level with equal identities.
+    with the same kind of reference, and that measured its gates, and no others of it, with equal
+    identities.
 
     Args:
         root: Folder of runs.
@@ -60,16 +70,26 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     if not earlier:
         return ()
     holders = _holders(earlier, list(todays.values()))
+    wanted = list(_works(run).items())
     chosen: list[Run] = []
     missing = set(range(len(todays)))
     for info in earlier:
         held = holders.get(_work(info), set())
         if missing & held and (old := _read(info)) and healthy(old):
-            chosen.append(old)
-            missing -= held
+            # A level of more gates than today's is another: nothing could be compared with it.
+            theirs = _works(old).items()
+            held = holders[_work(info)] = {turn for turn in held if wanted[turn] in theirs}
+            if missing & held:
+                chosen.append(old)
+                missing -= held
         if not missing:
             break
     return tuple(chosen)
+
+
+def _works(run: Run) -> dict[Group, str]:
+    """Return, by level, the hash of the gates that it is of."""
+    return {group: level.work for group, level in levels_of(run, {}).items()}
 
 
 def _work(info: RunInfo) -> str:

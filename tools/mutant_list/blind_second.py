@@ -33,8 +33,8 @@ REPORTS_VERDICT_ANCHORS = of(
     (
         "newer_anchor_counts",
         "of two anchors that have a level the newer counts",
-        "levels = {**pin_of(old, {}).groups, **levels}",
-        "levels = {**levels, **pin_of(old, {}).groups}",
+        "levels = {**own, **levels}",
+        "levels = {**levels, **own}",
         "test_hosts.py",
     ),
 )

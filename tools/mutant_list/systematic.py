@@ -279,3 +279,102 @@ MUTANTS = (
     *REPORTS_VERDICT_SEVERAL,
     *PARITY_PROMISES,
 )
+# Found among random edits of what judges, stores and merges nights; the models of the tests named
+# here tell each from the rules.
+REPORTS_BY_MODEL = (
+    *of(
+        "reports/verdict/anchors.py",
+        (
+            "anchor_of_other_gates",
+            "a night that measured one gate more than a level has is its anchor, and unjudged",
+            "held = holders[_work(info)] = {turn for turn in held if wanted[turn] in theirs}",
+            "held = holders[_work(info)] = {turn for turn in held if theirs}",
+            "test_hosts.py test_stored_histories.py",
+        ),
+        (
+            "anchor_hides_a_later_level",
+            "a level of other work of an older anchor stands in place of the one that compares",
+            "if todays.get(g, it.work) == it.work}",
+            "if todays.get(g, it.work)}",
+            "test_hosts.py test_stored_histories.py",
+        ),
+    ),
+    *of(
+        "reports/verdict/levels.py",
+        (
+            "level_of_an_infinite_tolerance",
+            "a gate that is not comparable has a level, and it is infinite",
+            "gated = 0 < DRIFT_SHARE * m.tolerance < math.inf and",
+            "gated = 0 < DRIFT_SHARE * m.tolerance and",
+            "test_verdicts_by_model.py",
+        ),
+    ),
+    *of(
+        "reports/verdict/drift.py",
+        (
+            "unseen_though_held",
+            "a level that an earlier run of this machine holds is not comparable all the same",
+            "drift.ratio > UNSEEN and drift.group not in self.held | left:",
+            "drift.ratio > UNSEEN and drift.group not in left:",
+            "test_verdicts_by_model.py test_first_night.py",
+        ),
+    ),
+    *of(
+        "reports/verdict/sentences.py",
+        (
+            "shared_is_suspected_of_an_edge_that_was_not_measured",
+            "what both share is suspected where JAX and the oracle were never compared",
+            "not ours <= measured - broken",
+            "ours & broken",
+            "test_sentences.py",
+        ),
+    ),
+    *of(
+        "reports/nightly/pytest_session.py",
+        (
+            "failed_before_it_recorded",
+            "a test that failed before it recorded anything was not executed",
+            "executed = self.called & (recorded | self.failed)",
+            "executed = self.called & recorded",
+            "test_sessions.py",
+        ),
+        (
+            "status_of_pytest_is_the_verdict_s",
+            "a session that is not judged by its verdict ends with it",
+            "if verdict and self.judged:",
+            "if verdict:",
+            "test_sessions.py",
+        ),
+    ),
+    *of(
+        "reports/nightly/accounts.py",
+        (
+            "account_of_a_carried_error",
+            "the account of a port has the error that was carried to its culprit",
+            "culprit.forced,",
+            "culprit.free,",
+            "test_parts_of_a_night.py",
+        ),
+    ),
+    *of(
+        "reports/nightly/shards.py",
+        (
+            "missing_shard_by_its_first_part",
+            "a shard that is missing leaves the suite of its first part alone not whole",
+            "for part in Shard.parse(text).part_of(plan):",
+            "for part in Shard.parse(text).part_of(plan)[:1]:",
+            "test_parts_of_a_night.py test_shards.py",
+        ),
+    ),
+    *of(
+        "reports/store/manifest.py",
+        (
+            "times_as_documents",
+            "the seconds of comparisons are read as documents, not as times",
+            'tuple(Time(**_fields_of(Time, row)) for row in _list(parts, "times"))',
+            '_list(parts, "times")',
+            "test_documents.py test_shards.py",
+        ),
+    ),
+)
+MUTANTS = (*MUTANTS, *REPORTS_BY_MODEL)

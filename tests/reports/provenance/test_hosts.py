@@ -425,6 +425,30 @@ def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:
     assert find_anchors(tmp_path, made(3, *rows), lambda old: False) == ()
 
 
+def test_an_anchor_of_more_gates_than_a_level_has_is_none_of_it(tmp_path: Path) -> None:
+    """A gate that is retired makes another level: the first night without it is its anchor.
+
+    The older nights measured all of its gates, and their level, of one gate more, is compared with
+    nothing: it would have gone unjudged on this machine for ever.
+    """
+    rows = [measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two")]
+    other = measurement(quantity="logits")
+
+    def made(day: int, *measured: Any) -> Run:
+        return Run(night(day=day).manifest, measured)
+
+    # The oldest is an anchor for its other level, and hides nothing of the newer one's.
+    write_run(tmp_path, made(1, other, *rows))
+    write_run(tmp_path, made(2, rows[0]))
+    write_run(tmp_path, made(3, replace(rows[0], value=2e-6)))
+    today = made(4, other, replace(rows[0], value=3e-6))
+    found = find_anchors(tmp_path, today, lambda old: True)
+    assert [anchor.id[:10] for anchor in found] == ["2026-11-01", "2026-11-02"]
+    decision = decide(today, None, {}, anchor_pins(found, today))
+    assert {c.kind: c.before for c in decision.changes} == {"block": rows[0].value}
+    assert decision.comparisons[0].comparable == 2
+
+
 def test_a_level_that_several_anchors_measured_is_that_of_the_oldest() -> None:
     """The newer ones hold what the oldest did not measure, and nothing else."""
     one, two = (measurement(quantity=name, kind=kind) for name, kind in KINDS.items())
@@ -438,14 +462,15 @@ def test_a_level_that_several_anchors_measured_is_that_of_the_oldest() -> None:
 
     old, newer = made(1, one), made(2, replace(one, value=2e-6), replace(two, value=2e-6))
     [group] = levels.levels([one], {})
-    [pin] = anchor_pins([old, newer])
+    today = made(4, one, two)
+    [pin] = anchor_pins([old, newer], today)
     assert pin.run == old.id
     found = {g: level.typical for g, level in pin.groups.items()}
     assert found == {**levels_at(2e-6), group: levels_at(one.value)[group]}
     # Of anchors that measured the same, the oldest alone speaks.
-    [pin] = anchor_pins([newer, made(3, one, two)])
+    [pin] = anchor_pins([newer, made(3, one, two)], today)
     assert {g: level.typical for g, level in pin.groups.items()} == levels_at(2e-6)
-    assert anchor_pins([]) == ()
+    assert anchor_pins([], today) == ()
 
 
 KINDS = {"logits": Kind.LOGITS, "layers.0": Kind.BLOCK}

@@ -1,0 +1,423 @@
+"""Nights in parts: what one run out of many has of each, beside sums and loops over the parts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.engine.localize import Stage
+from parity.engine.measurement import Verdict
+from parity.executors.item import Answer, Place, State
+from parity.megalodon.cases import CASES
+from reports.nightly import accounts, suites
+from reports.nightly import run as nights
+from reports.nightly.expected import FIRST, NEWEST, OTHER, SHORT, expected_seconds, in_order
+from reports.nightly.fan_out import _environment, _part, _same_night, items_of
+from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
+from reports.nightly.shards import SUITE_OF, Shard, find_shards, merge_shards
+from reports.nightly.suites import SuiteRun, elsewhere, mark_repeats
+from reports.provenance.environment import new_manifest
+from reports.provenance.host import FIELDS, fingerprint, processor
+from reports.store.manifest import PartInfo, SuiteResult
+from reports.store.runs import Run, write_run
+from reports.store.schema import RunKind, StoreError
+from tests.reports.nights import described, explained, failing, finding, measurement, run, unchecked
+
+PLAN = ("plain", "stream", "adamw", "(seams)", "(products)", "(mesh)", "(probes)")
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    """What stands for a report or an answer is none, and is not asked what it is."""
+    with unchecked():
+        yield
+
+
+def drawn(rng: random.Random, count: int) -> list[Run]:
+    """The shards of a night, each with everything that a shard may have."""
+    shards = []
+    for index in range(1, count + 1):
+        names = {SUITE_OF.get(part, "parity") for part in PLAN[index - 1 :: count]}
+        rows = [
+            measurement(case=p, suite=SUITE_OF.get(p, "parity")) for p in PLAN[index - 1 :: count]
+        ]
+        results = [
+            {
+                "name": name,
+                "planned": (planned := rng.randrange(1, 4)),
+                "executed": planned - (rng.random() < 0.2),
+                "status": rng.choice(("ran", "ran", "ran", "failed")),
+                "reason": rng.choice(("", "", "why", "other")),
+            }
+            for name in sorted(names, key=lambda name: rng.random())
+        ]
+        made = run(
+            *rows,
+            findings=(finding(subject=str(index)),),
+            tensors=described([failing(case=PLAN[index - 1])]),
+            kind="shard",
+            id=f"2026-11-20T21-30-0{index}Z-1a2b3c4-shard-{index}-of-{count}",
+            created=f"2026-11-20T21:30:{59 - index}+00:00",
+            shard={"index": index, "count": count},
+            plan=PLAN,
+            code="0123456789ab",
+            suites=results,
+            spreads={f"level {index}": [0.1 * index, 0.2]},
+            stability={"poles": index} if "(probes)" in PLAN[index - 1 :: count] else {},
+            durations={name: rng.randrange(9) / 7 for name in names},
+            times=[{"suite": "s", "case": str(index), "edge": "e", "seconds": 1.0 * index}],
+            cases=[{"name": part} for part in PLAN[index - 1 :: count] if part[0] != "("][::-1],
+        )
+        shards.append(replace(made, explanations=(explained(str(index)),)))
+    return shards
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_merged_night_is_the_sum_of_its_shards(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    count = rng.randrange(2, 6)
+    shards = drawn(rng, count)
+    lost = set(rng.sample(range(1, count + 1), rng.randrange(2)))
+    kept = [it for i, it in enumerate(shards, 1) if i not in lost]
+    folders = [write_run(tmp_path, it) for it in rng.sample(kept, len(kept))]
+    reasons = {i: f"lost {i}" for i in lost} if seed % 2 else {}
+    merged = merge_shards(folders, partial=not reasons, reasons=reasons)
+    manifest, manifests = merged.manifest, [it.manifest for it in kept]
+    oldest = min(manifests, key=lambda m: m.created)
+    assert (manifest.kind, manifest.shard, manifest.created) == (
+        RunKind.NIGHTLY,
+        None,
+        oldest.created,
+    )
+    assert manifest.id == oldest.id.split("-shard-")[0]
+    assert manifest.shards == tuple(m.id for m in manifests)
+    assert merged.measurements == tuple(m for it in kept for m in it.measurements)
+    assert merged.findings == tuple(f for it in kept for f in it.findings)
+    assert [t.case for t in merged.tensors] == [t.case for it in kept for t in it.tensors]
+    assert merged.explanations == tuple(e for it in kept for e in it.explanations)
+    assert manifest.plan == PLAN and manifest.tolerances and manifest.seams
+    there = {case.name for m in manifests for case in m.cases}
+    assert [case.name for case in manifest.cases] == [p for p in PLAN if p in there]
+    assert manifest.times == tuple(t for m in manifests for t in m.times)
+    assert manifest.spreads == {name: s for m in manifests for name, s in m.spreads.items()}
+    assert manifest.contract == tuple(sorted(line for m in manifests for line in m.contract))
+    assert manifest.stability == next((m.stability for m in manifests if m.stability), {})
+    totals: dict[str, float] = {}
+    for m in manifests:
+        for name, seconds in m.durations.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    assert manifest.durations == pytest.approx(totals, abs=1e-3)
+    # What is missing counts as planned, with its reason.
+    parts: dict[str, list[SuiteResult]] = {}
+    for m in manifests:
+        for suite in m.suites:
+            parts.setdefault(suite.name, []).append(suite)
+    for i in lost:
+        why = reasons.get(i, f"shard {i}/{count} is missing")
+        for part in PLAN[i - 1 :: count]:
+            name = SUITE_OF.get(part, "parity")
+            parts.setdefault(name, []).append(SuiteResult(name, 1, 0, why))
+    names = [name for name in ("parity", *SUITE_OF.values()) if name in parts]
+    assert [suite.name for suite in manifest.suites] == names
+    for suite in manifest.suites:
+        own = parts[suite.name]
+        assert suite.planned == sum(it.planned for it in own)
+        assert suite.executed == sum(it.executed for it in own)
+        assert suite.reason == "; ".join(dict.fromkeys(it.reason for it in own if it.reason))
+        assert (suite.status == "ran") == all(it.status == "ran" for it in own)
+    if lost and not reasons:
+        with pytest.raises(StoreError, match=f"missing {min(lost)}/{count}"):
+            merge_shards(folders)
+
+
+def test_a_part_is_every_so_manieth_of_the_plan() -> None:
+    for count in range(1, len(PLAN) + 1):
+        parts = [Shard(i, count).part_of(PLAN) for i in range(1, count + 1)]
+        assert sorted(p for part in parts for p in part) == sorted(PLAN)
+        assert [part[0] for part in parts] == list(PLAN[:count])
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    with pytest.raises(ValueError, match=f"at most {len(PLAN)} shards"):
+        Shard(1, len(PLAN) + 1).part_of(PLAN)
+    assert Shard.parse("2/3") == Shard(2, 3) and str(Shard(2, 3)) == "2/3"
+    for wrong in ("", "1", "1/", "/2", "0/2", "3/2", "-1/2", "1/2/3", "a/2", "1 /2", "1.0/2"):
+        with pytest.raises(ValueError, match="expected K/N"):
+            Shard.parse(wrong)
+
+
+def test_shards_are_found_below_each_place_once(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a" / "deep", run(measurement(), id="one"))
+    two = write_run(tmp_path / "b", run(measurement(), id="two"))
+    hidden = tmp_path / "a" / ".partial-x"
+    hidden.mkdir()
+    (hidden / "run.json").write_text("{}", encoding="utf-8")
+    assert find_shards([tmp_path / "b", tmp_path / "a", tmp_path]) == [two, one]
+    assert find_shards([one]) == [one]
+    with pytest.raises(StoreError, match="there are none"):
+        find_shards([tmp_path / "a", hidden])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_are_expected_to_take_what_the_newest_night_here_says(
+    seed: int, tmp_path: Path
+) -> None:
+    rng, names, stored = random.Random(seed), ["plain", "new"], []
+    here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
+    for day in range(1, NEWEST + 4):
+        made = run(measurement(), id=f"2026-11-{day:02d}T21-30-00Z-x")
+        parts = tuple(
+            PartInfo(
+                name,
+                processor=here if rng.random() < 0.7 else "another",
+                seconds=rng.choice((0.0, 1.0, 2.5, 2.5)),
+            )
+            for name in names
+            if rng.random() < 0.8
+        )
+        write_run(tmp_path, replace(made, manifest=replace(made.manifest, parts=parts)))
+        stored.append({part.name: part.seconds for part in parts if part.processor == here})
+    whole = [s for s in stored[-NEWEST:] if all(s.get(name, 0.0) > 0 for name in names)]
+    table = {"plain": FIRST["plain"], "new": OTHER}
+    assert expected_seconds(tmp_path, names) == ((whole[-1], True) if whole else (table, False))
+
+
+def test_short_parts_that_say_the_pace_are_begun_early() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        names = [f"p{i}" for i in range(rng.randrange(1, 9))]
+        expected = {name: rng.choice((1.0, SHORT - 1, SHORT, 20.0, 30.0, 90.0)) for name in names}
+        workers = rng.randrange(1, 5)
+        order = in_order(names, expected, workers)
+        # One that each worker begins with is none of the short ones.
+        fit = [name for name in names[workers:] if expected[name] >= SHORT]
+        short = sorted(fit, key=lambda name: expected[name])[:2]
+        assert sorted(order) == sorted(names)
+        assert [name for name in order if name not in short] == [n for n in names if n not in short]
+        for place, name in zip((0, workers), short, strict=False):
+            assert order[place] == name
+
+
+def test_the_time_of_parts_that_end_together_is_shared() -> None:
+    now, told = 0.0, []
+    expected = {"a": 40.0, "b": 60.0, "c": 300.0, "d": 300.0}
+    at = _with_time_left(lambda *words: told.append(words), expected, clock=lambda: now)
+    at(0)
+    now = 100.0
+    at(2)
+    assert told[-1] == (2, 4, "about 10 minutes left")
+    now = 1900.0
+    at(3)
+    # It ran at a third of the speed; the machine's pace is that of all parts.
+    done, of, words = told[-1]
+    assert (done, of) == (3, 4) and words.startswith("about ") and words != "about 5 minutes left"
+    at(4)
+    assert told[-1] == (4, 4, "")
+
+
+RECORDED = Options(Path("unused"), reference="recorded")
+
+
+def test_a_night_by_recordings_has_every_part_that_they_answer() -> None:
+    cases = tuple(case.name for case in CASES)
+    parts = ("(seams)", "(products)", "(mla-moe)", "(mesh)", "(probes)", "(controls)")
+    assert plan_of(RECORDED) == cases + parts
+    # A few cases are about those cases; a checkpoint is given to have it probed.
+    assert plan_of(replace(RECORDED, cases=("plain",))) == ("plain",)
+    given = replace(RECORDED, cases=("plain",), checkpoint=Path("mine"))
+    assert plan_of(given) == ("plain", "(probes)")
+    with pytest.raises(ValueError, match="port/plain asks megalodon-hf itself"):
+        plan_of(replace(RECORDED, cases=("port/plain",)))
+    with pytest.raises(ValueError, match="no case 'nothing'; there are plain, "):
+        plan_of(replace(RECORDED, cases=("plain", "nothing")))
+    for part, names in elsewhere().items():
+        if part != "(port)":
+            name = min(names)
+            options = replace(RECORDED, cases=(name,))
+            assert plan_of(options) == (part,)
+            assert _selection(options) == {p: {name} & n for p, n in elsewhere().items()}
+            assert select_cases(options) == []
+
+
+def test_a_live_night_asks_megalodon_hf_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Live:
+        kind = "live"
+
+    monkeypatch.setattr(nights, "choose_reference", lambda asked: Live)
+    recorded = [p for p in plan_of(RECORDED) if p != "(port)"]
+    assert "(port)" in plan_of(RECORDED) and len(plan_of(RECORDED)) == len(recorded) + 1
+
+
+def test_a_checkpoint_takes_the_place_of_the_committed_one(tmp_path: Path) -> None:
+    cases = select_cases(replace(RECORDED, checkpoint=tmp_path / "mine"))
+    own = [case for case in CASES if case.checkpoint]
+    assert own and len(cases) == len(CASES)
+    for case, then in zip(cases, CASES, strict=True):
+        if then.checkpoint:
+            assert (case.name, case.checkpoint) == ("checkpoint", tmp_path / "mine")
+            assert case.why == "mine on held-out text"
+        else:
+            assert case is then
+    # The text beside the weights, or the committed one.
+    committed = nights.open_checkpoint(None)
+    assert nights.open_checkpoint(tmp_path).text == committed.text
+    (tmp_path / "heldout.txt").write_text("text", encoding="utf-8")
+    given = nights.open_checkpoint(tmp_path)
+    assert (given.folder, given.text) == (tmp_path, tmp_path / "heldout.txt")
+
+
+def test_items_of_a_night_are_its_parts_with_its_options() -> None:
+    options = replace(RECORDED, cases=("plain", "stream"), fault="rope_sign")
+    items = items_of(options, "cpu")
+    assert [item.name for item in items] == ["plain", "stream"]
+    assert [item.arguments for item in items] == [
+        {
+            "shard": f"{i}/2",
+            "cases": ["plain", "stream"],
+            "reference": "recorded",
+            "checkpoint": "",
+            "fault": "rope_sign",
+            "device": "cpu",
+        }
+        for i in (1, 2)
+    ]
+    assert {item.needs.gpus for item in items} == {0} and all(item.needs.memory for item in items)
+    assert {item.needs.gpus for item in items_of(options, "cuda")} == {1}
+    names = [item.name for item in items_of(RECORDED)]
+    assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]
+    assert names[3:] == [p for p in plan_of(RECORDED) if p not in names[:3]]
+
+
+def test_a_run_is_of_a_night_if_its_shards_code_plan_and_options_are() -> None:
+    one = run(measurement(), shards=["a"], code="c", plan=["p"], selected=["s"], fault="f").manifest
+    assert _same_night(one, replace(one, id="other", created="later"))
+    changes: dict[str, Any] = {
+        "shards": ("b",),
+        "code": "d",
+        "plan": ("q",),
+        "selected": (),
+        "fault": None,
+        "contract": (),
+    }
+    for name, value in changes.items():
+        assert not _same_night(one, replace(one, **{name: value})), name
+
+
+def test_a_night_of_one_host_has_its_environment_and_one_of_several_none(tmp_path: Path) -> None:
+    manifest = run(measurement(), host=dict.fromkeys(FIELDS, "known")).manifest
+    parts = (PartInfo("a", fingerprint="x", processor="P", threads=2),) * 2
+    assert _environment(replace(manifest, parts=parts)) == manifest.environment
+    other = PartInfo("b", fingerprint="y", processor="A", threads=4)
+    several = _environment(replace(manifest, parts=(*parts, other)))
+    assert (several.device.name, several.threads, several.host) == ("A + P", "2 + 4", {})
+    assert several.device.kind == manifest.environment.device.kind
+    shard = run(measurement(case="z"), measurement(case="a"), measurement(case="z", quantity="q"))
+    folder = write_run(tmp_path, shard)
+    answer = Answer("plain", State.DONE, seconds=1.23456, attempts=2, place=Place(node="n"))
+    environment = shard.manifest.environment
+    assert _part(answer, folder) == PartInfo(
+        "plain",
+        "n",
+        fingerprint(environment) or "",
+        processor(environment),
+        environment.threads,
+        1.235,
+        2,
+        ("z", "a"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("planned", "executed", "reason", "status"),
+    [(2, 2, "", "ran"), (2, 1, "", "failed"), (2, 2, "why", "failed"), (2, 3, "", "failed")],
+)
+def test_a_suite_ran_if_it_did_what_it_planned(
+    planned: int, executed: int, reason: str, status: str
+) -> None:
+    rows = [measurement(), failing(), measurement(verdict=Verdict.INFO)]
+    suite = SuiteRun("s", planned, executed, reason, measurements=rows)
+    assert suite.result() == SuiteResult("s", planned, executed, reason, status)
+    assert suite.passed == 1
+
+
+def test_a_row_repeats_where_the_second_time_gave_its_bits() -> None:
+    nan = float("nan")
+    first = [
+        measurement(quantity=q, value=v) for q, v in zip("abcd", (1.0, 2.0, nan, nan), strict=True)
+    ]
+    again = [replace(m, value=v) for m, v in zip(first, (1.0, 2.5, nan, 1.0), strict=True)]
+    assert [m.deterministic for m in mark_repeats(first, again)] == [True, False, True, False]
+    assert mark_repeats(first, again[1:])[0].deterministic is False
+    assert [m.value for m in mark_repeats(first[:2], again)] == [1.0, 2.0]
+
+
+def test_a_suite_that_breaks_down_says_why_and_how_long_it_took() -> None:
+    suite = SuiteRun("s", 1)
+    for kind in (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError):
+        with suites._breakdowns_named(suite, "case a: "):
+            raise kind("x" * 500)
+        assert suite.reason.startswith(f"case a: {kind.__name__}: ") and len(suite.reason) == 400
+    before = suite.seconds
+    with pytest.raises(KeyboardInterrupt), suites._breakdowns_named(suite):
+        raise KeyboardInterrupt
+    assert suite.seconds >= before > 0
+
+
+def test_the_first_failing_cases_are_explained_and_no_error_there_ends_a_night(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    suite, said, [case, *_] = SuiteRun("s", 1), [], CASES
+    made = itertools.count()
+
+    def explain(case: Any, known: Any) -> Any:
+        assert known is suite.explanations
+        if next(made) == 1:
+            raise OSError("no text")
+        return explained(case.name) if len(known) else replace(explained(case.name), quantity="")
+
+    monkeypatch.setattr(suites, "explain", explain)
+    for _ in range(suites.EXPLAINED + 4):
+        suites._account(suite, case, said.append)
+    assert len(suite.explanations) == suites.EXPLAINED
+    assert next(made) == suites.EXPLAINED + 1
+    assert said[0].startswith("    explained: it starts at nowhere between JAX and the oracle (")
+    assert said[1] == "    not explained: OSError: no text"
+    assert said[2].startswith(f"    explained: it starts at {explained().quantity} (")
+    assert len(said) == suites.EXPLAINED + 1 and suite.seconds > 0
+
+
+class Ports:
+    """What a report of a port says to an account."""
+
+    def __init__(self, rows: list[Any], culprit: Stage | None) -> None:
+        self.title, self.measurements, self.culprit = "a port", rows, culprit
+        stages = (Stage("s", 1.0, 2.0, 3.0),)
+        worst = explained().worst
+        self.place = type("P", (), {"edge": "port64:original64", "stages": stages})
+        self.place.worst, self.place.where, self.place.lines = (worst,), "row 1", ("line",)
+
+
+def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
+    assert accounts.of_port(Ports([measurement()], None)) is None  # pyright: ignore
+    first = failing(quantity="x", stage=1, note="a note")
+    rows = [failing(stage=3), first]
+    made = Ports(rows, None)
+    account = accounts.of_port(made)  # pyright: ignore[reportArgumentType]
+    assert account is not None
+    assert (account.case, account.edge, account.quantity) == ("a port", first.edge, "x")
+    assert (account.value, account.tolerance) == (first.value, first.tolerance)
+    assert account.stages == made.place.stages and account.note == "a note"
+    assert account.worst is None and account.meaning.startswith("No stage is wrong on its own")
+    culprit = Stage("norm", 0.5, 0.25, 0.125)
+    account = accounts.of_port(Ports(rows, culprit))  # pyright: ignore[reportArgumentType]
+    assert account is not None
+    assert (account.case, account.edge, account.quantity) == ("a port", "port64:original64", "norm")
+    assert (account.value, account.tolerance) == (0.25, 0.125)
+    assert account.meaning == "wrong on its own, fed the original's values"
+    assert (account.where, account.lines) == ("row 1", ("line",))
+    assert account.worst == explained().worst

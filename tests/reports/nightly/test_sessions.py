@@ -1,0 +1,341 @@
+"""What a pytest session makes of the reports of its tests, without starting one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Measurement
+from reports.nightly.pytest_session import Collector, Planner, WorkerPlanner, distinct, measures
+from reports.registry import outcome
+from reports.store.schema import RunKind, StoreError
+from reports.verdict.decide import ExitCode, Word
+from stability.core.findings import Severity
+from tests.reports.nights import measurement, unchecked
+
+CODES = pytest.ExitCode
+
+
+@pytest.fixture(autouse=True)
+def stand_ins() -> Iterator[None]:
+    """What stands for a configuration, an item or a report of pytest is none of them."""
+    with unchecked():
+        yield
+
+
+class Config:
+    """The options of a session."""
+
+    def __init__(self, root: Path, **options: str) -> None:
+        self.rootpath, self.options = root, options
+        self.workeroutput: dict[str, Any] = {}
+
+    def getoption(self, name: str, default: str = "") -> str:
+        return self.options.get(name, default)
+
+
+def collector(tmp_path: Path, judged: bool = True, **options: str) -> Collector:
+    return Collector(Config(tmp_path, **options), tmp_path / "runs", judged)  # pyright: ignore
+
+
+def report(test: str, *rows: Measurement, when: str = "call", outcome: str = "passed") -> Any:
+    """A report of a test that uses the fixture, as pytest and the plugin make it."""
+    told = SimpleNamespace(
+        nodeid=test,
+        when=when,
+        longreprtext="E  boom\nwhy",
+        measurements=[asdict(m) for m in rows],
+        **{name: outcome == name for name in ("failed", "skipped", "passed")},
+    )
+    return told
+
+
+def test_a_test_measures_where_it_asks_for_the_fixture() -> None:
+    assert measures(SimpleNamespace(fixturenames=["a", "numerics"]))  # pyright: ignore
+    assert not measures(SimpleNamespace(fixturenames=["a"]))  # pyright: ignore
+    assert not measures(SimpleNamespace())  # pyright: ignore
+
+
+def test_the_plan_is_what_was_selected_and_what_could_not_be_collected(tmp_path: Path) -> None:
+    planner = Planner(Config(tmp_path))  # pyright: ignore[reportArgumentType]
+    for name, failed, skipped in (("a", True, False), ("b", False, True), ("c", False, False)):
+        planner.pytest_collectreport(
+            SimpleNamespace(nodeid=name, failed=failed, skipped=skipped)  # pyright: ignore
+        )
+    planner.pytest_collectreport(SimpleNamespace(nodeid="", failed=True, skipped=False))  # pyright: ignore
+    assert planner.uncollected == {
+        "a": "was not collected",
+        "b": "skipped itself",
+        "the session": "was not collected",
+    }
+    items = [SimpleNamespace(nodeid=n, fixturenames=f) for n, f in (("x", ["numerics"]), ("y", []))]
+    planner.pytest_collection_finish(SimpleNamespace(items=items))  # pyright: ignore
+    assert planner.planned == {"x"}
+    worker = WorkerPlanner(Config(tmp_path))  # pyright: ignore[reportArgumentType]
+    worker.planned, worker.uncollected = {"b", "a"}, {"m": "skipped itself"}
+    worker.pytest_sessionfinish()
+    made = collector(tmp_path)
+    made.pytest_xdist_node_collection_finished(None, ["a", "b", "c"])
+    made.planned, made.uncollected = {"z"}, {"n": "skipped itself"}
+    made.pytest_testnodedown(SimpleNamespace(), "died")
+    assert not made.plan_was_sent and made._suite(False).planned == 5
+    made.pytest_testnodedown(SimpleNamespace(workeroutput=worker.config.workeroutput), None)  # pyright: ignore
+    assert made.plan_was_sent and made.planned == {"a", "b", "z"}
+    assert made.uncollected == {"m": "skipped itself", "n": "skipped itself"}
+    assert made._suite(False).planned == 5
+
+
+def drawn(rng: random.Random, tmp_path: Path) -> tuple[Collector, dict[str, str], bool]:
+    """A session of a few tests, and what became of each."""
+    made, fates = collector(tmp_path), {}
+    fated = ("good", "good", "failed", "late", "silent", "skipped", "unreached", "broken", "noted")
+    for turn in range(rng.randrange(1, 6)):
+        name, fate = f"t{turn}", rng.choice(fated)
+        row, fates[name] = measurement(case=name), fate
+        made.planned.add(name)
+        if fate in ("good", "late"):
+            made.pytest_runtest_logreport(report(name, row))
+        if fate == "failed":
+            made.pytest_runtest_logreport(report(name, row, outcome="failed"))
+        if fate == "late":
+            made.pytest_runtest_logreport(report(name, when="teardown", outcome="failed"))
+        if fate == "silent":
+            made.pytest_runtest_logreport(report(name))
+        if fate == "skipped":
+            made.pytest_runtest_logreport(report(name, outcome="skipped"))
+        if fate == "broken":
+            # Its fixture failed before the test was called.
+            made.pytest_runtest_logreport(report(name, when="setup", outcome="failed"))
+        if fate == "noted":
+            # It failed before it recorded anything.
+            made.pytest_runtest_logreport(report(name, outcome="failed"))
+    interrupted = rng.random() < 0.2
+    if rng.random() < 0.3:
+        made.uncollected["m"] = "was not collected"
+    return made, fates, interrupted
+
+
+def test_what_was_planned_and_not_measured_leaves_the_suite_incomplete(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        made, fates, interrupted = drawn(rng, tmp_path)
+        suite = made._suite(interrupted)
+        by_fate = {
+            fate: sorted(n for n, f in fates.items() if f == fate) for fate in fates.values()
+        }
+        done = [n for n, fate in fates.items() if fate in ("good", "late", "failed", "noted")]
+        reasons = ["m was not collected"] * len(made.uncollected)
+        reasons += ["the session was interrupted"] * interrupted
+        unreached = sorted(by_fate.get("unreached", []) + by_fate.get("broken", []))
+        for what, tests in (
+            ("did not run", unreached),
+            ("skipped", by_fate.get("skipped", [])),
+            ("recorded nothing", by_fate.get("silent", [])),
+        ):
+            reasons += [f"{what}: {', '.join(tests)}"] if tests else []
+        assert suite.planned == len(fates) + len(made.uncollected)
+        assert (suite.name, suite.executed) == ("pytest", len(done))
+        assert suite.reason == "; ".join(reasons)
+        assert suite.status == ("failed" if reasons else "ran")
+        # Every failure is a finding, whatever was measured.
+        failed = {n for n, f in fates.items() if f in ("failed", "late", "broken", "noted")}
+        assert {f.subject for f in made.findings} == failed
+        for found in made.findings:
+            phase = {"late": "teardown", "broken": "setup"}.get(fates[found.subject], "call")
+            assert found.message == f"failed in {phase}: why"
+            assert found.severity is Severity.ERROR and found.value > found.threshold
+
+
+def test_a_long_reason_is_cut(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    made.planned = {f"test_{i:040d}" for i in range(50)}
+    assert len(made._suite(False).reason) == 400
+
+
+def test_what_tests_record_keeps_its_numbers_and_each_key_once() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        records = []
+        for _ in range(rng.randrange(1, 9)):
+            row = measurement(
+                case=rng.choice("ab"), quantity=rng.choice("xy"), value=rng.choice((1e-7, 2e-7))
+            )
+            records.append((rng.choice(("t1", "t2", "t3")), row))
+        rows, _ = distinct(records, [])
+        assert len({m.key for m in rows}) == len(rows) == len(records)
+        assert [m.key for m in rows] == sorted(m.key for m in rows)
+        assert sorted((m.quantity, m.value) for m in rows) == sorted(
+            (m.quantity, m.value) for _, m in records
+        )
+        assert all(m.case.split(" [")[0] in ("a", "b") for m in rows)
+        # The order in which workers answer has no influence on what one test measured alone.
+        tests = sorted({test for test, _ in records})
+        other = [r for test in reversed(tests) for r in records if r[0] == test]
+        assert distinct(other, [])[0] == rows
+        # The first test by its id keeps the name of its case.
+        first = {m.key for test, m in records if test == tests[0]}
+        assert first <= {m.key for m in rows}
+
+
+def test_rows_that_belong_together_are_renamed_together() -> None:
+    """A case that two tests measure is two cases, each with all of its rows."""
+    one = [measurement(quantity=q) for q in "xy"]
+    rows, documents = distinct(
+        [*(("t2", m) for m in one), *(("t1", m) for m in one), *(("t1", m) for m in one)],
+        [("t2", {"title": "baseline"}), ("t1", {"title": "baseline"}), ("t1", {"title": "other"})],
+    )
+    cases = {case: [m.quantity for m in rows if m.case == case] for case in {m.case for m in rows}}
+    assert cases == {
+        "baseline": ["x", "y"],
+        "baseline [t1]": ["x", "y"],
+        "baseline [t2]": ["x", "y"],
+    }
+    # A port's document has the name of its rows.
+    assert [d["title"] for d in documents] == ["baseline", "baseline [t2]", "other"]
+    again = [("t1", one[0])] * 4
+    assert [m.case for m in distinct(again, [])[0]] == [
+        "baseline",
+        "baseline [t1 #2]",
+        "baseline [t1 #3]",
+        "baseline [t1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "selected"),
+    [
+        ({}, ("everything",)),
+        ({"-m": "not sweep"}, ("not sweep",)),
+        ({"-k": "norm"}, ("-k norm",)),
+        ({"-m": "a", "-k": "b"}, ("a", "-k b")),
+    ],
+)
+def test_a_session_is_a_selection(
+    tmp_path: Path, options: dict[str, str], selected: tuple[str, ...]
+) -> None:
+    assert collector(tmp_path, **options)._selection() == selected
+
+
+@pytest.mark.parametrize("judged", [True, False])
+@pytest.mark.parametrize(
+    ("exits", "answer"),
+    [
+        (CODES.OK, lambda judged: CODES.NO_TESTS_COLLECTED),
+        (CODES.INTERRUPTED, lambda judged: ExitCode.INCOMPLETE if judged else CODES.INTERRUPTED),
+        (CODES.TESTS_FAILED, lambda judged: CODES.TESTS_FAILED),
+    ],
+)
+def test_a_session_that_measured_nothing_is_not_green(
+    tmp_path: Path, judged: bool, exits: Any, answer: Any
+) -> None:
+    made, session = collector(tmp_path, judged), SimpleNamespace(exitstatus=int(exits))
+    made.pytest_sessionfinish(session, exits)  # pyright: ignore[reportArgumentType]
+    assert session.exitstatus == answer(judged)
+    assert [line.startswith("NOT GREEN: no test recorded") for line in made.lines] == [True]
+    made.uncollected = {"m": "was not collected"}
+    made.pytest_sessionfinish(session, exits)  # pyright: ignore[reportArgumentType]
+    assert made.lines[1].startswith("m was not collected: mend it")
+
+
+@pytest.mark.parametrize("judged", [True, False])
+@pytest.mark.parametrize("exits", [CODES.OK, CODES.TESTS_FAILED, CODES.INTERRUPTED])
+@pytest.mark.parametrize("verdict", [*ExitCode, None])
+def test_the_exit_status_is_the_verdict_s_unless_it_is_0(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    judged: bool,
+    exits: Any,
+    verdict: ExitCode | None,
+) -> None:
+    made, session = collector(tmp_path, judged), SimpleNamespace(exitstatus=int(exits))
+    asked: list[bool] = []
+
+    def store(interrupted: bool) -> int:
+        asked.append(interrupted)
+        if verdict is None:
+            raise StoreError("disk full")
+        return int(verdict)
+
+    monkeypatch.setattr(made, "_store", store)
+    made.pytest_runtest_logreport(report("t", measurement()))
+    made.pytest_sessionfinish(session, exits)  # pyright: ignore[reportArgumentType]
+    assert asked == [exits is CODES.INTERRUPTED]
+    if verdict is None:
+        assert session.exitstatus == (CODES.INTERNAL_ERROR if exits is CODES.OK else exits)
+        assert made.lines == ["NOT GREEN: disk full"]
+        return
+    assert session.exitstatus == (verdict if verdict and judged else exits)
+    told = [f"exit status {int(verdict)} is the verdict's, not pytest's"]
+    assert made.lines == (told if verdict and judged and verdict != exits else [])
+
+
+def test_a_session_is_stored_with_its_plan_and_its_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = []
+    decision = SimpleNamespace(
+        word=Word.PASS, sentence="All hold.", exit_code=ExitCode.CHANGED if False else ExitCode.PASS
+    )
+
+    def store(root: Path, run: Any, told: Any) -> Any:
+        stored.append((root, run))
+        return SimpleNamespace(decision=decision, folder=root / run.id)
+
+    monkeypatch.setattr(outcome, "store", store)
+    made = collector(tmp_path, **{"--reference": "recorded", "-k": "x"})
+    made.planned = {"a", "b"}
+    rows = [measurement(case=name) for name in "ab"]
+    for name, row in zip("ba", rows[::-1], strict=True):
+        made.pytest_runtest_logreport(report(name, row))
+    assert made._store(interrupted=False) == 0
+    [(root, run)] = stored
+    manifest = run.manifest
+    assert (root, manifest.kind) == (tmp_path / "runs", RunKind.PYTEST)
+    assert [m.case for m in run.measurements] == ["a", "b"] and run.findings == ()
+    assert manifest.environment.reference.kind == "recorded"
+    assert manifest.selected == ("-k x",)
+    [suite] = manifest.suites
+    assert (suite.planned, suite.executed, suite.status) == (2, 2, "ran")
+    assert manifest.durations.keys() == {"pytest"} and manifest.durations["pytest"] >= 0
+    # The tolerances in force, as in a night.
+    assert manifest.tolerances and manifest.seams
+    first, second, folder = made.lines
+    assert first.startswith("numerics run: 2 measurements of 2 tests: JAX on cpu (")
+    assert "compared with the float64 oracle and megalodon-hf recorded" in first
+    assert (second, folder) == ("PASS: All hold.", str(root / run.id))
+    assert made.pytest_report_header().endswith(f"is stored in {tmp_path / 'runs'}")
+    for interrupted, sent in itertools.product((True, False), repeat=2):
+        made.plan_was_sent, made.collected = sent, {"c"}
+        made._store(interrupted)
+        [suite] = stored[-1][1].manifest.suites
+        assert suite.planned == (2 if sent else 3)
+        assert ("interrupted" in suite.reason) == interrupted
+
+
+def test_red_lines_are_those_that_are_not_green(tmp_path: Path) -> None:
+    made, written = collector(tmp_path), []
+    made.lines = ["NOT GREEN: why", "fine"]
+    terminal = SimpleNamespace(write_line=lambda line, red: written.append((line, red)))
+    made.pytest_terminal_summary(terminal)
+    assert written == [("NOT GREEN: why", True), ("fine", False)]
+
+
+def test_a_report_without_the_fixture_measures_nothing(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    other = report("t", outcome="failed")
+    del other.measurements
+    made.pytest_runtest_logreport(other)
+    assert made.planned == set() and not made.records
+    assert [f.subject for f in made.findings] == ["t"]
+    row = replace(measurement(), note="n", deterministic=False)
+    told = report("u", row)
+    told.ports = ({"title": "p"},)
+    made.pytest_runtest_logreport(told)
+    assert made.records == [("u", row)] and made.ports == [("u", {"title": "p"})]

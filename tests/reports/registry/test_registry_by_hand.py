@@ -1,0 +1,500 @@
+"""What is said of stored runs: whether one may be pinned, which is the newest, how many stand."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Kind, Verdict
+from reports.registry import pin as pinning
+from reports.registry.listing import summarise_runs
+from reports.registry.lookback import look_back
+from reports.registry.lookup import (
+    AHEAD,
+    Found,
+    as_document,
+    change_lines,
+    check_age,
+    comparison_lines,
+    find_run,
+    judge_stored,
+    look_up,
+    run_line,
+    runs_from,
+    withheld,
+)
+from reports.registry.pin import pin_run
+from reports.registry.retention import clean, delete
+from reports.registry.several import as_values, more_line, read_several, run_lines, table
+from reports.registry.side_by_side import range_lines
+from reports.store.runs import Run, write_run
+from reports.store.schema import MEASUREMENTS, StoreError
+from reports.verdict import pins
+from reports.verdict.changes import Change, What
+from reports.verdict.decide import Decision, ExitCode, Word, decide
+from reports.verdict.several import GRAVEST, compare_runs
+from stability.core.findings import Severity
+from tests.reports.nights import (
+    earlier,
+    explained,
+    failing,
+    finding,
+    measurement,
+    reseal,
+    run,
+    unchecked,
+)
+
+WHOLE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
+KEY = "logits in baseline (JAX float32 vs oracle)"
+
+
+@pytest.fixture(autouse=True)
+def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of pinned baselines, and a clean checkout."""
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
+    monkeypatch.setattr(pinning, "git_state", lambda code, root: ("c0ffee", False))
+    with unchecked():
+        yield tmp_path / "pinned"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"kind": "pytest"}, "is a run of kind pytest"),
+        ({"dirty": True}, "was made from a tree with uncommitted changes"),
+        ({"fault": "rope_sign"}, "has the planted fault rope_sign; is INCOMPLETE"),
+        ({"selected": ["baseline"]}, "ran only some cases"),
+        ({"suites": [{**WHOLE, "planned": 2}]}, "is INCOMPLETE: Nothing failed, but suite parity"),
+        ({"contract": []}, "is INCOMPLETE"),
+    ],
+)
+def test_only_a_whole_healthy_run_of_a_clean_tree_is_pinned(
+    tmp_path: Path, pinned: Path, changes: dict[str, Any], why: str
+) -> None:
+    folder = write_run(tmp_path / "runs", run(measurement(), **changes))
+    if why:
+        with pytest.raises(StoreError, match="expected a whole, healthy run") as told:
+            pin_run(folder, "why")
+        assert why in str(told.value) and not list(pinned.glob("*"))
+        return
+    diff = pin_run(folder, "  why  ")
+    assert (diff.pin.run, diff.pin.reason, diff.before) == (folder.name, "why", None)
+    assert diff.pin.pinned == f"{datetime.now(UTC):%Y-%m-%d}"
+    assert diff.path.parent == pinned
+    read = pins.read(diff.path)
+    assert read is not None and (read.groups, read.run) == (diff.pin.groups, diff.pin.run)
+    assert diff.lines() == ["0 levels moved, 1 are new, 0 are gone"]
+    assert find_run(tmp_path / "runs", "pinned") == folder
+
+
+def test_pinning_needs_a_reason_and_a_clean_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "runs", run(measurement()))
+    with pytest.raises(StoreError, match="expected a reason"):
+        pin_run(folder, "  ")
+    for state, why in (
+        (("c0ffee", True), "has uncommitted changes"),
+        ((None, False), "is not a git checkout"),
+    ):
+        monkeypatch.setattr(pinning, "git_state", lambda code, root, state=state: state)
+        with pytest.raises(StoreError, match=why):
+            pin_run(folder, "why")
+    red = write_run(tmp_path / "runs", run(failing(), id="red"))
+    monkeypatch.setattr(pinning, "git_state", lambda code, root: ("c0ffee", False))
+    with pytest.raises(StoreError, match="is REGRESSED: 1 failure"):
+        pin_run(red, "why")
+
+
+def test_a_pinning_says_which_levels_moved_and_how_far(tmp_path: Path) -> None:
+    names = [f"case{i:02d}" for i in range(14)]
+
+    def night(day: int, factors: dict[str, float]) -> Path:
+        rows = [
+            measurement(case=n, value=1e-5 * f, tolerance=2e-4, identity=n)
+            for n, f in factors.items()
+        ]
+        return write_run(tmp_path / "runs", earlier(*rows, day=day))
+
+    pin_run(night(1, dict.fromkeys([*names, "old"], 1.0)), "first")
+    factors = {n: 1.0 + i for i, n in enumerate(names)} | {"new": 1.0, "newer": 1.0}
+    factors["case13"] = 0.21
+    diff = pin_run(night(2, factors), "second")
+    assert diff.before is not None and diff.before.reason == "first"
+    head, *lines = diff.lines()
+    # The first did not move; of those that did the ten furthest are named, either way.
+    assert head == "13 levels moved, 2 are new, 1 are gone"
+    furthest = [*(f"case{i:02d}" for i in range(12, 3, -1)), "case13"]
+    assert [line.split(" | ")[0].strip() for line in lines] == furthest
+    assert lines[0] == "  case12 | jax32:oracle | logits | rel_l2: 1.0e-05 → 1.3e-04, 13.00 times"
+    assert lines[9].endswith(": 1.0e-05 → 2.1e-06, 0.21 times")
+
+
+def ago(hours: float) -> str:
+    return (datetime.now(UTC) - timedelta(hours=hours)).isoformat(timespec="seconds")
+
+
+def test_a_run_that_is_too_old_or_dated_ahead_is_refused(tmp_path: Path) -> None:
+    for hours, limit, allowed in (
+        (1, 2, True),
+        (3, 2, False),
+        (-AHEAD / 2, 2, True),
+        (-2 * AHEAD, 2, False),
+        (1, math.nan, False),
+        (1, 0.5, False),
+    ):
+        made = run(measurement(), id=f"r{hours}-{limit}".replace("-", "m"), created=ago(hours))
+        folder = write_run(tmp_path, made)
+        if allowed:
+            check_age(folder, limit)
+        else:
+            with pytest.raises(StoreError, match="expected a run that began at most"):
+                check_age(folder, limit)
+
+
+@pytest.mark.parametrize(
+    ("hours", "age"),
+    [(1.5, "1.5 hours"), (47.9, "47.9 hours"), (49, "2 days"), (24 * 1000, "1,000 days")],
+)
+def test_a_verdict_says_how_old_its_run_is(tmp_path: Path, hours: float, age: str) -> None:
+    made = run(measurement(), created=ago(hours))
+    made = replace(made, manifest=replace(made.manifest, files={}))
+    line = run_line(Found(tmp_path / "run"), made)
+    assert line == f"judged: run run, {age} old"
+    old = replace(made, manifest=replace(made.manifest, migrated_from=3))
+    assert run_line(Found(tmp_path / "run"), old) == (
+        f"{line}; stored by schema 3, which has no checksums: its files are unchecked"
+    )
+
+
+def decision_of(word: Word, code: ExitCode) -> Decision:
+    return replace(decide(run(measurement()), None), word=word, exit_code=code)
+
+
+@pytest.mark.parametrize("ahead", [0.0, AHEAD, 2 * AHEAD])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        (Word.PASS, ExitCode.PASS),
+        (Word.CHANGED, ExitCode.PASS),
+        (Word.REGRESSED, ExitCode.REGRESSION),
+        (Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE),
+    ],
+)
+def test_a_green_verdict_is_withheld_where_the_run_may_not_be_the_newest(
+    ahead: float, damaged: int, word: Word, code: ExitCode
+) -> None:
+    made = decision_of(word, code)
+    found = Found(Path("run"), tuple((Path(f"d{i}"), "why") for i in range(damaged)), ahead)
+    told = withheld(made, found)
+    green = code is ExitCode.PASS
+    if not green or (not damaged and ahead <= AHEAD):
+        assert told is made
+        return
+    assert (told.word, told.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
+    if ahead > AHEAD:
+        assert told.sentence.startswith(f"Run run is dated {ahead:.1f} hours ahead")
+    else:
+        several = "1 newer folder is" if damaged == 1 else "2 newer folders are"
+        assert told.sentence.startswith(f"{several} damaged, so that run run, which is {word},")
+
+
+def test_the_newest_run_is_named_with_what_may_be_newer(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    for day in (3, 4, 5, 6):
+        write_run(root, earlier(measurement(), day=day))
+    bench = earlier(day=7, kind="watch", suites=[])
+    write_run(root, bench)
+
+    def name(day: int) -> str:
+        return f"2026-11-{day:02d}T21-30-00Z-0000000"
+
+    newest = look_up(root, "latest")
+    assert (newest.folder, newest.newer) == (root / name(6), ()) and newest.ahead < 0
+    for day, latest, newer in ((6, 5, [6]), (5, 4, [5, 6]), (3, 4, [5, 6])):
+        (root / name(day) / "run.json").write_text("{", encoding="utf-8")
+        found = look_up(root, "latest")
+        assert found.folder == root / name(latest)
+        assert [f.name for f, _ in found.newer] == list(map(name, newer)), day
+    with pytest.raises(StoreError, match=f"expected the newest run, but {name(5)} may be newer"):
+        find_run(root, "latest")
+    # A folder without a date in its name is as old as its last change.
+    other = root / "undated"
+    other.mkdir()
+    (other / "run.json").write_text("{", encoding="utf-8")
+    for year, newer in ((2001, False), (2040, True)):
+        stamp = datetime(year, 1, 1, tzinfo=UTC).timestamp()
+        os.utime(other, (stamp, stamp))
+        found = look_up(root, "latest")
+        assert ("undated" in [f.name for f, _ in found.newer]) == newer
+    # One that was moved is as new as the newer of its two dates.
+    moved = root / "2026-11-01T00-00-00Z-x"
+    moved.mkdir()
+    (moved / "run.json").write_text('{"created": "2026-11-20T00:00:00+00:00"}', encoding="utf-8")
+    assert moved.name in [f.name for f, _ in look_up(root, "latest").newer]
+    (moved / "run.json").write_text('{"created": "2026-11-02T00:00:00+00:00"}', encoding="utf-8")
+    assert moved.name not in [f.name for f, _ in look_up(root, "latest").newer]
+
+
+def test_a_whole_copy_is_no_newer_run_and_another_run_of_its_id_is(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    folder = write_run(root, earlier(measurement(), day=6))
+    copy = root / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert look_up(root, "latest").newer == ()
+    reseal(copy, commit="another")
+    [(newer, _)] = look_up(root, "latest").newer
+    assert newer == copy
+
+
+def test_a_comparison_of_two_says_what_they_share_and_the_commits_between(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    old = write_run(root, earlier(measurement(), day=1, commit="a" * 40))
+    new = write_run(root, earlier(measurement(value=2e-6), day=2, commit="b" * 40))
+    judged = judge_stored(new, old)
+    assert judged.decision.word is Word.CHANGED and judged.history.runs == ()
+    assert range_lines(old, judged) == [
+        "compared: 1 gate compared, 0 of them equal.",
+        f"commits: {'a' * 10}..{'b' * 10}",
+    ]
+    again = write_run(root, earlier(measurement(), day=3, commit="a" * 40))
+    # The sentence has it already, and of equal runs nothing is to suspect.
+    assert range_lines(old, judge_stored(again, old)) == [
+        f"commits: none, both runs are of {'a' * 10}"
+    ]
+    other = write_run(root, earlier(measurement(value=2e-6), day=4, commit="a" * 40))
+    [_, commits] = range_lines(old, judge_stored(other, old))
+    assert commits.endswith(": not the code, so the environment or the machine")
+
+
+def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    held = write_run(root, earlier(measurement(case="plain"), day=1, commit="a" * 40))
+    write_run(root, earlier(failing(case="plain"), day=2, commit="b" * 40))
+    (root / "damaged").mkdir()
+    made = replace(
+        earlier(failing(case="plain"), day=3, commit="c" * 40),
+        explanations=(replace(explained("plain"), where="row 1"), explained("z")),
+    )
+    lines = comparison_lines(judge_stored(write_run(root, made)))
+    culprit = explained("plain").quantity
+    assert lines[0] == (
+        f"since when: It failed in 2 runs in a row. It held in run {held.name}; commits: "
+        f"{'a' * 10}..{'b' * 10}"
+    )
+    assert lines[1] == (
+        f"explained: {culprit} is wrong on its own, fed the oracle's inputs; parameters that act "
+        "there: model.layers.0.attn.rmsnorm"
+    )
+    assert lines[2] == "elements that break the tolerance: row 1"
+    assert [line.split(": ")[0] for line in lines[3:5]] == ["explain", "shrink"]
+    assert all(" plain" in line for line in lines[3:5])
+    assert lines[5].startswith(f"held against run {held.name}, the oldest healthy run")
+    assert lines[6].startswith("not used: damaged: ") and len(lines) == 7
+
+
+def change(i: int, **changes: Any) -> Change:
+    made = Change(What.NEW, "baseline", "jax32:oracle", "logits", "rel_l2", None, 9e-6, 4e-6)
+    return replace(made, **changes)
+
+
+def test_twenty_changes_are_listed_and_the_others_counted() -> None:
+    first = change(0, note="why")
+    line = f"new failure: {KEY}: relative L2 – → 9.0e-06"
+    assert change_lines([first]) == [f"{line}  why"]
+    assert change_lines([change(0, edge="", before=8e-6)]) == [
+        "new failure: logits in baseline: relative L2 8.0e-06 → 9.0e-06"
+    ]
+    assert change_lines([change(i) for i in range(20)]) == [line] * 20
+    assert change_lines([change(i) for i in range(21)])[20:] == ["and 1 more change"]
+    assert change_lines([change(i) for i in range(1024)])[20:] == ["and 1,004 more changes"]
+
+
+def test_a_verdict_as_json_has_no_number_that_json_does_not_have() -> None:
+    then = earlier(measurement(), threads=4)
+    made = decide(run(failing(value=math.nan, note="n")), then)
+    told = as_document(made)
+    [first] = told.pop("changes")
+    assert told == {
+        "verdict": "REGRESSED",
+        "exit_code": 1,
+        "sentence": made.sentence,
+        "baseline": then.id,
+        "against": [],
+        "environment": ["threads 4 → 2"],
+    }
+    assert first == {
+        "what": "new failure",
+        "case": "baseline",
+        "edge": "jax32:oracle",
+        "quantity": "logits",
+        "metric": "rel_l2",
+        "before": 1e-6,
+        "now": None,
+        "tolerance": 4e-6,
+        "note": "n",
+    }
+
+
+def test_several_runs_are_a_table_beside_the_first(tmp_path: Path) -> None:
+    """A row for each gate and error that stands otherwise in any, and a cell for each run."""
+    rng = random.Random(5)
+    for _ in range(60):
+        keys = [(case, quantity) for case in "ab" for quantity in "xy"]
+
+        def night(name: str, keys: list[Any] = keys) -> Run:
+            rows = []
+            for case, quantity in keys:
+                value = rng.choice((1e-6, 1e-6, 2e-6, 9e-6))
+                made = measurement(
+                    case=case,
+                    quantity=quantity,
+                    value=value,
+                    identity=rng.choice("iiij"),
+                    verdict=rng.choice((*[Verdict.PASS] * 6, Verdict.NOT_COMPARABLE)),
+                )
+                rows += [made] * (rng.random() < 0.9)
+            severity = rng.choice((Severity.OK, Severity.ERROR))
+            found = (finding(severity=severity),) * (rng.random() < 0.7)
+            return run(*rows, findings=found, id=name)
+
+        runs = [night(f"r{i}") for i in range(rng.randrange(2, 5))]
+        several = compare_runs(runs)
+        decisions = [decide(runs[0], None, alone=True)]
+        decisions += [decide(it, runs[0], alone=True) for it in runs[1:]]
+        assert several.decisions == tuple(decisions)
+        ranks = [GRAVEST.index(decision.word) for decision in decisions]
+        assert ranks[several.gravest] == min(ranks[1:]) and several.gravest >= 1
+        assert min(ranks[1:]) not in ranks[1 : several.gravest]
+        whats = [
+            {(c.case, c.edge, c.quantity, c.metric): c.what for c in decision.changes}
+            for decision in decisions[1:]
+        ]
+        assert {row.key for row in several.rows} == {key for of_run in whats for key in of_run}
+        order = [list(What).index(row.gravest.what) for row in several.rows]
+        assert order == sorted(order)
+        told = as_values(several)
+        assert [it["run"] for it in told["runs"]] == [it.id for it in runs]
+        assert [it["verdict"] for it in told["runs"]] == [it.word.value for it in decisions]
+        assert [it["exit_code"] for it in told["runs"]] == [int(it.exit_code) for it in decisions]
+        heads, lines, omitted = table(several)
+        assert heads == ["", *map(str, range(1, len(runs) + 1))] and omitted == 0
+        assert lines[0] == ["verdict", *(it.word.value for it in decisions)]
+        for row, values, line in zip(
+            several.rows, told["rows"], lines[-len(several.rows) :], strict=True
+        ):
+            assert (values["case"], values["edge"], values["quantity"], values["metric"]) == row.key
+            own = [whats[i - 1].get(row.key) if i else None for i in range(len(runs))]
+            gravest = min((w for w in own if w), key=list(What).index)
+            assert row.gravest.what is gravest
+            first = None
+            for i, it in enumerate(runs):
+                cell, value = row.cells[i], values["cells"][i]
+                m = next((m for m in it.measurements if m.key == row.key), None)
+                if m is None and row.key[1]:
+                    assert cell is None and value is None and line[i + 1] == "–"
+                    continue
+                if m is None:
+                    assert (cell is None) == (not it.findings)
+                    if cell is not None:
+                        wrong = it.findings[0].severity is Severity.ERROR
+                        assert cell.state == ("fail" if wrong else "pass")
+                        assert (cell.value, cell.tolerance, cell.what) == (1.0, 2.0, own[i])
+                    continue
+                first = first or m.identity
+                assert cell is not None
+                state = {"fail": "fail", "not comparable": "blocked"}.get(m.verdict.value, "pass")
+                assert (cell.state, cell.value, cell.tolerance) == (state, m.value, m.tolerance)
+                assert (cell.other_work, cell.what) == (m.identity != first, own[i])
+                assert value == {
+                    "value": m.value,
+                    "tolerance": m.tolerance,
+                    "state": state,
+                    "other_work": m.identity != first,
+                    "what": own[i] and own[i].value,
+                }
+                assert (" ✕" in line[i + 1]) == (state == "fail")
+                assert (" ≠" in line[i + 1]) == (state == "blocked")
+                assert ("(other work)" in line[i + 1]) == (m.identity != first)
+        [edge] = lines[1:2]
+        gates = [[m for m in it.measurements if m.verdict is not Verdict.INFO] for it in runs]
+        assert edge[0] == "gates held, JAX float32 vs oracle"
+        assert edge[1:] == [
+            f"{sum(m.verdict is Verdict.PASS for m in own)} / {len(own)}" if own else "–"
+            for own in gates
+        ]
+        assert run_lines(several) == [
+            f"{i}: run {it.id}: {d.word}: {d.sentence}"
+            for i, (it, d) in enumerate(zip(runs, decisions, strict=True), start=1)
+        ]
+
+
+def test_rows_that_the_terminal_leaves_out_are_counted(tmp_path: Path) -> None:
+    rows = [measurement(quantity=f"q{i:02d}") for i in range(25)]
+    folders = [
+        write_run(tmp_path, run(*rows, id="one")),
+        write_run(tmp_path, run(*(replace(m, value=2e-6) for m in rows), id="two")),
+    ]
+    several = read_several(folders)
+    _, lines, omitted = table(several)
+    assert (len(lines), omitted) == (2 + 20, 5)
+    assert more_line(5) == ["and 5 more rows; --html and --json have them"]
+    assert more_line(1) == ["and 1 more row; --html and --json have them"] and more_line(0) == []
+    assert len(as_values(several)["rows"]) == 25
+
+
+def test_a_deleted_run_is_gone_and_what_a_killed_deletion_left_is_cleaned(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    folder = write_run(root, run(measurement()))
+    delete(folder)
+    assert not folder.exists() and summarise_runs(root) == ([], [])
+    with pytest.raises(StoreError, match="expected to delete"):
+        delete(folder)
+    left = root / ".pruned-x"
+    left.mkdir()
+    (left / "run.json").write_text("{}", encoding="utf-8")
+    kept = write_run(root, run(measurement(kind=Kind.BLOCK)))
+    clean(root)
+    assert not left.exists() and kept.exists()
+
+
+def test_links_of_a_page_lead_to_the_folder_of_the_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "my runs" / "one"
+    folder.mkdir(parents=True)
+    assert runs_from(folder / "report.html", folder) == ".."
+    assert runs_from(tmp_path / "page.html", folder) == "my%20runs"
+    assert runs_from(tmp_path / "a" / "page.html", folder) == "../my%20runs"
+
+
+def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path) -> None:
+    """A pattern is read by DuckDB, which asks each file for its checksum too."""
+    root = tmp_path / "runs [1]"
+    for day in (1, 2, 3):
+        write_run(root, earlier(measurement(value=1e-7 * day), day=day))
+    spoilt, source = (root / f"2026-11-{day:02d}T21-30-00Z-0000000" for day in (2, 3))
+    (spoilt / MEASUREMENTS).write_bytes((source / MEASUREMENTS).read_bytes())
+    pattern = f"{glob.escape(str(root))}/*"
+    answer = look_back(pattern, "baseline", "logits")
+    assert [row["value"] for row in answer.rows] == pytest.approx([1e-7, 3e-7])
+    [(name, why)] = answer.unreadable
+    assert name == str(spoilt) and "is not the file that was stored" in why and answer.runs == 2
+    # A run without checksums is believed, and one that is gone is named.
+    reseal(spoilt, schema=4)
+    assert len(look_back(pattern, "baseline", "logits").rows) == 3
+    (spoilt / MEASUREMENTS).unlink()
+    answer = look_back(pattern, "baseline", "logits")
+    assert len(answer.rows) == 2 and len(answer.unreadable) == 1

@@ -1,0 +1,134 @@
+"""A pinned file without a digest, as earlier versions wrote it, is held to each of its fields."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.verdict import pins
+from reports.verdict.pins import LARGEST, SCHEMA, file_of, load, pin_of, pinned_ids, read, write
+from tests.reports.nights import measurement, run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A pinned file whose fields may be changed: it has no digest that they must fit."""
+    pin = pin_of(run(measurement()), {}, "as measured", "2026-11-01")
+    path = file_of(pin, tmp_path)
+    write(pin, path)
+    change(path, digest=None)
+    assert read(path) == pin
+    return path
+
+
+def change(path: Path, **changes: Any) -> None:
+    document = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+GROUP = "baseline | jax32:oracle | logits | rel_l2"
+LEVEL = {
+    "work": "w",
+    "gates": 1,
+    "typical": 1.0,
+    "worst": 1.0,
+    "spread": [0.0, 0.0],
+    "tolerance": 0.0,
+    "floored": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: value} for name in ("run", "pinned", "reason") for value in ("", "  ", 7, None)),
+        {"pinned": "yesterday"},
+        {"commit": 7},
+        {"commit": ["a"]},
+        {"schema": SCHEMA + 1},
+        {"schema": SCHEMA - 2},
+        {"more": 1},
+        {"groups": {}},
+        {"groups": []},
+        {"environment": {"host": {"model": 7}}},
+        {"environment": {"flags": {"XLA_FLAGS": 1}}},
+        {"environment": {"versions": {"jax": None}}},
+        {"environment": {"threads": [2]}},
+        {"groups": {"a | b | logits": LEVEL}},
+        {"groups": {"a | b | other | c": LEVEL}},
+        {"groups": {"a |  | logits | c": LEVEL}},
+        {"groups": {" | b | logits | c": LEVEL}},
+        *({"groups": {GROUP: LEVEL | wrong}} for wrong in ({"gates": 0}, {"worst": "1"}, {"x": 1})),
+        {"groups": {GROUP: {n: v for n, v in LEVEL.items() if n != "work"}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_field_that_is_none_costs_the_file_and_protects_its_run(
+    path: Path, changes: dict[str, Any]
+) -> None:
+    change(path, **changes)
+    assert read(path) is None
+    found = load("cpu", path.parent)
+    assert found.pins == () and len(found.unusable) == 1
+    assert found.unusable[0].startswith(f"{path.name} is not used: expected a pinned baseline")
+    name = json.loads(path.read_text(encoding="utf-8"))["run"]
+    named = {name} if isinstance(name, str) and name else set()
+    assert pinned_ids(path.parent) == named
+
+
+def test_what_older_versions_wrote_is_used(path: Path) -> None:
+    before = read(path)
+    for good in ({"commit": None}, {"groups": {GROUP: LEVEL}}, {"groups": {f"a | {GROUP}": LEVEL}}):
+        change(path, **good)
+        assert read(path) is not None, good
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document |= {"schema": 3, "blessed": document.pop("pinned")}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    old = read(path)
+    assert before is not None and old is not None and old.pinned == before.pinned
+    [group] = old.groups
+    assert group == ("a | baseline", "jax32:oracle", "logits", "rel_l2")
+    assert pinned_ids(path.parent) == {old.run}
+
+
+def test_a_name_that_is_there_twice_and_a_file_too_large_are_not_used(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"reason"', '"run": "x", "reason"', 1), encoding="utf-8")
+    assert read(path) is None
+    path.write_text(text + " " * (LARGEST - len(text.encode())), encoding="utf-8")
+    assert read(path) is not None
+    path.write_text(text + " " * (LARGEST - len(text.encode()) + 1), encoding="utf-8")
+    assert read(path) is None and pinned_ids(path.parent) == set()
+
+
+def test_pins_are_those_of_a_class_of_device_the_newest_first(tmp_path: Path) -> None:
+    for name, date, device in (
+        ("a", "2026-11-02", "cpu"),
+        ("c", "2026-11-01", "cpu"),
+        ("b", "2026-11-02", "cpu"),
+        ("d", "2026-11-03", "cuda"),
+    ):
+        pin = pin_of(run(measurement(), id=name, device={"kind": device}), {}, "why", date)
+        write(pin, tmp_path / f"{device}-{name}.json")
+    (tmp_path / "cpux.json").write_text("{", encoding="utf-8")
+    assert [pin.run for pin in load("cpu", tmp_path).pins] == ["b", "a", "c"]
+    assert [pin.run for pin in load("cuda", tmp_path).pins] == ["d"]
+    assert load("cpu", tmp_path).unusable == () and load(None, tmp_path).pins == ()
+    assert pinned_ids(tmp_path) == {"a", "b", "c", "d"}
+
+
+def test_the_digest_is_of_every_field(tmp_path: Path) -> None:
+    pin = pin_of(run(measurement()), {}, "as measured", "2026-11-01")
+    path = tmp_path / "cpu-x.json"
+    write(pin, path)
+    assert read(path) == pin
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for name in document.keys() - {"schema", "digest"}:
+        other = {"pinned": "2026-11-02", "groups": {GROUP: LEVEL}, "environment": {}}
+        change(path, **{name: other.get(name, "other")})
+        assert read(path) is None, name
+        path.write_text(json.dumps(document), encoding="utf-8")
+    assert pins.read(path) == pin

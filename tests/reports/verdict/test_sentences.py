@@ -1,0 +1,412 @@
+"""Every sentence under a verdict, word by word: each number and name in it is of the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.tolerances import DRIFT_TYPICAL, DRIFT_WORST
+from reports.provenance.host import FIELDS
+from reports.store.runs import Run
+from reports.verdict import sentences as say
+from reports.verdict.changes import Change, Counts, What
+from reports.verdict.drift import Drift, PinComparison
+from reports.verdict.pins import pin_of
+from stability.core.findings import Severity
+from tests.reports.nights import earlier, failing, finding, measurement, run
+
+LOGITS = "logits in case baseline (JAX float32 vs oracle)"
+CLOSEST = f"the closest is {LOGITS} at 25 % of its tolerance"
+BEFORE = earlier(measurement())
+SINCE = f"run {BEFORE.id}"
+EDGES = ("jax64:oracle", "jax32:oracle", "reference32:oracle", "jax32:reference32")
+THERE = dict.fromkeys(FIELDS, "known") | {"model": "another"}
+HERE = "x86_64 (family known, model known, stepping known, instructions known), reference recorded"
+
+
+def counts(**changes: int) -> Counts:
+    return Counts(**{**dict.fromkeys(Counts.__dataclass_fields__, 0), "gates": 7, **changes})
+
+
+def change(what: What = What.CHANGED, **changes: Any) -> Change:
+    made = Change(what, "baseline", "jax32:oracle", "logits", "rel_l2", 1e-6, 2e-6, 4e-6, stage=3)
+    return replace(made, **changes)
+
+
+def port(holds: bool, sentence: str) -> dict[str, Any]:
+    return {"title": "t", "holds": holds, "sentence": sentence, "file": ""}
+
+
+SIZE = "relative L2 9.0e-06 against a tolerance of 4.0e-06, 2.2 times over"
+LARGER = "relative L2 {} against a tolerance of 4.0e-06, {} times over"
+BLOCKED = measurement(verdict=Verdict.NOT_COMPARABLE)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "new", "persisting", "head"),
+    [
+        (None, 1, 0, "1 failure, with no earlier run to compare with."),
+        (None, 2, 0, "2 failures, with no earlier run to compare with."),
+        (BEFORE, 1, 0, "1 new failure."),
+        (BEFORE, 0, 1, "1 persisting failure."),
+        (BEFORE, 2, 0, "2 failures, all new."),
+        (BEFORE, 1, 1, "2 failures, 1 new."),
+        (BEFORE, 1200, 34, "1,234 failures, 1,200 new."),
+    ],
+)
+def test_failures_are_counted_and_new_where_there_is_an_earlier_run(
+    baseline: Run | None, new: int, persisting: int, head: str
+) -> None:
+    told = counts(new=new, persisting=persisting)
+    assert say.regressed(run(), baseline, told, []) == head
+    assert say.regressed(run(), baseline, told, [failing()]) == (
+        f"{head} It starts at {LOGITS}: {SIZE}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "end"),
+    [
+        ([failing(value=1.0)], f"{LARGER.format('1.0e+00', '2.5e+05')}."),
+        ([failing(value=3.9e-2)], f"{LARGER.format('3.9e-02', '9,750.0')}."),
+        ([failing(value=math.nan)], "relative L2 NaN against a tolerance of 4.0e-06."),
+        ([failing(value=math.inf)], "relative L2 Inf against a tolerance of 4.0e-06."),
+        # What says of itself that it fails is not over its tolerance.
+        ([failing(value=4e-6)], "relative L2 4.0e-06 against a tolerance of 4.0e-06."),
+        (
+            [failing(tolerance=math.nan)],
+            "relative L2 9.0e-06 with no tolerance to hold it against.",
+        ),
+        ([failing(), failing(case="b")], f"{SIZE}; 1 other comparison fails."),
+        ([failing(), BLOCKED, failing(), failing()], f"{SIZE}; 2 other comparisons fail."),
+    ],
+)
+def test_where_failures_start_and_how_far_they_are(starts: list[Measurement], end: str) -> None:
+    told = say.regressed(run(), None, counts(new=1), starts)
+    assert told == f"1 failure, with no earlier run to compare with. It starts at {LOGITS}: {end}"
+
+
+def test_without_a_failing_gate_a_probe_or_what_is_not_comparable_is_named() -> None:
+    head = "1 new failure."
+    bad = finding(severity=Severity.ERROR, message="too large")
+    night = run(findings=(finding(subject="fine"), bad))
+    probe = "Probe values on model.embed.weight: too large."
+    assert say.regressed(night, BEFORE, counts(new=1), [BLOCKED]) == f"{head} {probe}"
+    blocked = f"{head} It starts at {LOGITS}: not comparable."
+    assert say.regressed(run(), BEFORE, counts(new=1), [BLOCKED]) == blocked
+
+
+def test_a_port_is_said_by_what_it_was_found_to_be() -> None:
+    night = run()
+    for ports, end in (
+        ([port(True, "fine"), port(False, "It lacks a scale")], "It lacks a scale."),
+        ([port(False, "A"), port(False, "B")], "A; 1 more port of this run."),
+        ([port(False, "A"), port(False, "B"), port(False, "C")], "A; 2 more ports of this run."),
+    ):
+        told = replace(night, manifest=replace(night.manifest, ports=tuple(ports)))
+        assert say.regressed(told, BEFORE, counts(new=1), [failing()]) == f"1 new failure. {end}"
+
+
+@pytest.mark.parametrize("broken", [set(), {0}, {1}, {2}, {3}, {2, 3}, {1, 2, 3}, {0, 2, 3}])
+@pytest.mark.parametrize("absent", [None, 0, 1])
+def test_what_both_share_is_suspected_where_both_agree_and_the_reference_does_not(
+    broken: set[int], absent: int | None
+) -> None:
+    rows = [
+        (failing if i in broken else measurement)(edge=edge)
+        for i, edge in enumerate(EDGES)
+        if i != absent
+    ]
+    # Edges of another case say nothing.
+    rows += [measurement(case="z", edge=edge) for edge in EDGES]
+    starts = [m for m in rows if m.verdict is Verdict.FAIL]
+    told = say.regressed(run(*rows), None, counts(new=len(starts)), starts)
+    assert ("suspect first what the two share" in told) == (broken == {2, 3} and absent is None)
+
+
+def test_a_value_beyond_its_past_is_told_with_how_far() -> None:
+    changes = [
+        change(What.FIXED, quantity="x"),
+        change(What.DRIFTED, note="why"),
+        change(What.WORSE, quantity="y"),
+    ]
+    assert say.worse(changes, counts(worse=2)) == (
+        f"All 7 gates hold, but 2 values left what was measured before. The gravest is {LOGITS}: "
+        "relative L2 1.0e-06 → 2.0e-06, why."
+    )
+    assert "the gravest is" in say.worse([change(What.WORSE)], counts(worse=1)).lower()
+
+
+SUITE = {"name": "parity", "planned": 13, "executed": 12, "status": "ran", "reason": "stopped"}
+WHOLE = {**SUITE, "executed": 13, "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("suites", "missing", "sentence"),
+    [
+        (
+            [],
+            [],
+            "The run does not say which suites it planned, so nothing shows that it is whole.",
+        ),
+        (
+            [WHOLE],
+            ["a", "b"],
+            "Nothing failed, but the baseline ran what this run does not know: suite a, b.",
+        ),
+        (
+            [WHOLE, {**SUITE, "name": "mesh"}],
+            ["a"],
+            "Nothing failed, but suite mesh is not whole (ran): 12 of 13 checks executed: stopped.",
+        ),
+        (
+            [{**SUITE, "reason": "", "status": "failed"}, SUITE],
+            [],
+            "Nothing failed, but suite parity is not whole (failed): 12 of 13 checks executed. "
+            "1 more suite did not finish.",
+        ),
+        (
+            [SUITE, SUITE, WHOLE, SUITE],
+            [],
+            "Nothing failed, but suite parity is not whole (ran): 12 of 13 checks executed: "
+            "stopped. 2 more suites did not finish.",
+        ),
+    ],
+)
+def test_what_did_not_run_is_named(suites: list[Any], missing: list[str], sentence: str) -> None:
+    assert say.incomplete(run(suites=suites), missing) == sentence
+
+
+@pytest.mark.parametrize(
+    ("selected", "kind", "sentence"),
+    [
+        ([], "nightly", ""),
+        (["a"], "pytest", ""),
+        (["a"], "nightly", "Of the night only a was measured. "),
+        (["a", "b", "c"], "nightly", "Of the night only a, b, c were measured. "),
+        (list("abcd"), "nightly", "Of the night only a, b, c and 1 more were measured. "),
+        (list("abcde"), "nightly", "Of the night only a, b, c and 2 more were measured. "),
+    ],
+)
+def test_a_selection_is_named(selected: list[str], kind: str, sentence: str) -> None:
+    assert say.selection(run(selected=selected, kind=kind)) == sentence
+
+
+def test_the_gate_closest_to_its_tolerance_is_one_that_holds() -> None:
+    rows = [
+        measurement(quantity="x", value=1e-9),
+        measurement(),
+        measurement(quantity="y", value=4e-6, verdict=Verdict.NOT_COMPARABLE),
+        measurement(quantity="z", value=1.0, tolerance=math.nan, verdict=Verdict.INFO),
+    ]
+    assert say.tightest(run(*rows)) == CLOSEST
+
+
+def level(what: What) -> Change:
+    return change(what, kind="logits")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "environment", "changes", "sentence"),
+    [
+        (None, [], [change()], "There is no earlier comparable run."),
+        (
+            None,
+            [],
+            [level(What.BETTER)],
+            "There is no earlier comparable run. Of levels held against a pinned run: "
+            "1 better than before.",
+        ),
+        (BEFORE, [], [], f"Nothing changed since {SINCE}."),
+        (BEFORE, ["threads 2 → 1"], [], f"The environment differs from {SINCE}: threads 2 → 1."),
+        (
+            BEFORE,
+            ["threads 2 → 1", "b", "c"],
+            [change()],
+            f"The environment differs from {SINCE}: threads 2 → 1 and 2 more.",
+        ),
+        (
+            BEFORE,
+            [],
+            [change(What.BETTER), change(What.GONE), change(What.GONE)],
+            f"Since {SINCE}: 2 no longer measured, 1 better than before.",
+        ),
+        (
+            BEFORE,
+            [],
+            [change(What.BETTER), level(What.BETTER), level(What.BETTER)],
+            f"Since {SINCE}: 1 better than before. Of levels held against a pinned run: "
+            "1 better than before.",
+        ),
+        (
+            BEFORE,
+            [],
+            [level(What.NOT_COMPARABLE)],
+            f"Nothing changed since {SINCE}. Of levels held against a pinned run: "
+            "1 not comparable with baseline.",
+        ),
+    ],
+)
+def test_what_is_different_since_the_baseline(
+    baseline: Run | None, environment: list[str], changes: list[Change], sentence: str
+) -> None:
+    assert say.since(baseline, environment, changes) == sentence
+
+
+def test_one_run_against_another_says_how_many_gates_are_equal() -> None:
+    night = run(measurement(), measurement(quantity="x", verdict=Verdict.INFO, tolerance=math.nan))
+    assert say.against_one(night, None, [], []) == f"All 1 gate hold; {CLOSEST}."
+    then = replace(night, manifest=BEFORE.manifest)
+    equal = "Equal: all 1 gate are the same in both runs."
+    assert say.against_one(night, then, [], []) == f"{equal} All hold; {CLOSEST}."
+    differs = say.against_one(night, then, ["threads 2 → 1"], [])
+    assert differs == (
+        f"{equal} All hold; {CLOSEST}. The environment differs from {SINCE}: threads 2 → 1."
+    )
+    # Of two gates one is of other work, and one only in the later run.
+    other = replace(then, measurements=(measurement(identity="other"),))
+    more = run(measurement(), measurement(quantity="y"), selected=["baseline"])
+    assert say.against_one(more, other, [], []) == (
+        f"Of the night only baseline was measured. All 2 gates hold; {CLOSEST}. "
+        f"Nothing changed since {SINCE}. "
+        "0 gates compared, 0 of them equal; 1 of other work; 1 only in the second."
+    )
+
+
+def test_a_change_is_told_from_the_first_stage_of_the_sharpest_edge() -> None:
+    night = run(measurement())
+    first = change(edge="jax64:oracle", quantity="x", stage=1)
+    later = change(edge="jax64:oracle", quantity="y", stage=2, case="a")
+    loss = change(edge="jax64:oracle", quantity="loss", stage=-1)
+    blunt = change(stage=0)
+    probe = change(What.FIXED, tolerance=math.nan, edge="", quantity="z")
+    gone = change(What.GONE, edge="jax64:oracle", stage=0, quantity="w")
+    told = say.changed(night, [gone, probe, blunt, loss, later, first], BEFORE)
+    assert told == (
+        f"All gates hold, but 5 values that should repeat exactly differ from {SINCE}; "
+        "1 failure fixed. It starts at x in case baseline (JAX float64 vs oracle): relative L2 "
+        f"1.0e-06 → 2.0e-06; {CLOSEST}."
+    )
+    assert "1 value that should repeat exactly differs from" in say.changed(night, [blunt], BEFORE)
+    order = [first, later, loss, blunt]
+    for i in range(3):
+        told = say.changed(night, order[i:][::-1], BEFORE)
+        assert f"It starts at {order[i].quantity} in case {order[i].case}" in told
+
+
+def drift(case: str = "baseline", now: float = 1.5, limit: float = 2.0, what: str = "typical"):
+    return Drift((case, "jax32:oracle", "logits", "rel_l2"), what, 1.0, now, limit)
+
+
+def comparison(*compared: Drift, same: bool = False, **changes: Any) -> PinComparison:
+    pin = pin_of(run(measurement(), id="pinned"), {}, "as measured", "2026-11-01")
+    made = PinComparison(pin, same, ("threads 2 → 1", "jax 1 → 2"), 5, compared)
+    return replace(made, **changes)
+
+
+def test_a_pinned_run_is_named_with_what_could_be_compared() -> None:
+    two = drift(), drift(what="worst")
+    assert say.against(comparison(*two, same=True)) == (
+        "run pinned, pinned 2026-11-01 (as measured): 1 of 5 levels comparable"
+    )
+    assert say.against(comparison(*two)) == (
+        "run pinned, pinned 2026-11-01 (as measured): 1 of 5 levels comparable; threads 2 → 1; "
+        "jax 1 → 2"
+    )
+    wide = (drift("b", limit=4.0), drift("b", what="worst"))
+    assert "1 of 5 levels comparable, 1 not comparable yet" in say.against(comparison(*two, *wide))
+    anchor = replace(comparison(*two, same=True).pin, pinned="")
+    assert say.against(comparison(*two, same=True, pin=anchor)) == (
+        "run pinned, the oldest healthy run on this machine: 1 of 5 levels comparable"
+    )
+
+
+FIRST = " It is the first night on this machine, and the anchor of later ones"
+NOBODY = "; nothing could be compared: no pinned run is there."
+
+
+def test_a_first_night_says_what_it_was_compared_with() -> None:
+    two = drift(), drift(what="worst", now=2.9, limit=2.95)
+    assert say.first_night(run(), []) == FIRST + NOBODY
+    kind = say.first_night(run(kind="port"), [])
+    assert kind == FIRST.replace("first night", "first run") + NOBODY
+    assert say.first_night(run(host={}), []) == (
+        " This machine's processor cannot be read, so it is never held to repeat" + NOBODY
+    )
+    assert say.first_night(run(selected=["a"]), []) == (
+        " No whole night of this machine is there to hold levels against" + NOBODY
+    )
+    # On its own machine there is nothing to say, unless no level is of the same work.
+    assert say.first_night(run(), [comparison(*two, same=True)]) == ""
+    assert say.first_night(run(), [comparison(same=True), comparison(*two)]) == (
+        f"{FIRST}. Of 1 level compared with run pinned on {HERE}, the largest ratio is 1.50 "
+        "(baseline, logits, JAX float32 vs oracle, relative L2); rounding explains up to 2.00."
+    )
+    assert say.first_night(run(), [comparison()]) == (
+        f"{FIRST}; nothing could be compared: run pinned on {HERE} has no level of the same work "
+        "(threads 2 → 1)."
+    )
+    assert "(other work)." in say.first_night(run(), [comparison(differs=())])
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_levels_that_are_not_comparable_yet_are_counted(names: str) -> None:
+    wide = [drift(name, limit=4.0 + i) for i, name in enumerate(names)]
+    told = say.first_night(run(), [comparison(*wide, *(replace(d, what="worst") for d in wide))])
+    what = "1 level is" if len(names) == 1 else "2 levels are"
+    whom = "it" if len(names) == 1 else "them"
+    assert told.endswith(
+        f" {what} not comparable yet, since rounding alone may move {whom} by more than 3 times, "
+        f"and up to {3 + len(names)}.00; no level grew by more than 3 times."
+    )
+    grown = [(drift(name, now=3.5, limit=4.0), comparison()) for name in names]
+    several = "1 level" if len(names) == 1 else "2 levels"
+    assert say.unseen(run(id="tonight"), grown) == (
+        f"All gates hold, but {several} grew by more than 3 times and no earlier run of this "
+        "machine shows whether that is its rounding or a loss. The largest is 3.50 times the "
+        f"typical logits of run pinned on {HERE} (a, JAX float32 vs oracle, relative L2); rounding "
+        "explains up to 4.00. Find out why, then `pin tonight --reason ...`."
+    )
+
+
+def test_tests_of_ports_alone_are_no_first_night() -> None:
+    night = run(kind="pytest", reference={"kind": None})
+    manifest = replace(night.manifest, ports=(port(True, ""),))
+    assert manifest.of_ports_alone
+    assert say.first_night(replace(night, manifest=manifest), []) == ""
+    assert say.first_night(replace(night, manifest=manifest), [comparison()]) != ""
+
+
+def test_pinned_files_that_were_not_used_are_named() -> None:
+    lines = [f"{name}.json is not used: damaged" for name in "abcd"]
+    assert say.not_used([]) == ""
+    assert say.not_used(lines[:1]) == " 1 pinned baseline was not used (a.json)."
+    assert say.not_used(lines) == (" 4 pinned baselines were not used (a.json, b.json, c.json).")
+
+
+def test_a_drift_is_told_with_its_limit_and_both_machines() -> None:
+    """The change that a level left a pinned run, of this machine and of another."""
+    from reports.verdict.decide import decide
+
+    def night(value: float, **changes: Any) -> Run:
+        return run(measurement(value=value, kind=Kind.LOGITS), **changes)
+
+    pin = pin_of(night(1e-6, id="pinned"), {}, "why", "2026-11-01")
+    grown = 1e-6 * DRIFT_WORST * DRIFT_TYPICAL
+    [here] = decide(night(grown), None, {}, [pin]).changes
+    ratio = f"{DRIFT_WORST * DRIFT_TYPICAL:.2f}"
+    assert here.note == f"typical of these gates, {ratio} times that of run pinned on this machine"
+    assert (here.before, here.now) == (1e-6, pytest.approx(grown))
+    assert here.tolerance == pytest.approx(1e-6 * DRIFT_TYPICAL)
+    [there] = decide(night(grown, host=THERE), None, {}, [pin]).changes
+    another = HERE.replace("model known", "model another")
+    assert there.note == (
+        f"typical of these gates, {ratio} times that of run pinned on {HERE}; here {another}; "
+        f"rounding between them explains {DRIFT_TYPICAL:.2f}"
+    )
+    [better] = decide(night(1e-7), None, {}, [pin]).changes
+    assert math.isnan(better.tolerance) and better.what is What.BETTER
