@@ -109,7 +109,7 @@ def _narrow_operation(
     """Return the first operation of a stage that is done in less than float32."""
     if not isinstance(port.side, TellsOperations):
         return None
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     with exits_named(port.name):
         return first_narrow(port.side.operations_of(stage.name, fed)[0])
 
@@ -124,7 +124,7 @@ def _operation(
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
         return None
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     with exits_named(port.name):
         operations, values = ours.operations_of(stage.name, fed)
     if not operations:
@@ -140,7 +140,7 @@ def _in_float64(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
     theirs = together_.stages(original.best.stages)
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
     # What is float32 on either side all the same, such as a table, is no difference of mathematics.
@@ -171,7 +171,7 @@ def _in_float32(port: SideRuns, fed: _Fed) -> Place:
 
 def _without_float64(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
     theirs = together_.stages(original.narrow.stages)
-    fed = _replaceable(original.narrow, together_, original, port)
+    fed = replaceable(original.narrow, together_, original, port)
     forced = port.run(Run(forced=fed)).stages
     floors = dict.fromkeys(theirs, 0.0)
     return _place(PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors)
@@ -193,7 +193,7 @@ class _Fed:
     def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
         """Run the port on them, and again moved by rounding."""
         theirs = together_.stages(original.narrow.stages)
-        fed = _replaceable(original.narrow, together_, original, port)
+        fed = replaceable(original.narrow, together_, original, port)
         stages = port.run(Run(Precision.FLOAT64, forced=fed)).stages
         exact = {name: stages[name] for name in theirs}
         floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
@@ -229,7 +229,7 @@ def _place(
     )
 
 
-def _replaceable(
+def replaceable(
     trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
     """Return what the port can be fed: all but what it returns, and what has masks in it.
