@@ -53,7 +53,9 @@ def made(
     matrix, vector = names
 
     def key(layer, kind):
-        return f"{kind}_{layer}" if flat else f"block.{layer}.{kind}" if coarse else f"{layer}.{kind}"
+        return (
+            f"{kind}_{layer}" if flat else f"block.{layer}.{kind}" if coarse else f"{layer}.{kind}"
+        )
 
     def mark(x, name):
         return x if coarse else checkpoint_name(x, name)
@@ -71,9 +73,7 @@ def made(
         params[key(name, vector)] = layer.bias.detach().numpy().copy()
     x = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
     side = FunctionSide(lambda p, x: jnp.asarray(forward(p, x)), params, x)
-    port = Port(
-        "square", TorchSide(module, torch.tensor(x)), side, gradients=False, bfloat16=False
-    )
+    port = Port("square", TorchSide(module, torch.tensor(x)), side, gradients=False, bfloat16=False)
     return port, compare(port)
 
 
@@ -96,7 +96,9 @@ def test_it_is_named_where_no_name_says_where_it_is_used() -> None:
 def test_two_of_one_stage_are_named_together() -> None:
     _, report = made("up", "down", coarse=True)
     assert {*report.untransposed} == {"block.up.kernel", "block.down.kernel"}
-    assert all("with it and the others here the other way" in note for note in report.untransposed.values())
+    assert all(
+        "with it and the others here the other way" in note for note in report.untransposed.values()
+    )
 
 
 def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:
