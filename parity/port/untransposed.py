@@ -24,7 +24,7 @@ from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Run, SideError, TakesParameters
 
 TRIED = 16
-"""Matrices that are tried at most, those of the stage's own module first; a run of the port each."""
+"""Matrices tried at most, those of the stage's own module first; each costs a run of the port."""
 
 
 def untransposed(
