@@ -12,9 +12,8 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from parity.engine import naming
-from parity.engine.conventions import CONVENTIONS
 from parity.engine.layouts import Layout
-from parity.engine.parameter_pairs import Arrays, Pair
+from parity.engine.parameter_pairs import Pair
 
 ENOUGH = 3
 """Fewest pairs of one kind among which a differing one counts as an exception."""
@@ -60,33 +59,6 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
                 ):
                     text = pair.construction.pieces[0].layout.text()
                     notes[pair.port] = f"{text}, where {count} of its kind are {_text(rule)}"
-    return notes
-
-
-def untransposed(pairs: Iterable[Pair], original: Arrays) -> dict[str, str]:
-    """Return notes on square matrices whose layout contradicts their libraries' conventions.
-
-    Their values fit either way, so only a difference in their use reveals an error. A symmetric
-    matrix equals its transpose, and a matrix that is not square fits in one way only.
-
-    Args:
-        pairs: pairs of whole parameters.
-        original: parameters of the original by name.
-    """
-    notes = {}
-    for pair in pairs:
-        if len(pair.construction.pieces) != 1 or not pair.construction.pieces[0].part.is_whole:
-            continue
-        name = pair.originals[0]
-        theirs, ours, x = naming.leaf(name), naming.leaf(pair.port), original.get(name)
-        axes = CONVENTIONS.get((theirs, ours, 2)) or CONVENTIONS.get((ours, theirs, 2))
-        if x is None or axes is None or x.ndim != 2 or x.shape != x.T.shape:
-            continue
-        if pair.construction.shape == x.shape and _move(pair) != axes and np.any(x != x.T):
-            notes[pair.port] = (
-                f"is the transpose of what a {ours} of the original's {name} is: "
-                f"both have the shape {x.shape}, and it was not transposed"
-            )
     return notes
 
 

@@ -19,7 +19,6 @@ from parity.engine.closeness import EQUAL
 from parity.engine.compare import Comparison, Work
 from parity.engine.constants import without_constants
 from parity.engine.exits import exits_named
-from parity.engine.irregularities import untransposed
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import without_shared_infinities
@@ -40,6 +39,7 @@ from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
 from parity.port.side_runs import SideRuns
+from parity.port.untransposed import untransposed
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
@@ -164,7 +164,7 @@ def compare(port: Port) -> Report:
     edge = PortEdge.PORT32_ORIGINAL32
     comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
     rows = require_an_output(rows, ledger, comparison)
-    odd = untransposed(matching.pairs, port.original.parameters())
+    odd = untransposed(place, both.names, original, ours)
     return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger, odd)
 
 

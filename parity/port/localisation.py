@@ -110,7 +110,7 @@ def _narrow_operation(
     """Return the first operation of a stage that is computed in less than float32."""
     if not isinstance(port.side, TellsOperations):
         return None
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     with exits_named(port.name):
         return first_narrow(port.side.operations_of(stage.name, fed)[0])
 
@@ -125,7 +125,7 @@ def _operation(
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
         return None
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     with exits_named(port.name):
         operations, values = ours.operations_of(stage.name, fed)
     if not operations:
@@ -141,7 +141,7 @@ def _in_float64(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
     theirs = together_.stages(original.best.stages)
-    fed = _replaceable(original.best, together_, original, port)
+    fed = replaceable(original.best, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
     # Values that are float32 even in float64 runs, such as tables, are no difference of the
@@ -173,7 +173,7 @@ def _in_float32(port: SideRuns, fed: _Fed) -> Place:
 
 def _without_float64(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
     theirs = together_.stages(original.narrow.stages)
-    fed = _replaceable(original.narrow, together_, original, port)
+    fed = replaceable(original.narrow, together_, original, port)
     forced = port.run(Run(forced=fed)).stages
     floors = dict.fromkeys(theirs, 0.0)
     return _place(PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors)
@@ -195,7 +195,7 @@ class _Fed:
     def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
         """Run the port on the original's values, once exactly and then perturbed by rounding."""
         theirs = together_.stages(original.narrow.stages)
-        fed = _replaceable(original.narrow, together_, original, port)
+        fed = replaceable(original.narrow, together_, original, port)
         stages = port.run(Run(Precision.FLOAT64, forced=fed)).stages
         exact = {name: stages[name] for name in theirs}
         floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
@@ -231,7 +231,7 @@ def _place(
     )
 
 
-def _replaceable(
+def replaceable(
     trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
     """Return the stages the port can be fed: all but its outputs and those with masks.

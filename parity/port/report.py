@@ -44,7 +44,7 @@ class Report:
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
     untransposed: Mapping[str, str] = field(default_factory=dict)
-    """Square matrices laid out against their conventions, with a note, by the port's name."""
+    """Notes on square matrices that fit when transposed, by the port's name (`untransposed`)."""
 
     def __repr__(self) -> str:
         """Return the one-sentence answer, which a failing assertion shows."""
@@ -90,6 +90,20 @@ class Report:
         names = dict.fromkeys(q.name for q in quantities if q.role is Role.GRADIENT)
         stages = [stage.name for stage in self.place.stages]
         return tuple(sorted(names, key=lambda name: first_use(name, stages), reverse=True))
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What is odd about parameters whose values are the original's, a sentence each.
+
+        Such values pass for right until something is wrong; then they are suspects. Empty where all
+        gates hold.
+        """
+        if self.holds:
+            return ()
+        notes = {name: [note] for name, note in self.untransposed.items()}
+        for name, note in irregularities(self.matching.pairs).items():
+            notes.setdefault(name, []).append(note)
+        return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
         """Return the row of an edge that uses most of its tolerance."""
@@ -200,18 +214,7 @@ class Report:
                 f"in bfloat16 {last.name} is off by {last.port:.1e} in the port and "
                 f"{last.original:.1e} in the original"
             )
-        if not self.holds:
-            # Equal values in odd places pass as correct until something is wrong.
-            suspects = irregularities(self.matching.pairs)
-            lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
-            # An unconventional layout is correct if nothing differs where the parameter is used.
-            at = self.place.stages.index(self.culprit) if self.culprit is not None else None
-            stages = [stage.name for stage in self.place.stages]
-            lines += [
-                f"parameter {name}: {note}"
-                for name, note in self.untransposed.items()
-                if first_use(name, stages) == at and name not in suspects
-            ]
+        lines += self.hints
         rounded = [pair for pair in self.matching.pairs if pair.means is Means.ROUNDED]
         lines += [f"note: parameter {pair.port}: {pair.note}" for pair in rounded]
         return lines + [f"note: {notice}" for notice in self.notices]

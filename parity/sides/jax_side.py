@@ -8,6 +8,7 @@ it. The float64 run is compiled once; perturbation and forcing are arguments of 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from parity.engine.jaxprs import aval
 from parity.engine.operations import Operation
-from parity.sides.complex_pairs import as_pairs
+from parity.sides.complex_pairs import as_pairs, from_pairs
 from parity.sides.jax_leaves import (
     arrays_of,
     as_array,
@@ -33,6 +34,7 @@ from parity.sides.side import (
     Run,
     SideError,
     Trace,
+    check_parameters,
     float_number,
     no_derivative,
 )
@@ -75,6 +77,24 @@ class JaxSide:
             for path, leaf in leaves
             if is_array(leaf) and not is_key(leaf)
         }
+
+    def with_parameters(self, values: Mapping[str, np.ndarray]) -> JaxSide:
+        """Return this side with other values of some parameters, in their dtypes.
+
+        Both share their programs, which are functions of the parameters: nothing is compiled again.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        check_parameters(values, self.parameters())
+
+        def other(path: Any, leaf: Any) -> Any:
+            value = values.get(self.parameter_name(path_name(path)))
+            return leaf if value is None else from_pairs(value, leaf.dtype)
+
+        side = copy.copy(self)
+        side.params = jax.tree_util.tree_map_with_path(other, self.params)
+        return side
 
     def parameter_name(self, path: str) -> str:
         """Return the name of the parameter at this path of the pytree."""

@@ -120,6 +120,22 @@ class Side(Protocol):
 
 
 @runtime_checkable
+class TakesParameters(Protocol):
+    """A side that can run with other values of its parameters."""
+
+    def with_parameters(self, values: Arrays) -> Side:
+        """Return this side with other values of some parameters; it is left unchanged itself.
+
+        Args:
+            values: By name, real, each in the shape that the parameter has.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        ...
+
+
+@runtime_checkable
 class TellsOperations(Protocol):
     """A side that can list its operations with the source lines they come from."""
 
@@ -137,6 +153,21 @@ class TellsResults(Protocol):
     def operation_results(self) -> list[np.ndarray]:
         """Return the results of all operations of a float64 run, in order of execution."""
         ...
+
+
+def check_parameters(values: Arrays, known: Arrays) -> None:
+    """Raise where values are not of parameters that there are, in their shapes.
+
+    Raises:
+        SideError: There is no such parameter, or it has another shape.
+    """
+    for name, value in values.items():
+        if name not in known:
+            raise SideError(f"no parameter {name}; there are {', '.join(known)}")
+        if value.shape != known[name].shape:
+            raise SideError(
+                f"expected the shape {known[name].shape} of parameter {name}, got {value.shape}"
+            )
 
 
 def exact_number(x: Any) -> np.ndarray | None:

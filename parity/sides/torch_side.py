@@ -21,6 +21,7 @@ from parity.sides.side import (
     Run,
     SideError,
     Trace,
+    check_parameters,
     exact_number,
     fields_of,
     float_number,
@@ -69,6 +70,22 @@ class TorchSide:
         buffers = self.module.named_buffers()
         named |= {name: b for name, b in buffers if _floating(b) and name not in named}
         return {name: _array(tensor) for name, tensor in named.items()}
+
+    def with_parameters(self, values: Mapping[str, np.ndarray]) -> TorchSide:
+        """Return this side with other values of some parameters, in a copy of the module.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        check_parameters(values, self.parameters())
+        side = copy.copy(self)
+        side.module, side._copies = _copy(self.module), {}
+        named = {**dict(side.module.named_buffers()), **dict(side.module.named_parameters())}
+        with torch.no_grad():
+            for name, value in values.items():
+                tensor, other = named[name], torch.from_numpy(np.array(value, np.float64))
+                tensor.copy_(torch.view_as_complex(other) if tensor.is_complex() else other)
+        return side
 
     def inputs(self) -> dict[str, np.ndarray]:
         """Return every input tensor by name."""

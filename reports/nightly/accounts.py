@@ -6,7 +6,7 @@ Source: docs/reports.md "What broke, and where".
 from __future__ import annotations
 
 from parity.engine.localize import first_divergence
-from parity.megalodon.explanation import Explanation
+from parity.megalodon.explanation import NOTE, Explanation
 from parity.port.report import Report
 
 
@@ -17,7 +17,7 @@ def of_port(report: Report) -> Explanation | None:
     first = first_divergence(report.measurements)
     if first is None:
         return None
-    place, culprit = report.place, report.culprit
+    place, culprit, hints = report.place, report.culprit, "; ".join(report.hints)
     if culprit is None:
         return Explanation(
             report.title,
@@ -27,7 +27,7 @@ def of_port(report: Report) -> Explanation | None:
             first.tolerance,
             "No stage is wrong on its own, fed the original's values.",
             place.stages,
-            note=first.note,
+            note="; ".join(filter(None, (first.note, hints)))[:NOTE],
         )
     return Explanation(
         report.title,
@@ -38,6 +38,7 @@ def of_port(report: Report) -> Explanation | None:
         "wrong on its own, fed the original's values",
         place.stages,
         place.worst[0] if place.worst else None,
+        note=hints[:NOTE],
         where=place.where,
         lines=place.lines,
     )

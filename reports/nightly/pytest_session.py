@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 _PLANNED, _UNCOLLECTED = "numerics_planned", "numerics_uncollected"
 """Keys under which a worker of pytest-xdist sends its plan to the controller when it ends."""
+# By exit code of a verdict. pytest has a 4 of its own, which would be wrong usage.
+_TO_DO = {
+    3: "run the tests that the sentence above names, so that they measure",
+    4: "nothing is wrong with the command; give both sides the same work, as the sentence above "
+    "says, or name in the port what is not compared (not_compared=)",
+}
 _REASON = 400
 """Maximal number of characters of the stored reason."""
 
@@ -186,7 +192,11 @@ class Collector(Planner):
         if verdict and self.judged:
             session.exitstatus = verdict
             if verdict != exitstatus:
-                self.lines.append(f"exit status {verdict} is the verdict's, not pytest's")
+                what = _TO_DO.get(verdict, "the page in the folder above says where it starts")
+                self.lines.append(
+                    f"exit status {verdict} is the verdict's, not pytest's: {what}; "
+                    "--numerics-exit pytest keeps pytest's own status"
+                )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print what was stored."""

@@ -197,8 +197,11 @@ def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 Points = Sequence[tuple[float, float]]
 
-_PLOT = (52.0, 12.0, 636.0, 222.0)
+_Plot = tuple[float, float, float, float]
+_PLOT: _Plot = (52.0, 12.0, 636.0, 222.0)
 """Left, top, right and bottom of the plotting area of a chart that is 260 high."""
+_NARROW: _Plot = (44.0, 12.0, 334.0, 222.0)
+"""The same for a narrow screen, where the names of curves stand below the plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +214,15 @@ class Line:
 
 
 def _axes(
-    x0: float, x1: float, y0: float, y1: float, x_label: str, tick_label: Callable[[float], str]
+    plot: _Plot,
+    x0: float,
+    x1: float,
+    y0: float,
+    y1: float,
+    x_label: str,
+    tick_label: Callable[[float], str],
 ) -> list[str]:
-    left, top, right, bottom = _PLOT
+    left, top, right, bottom = plot
     parts = []
     for tick in _ticks(y0, y1):
         y = bottom - (bottom - top) * (tick - y0) / (y1 - y0)
@@ -221,7 +230,7 @@ def _axes(
         parts.append(
             f'<text class="axis end" x="{left - 8:.0f}" y="{y + 4:.1f}">{tick_label(tick)}</text>'
         )
-    for tick in _ticks(x0, x1, 6):
+    for tick in _ticks(x0, x1, 6 if right > 500 else 4):
         x = left + (right - left) * (tick - x0) / (x1 - x0)
         parts.append(f'<text class="axis" x="{x:.1f}" y="{bottom + 18:.0f}">{tick:g}</text>')
     middle = (left + right) / 2
@@ -229,9 +238,11 @@ def _axes(
     return [*parts, label]
 
 
-def _polyline(points: Points, x0: float, x1: float, y0: float, y1: float) -> tuple[str, float]:
+def _polyline(
+    plot: _Plot, points: Points, x0: float, x1: float, y0: float, y1: float
+) -> tuple[str, float]:
     """Return the path of a curve and the height at which it ends."""
-    left, top, right, bottom = _PLOT
+    left, top, right, bottom = plot
     path, pen, y = [], "M", bottom
     for step, loss in points:
         if not (math.isfinite(step) and math.isfinite(loss)):
@@ -280,25 +291,59 @@ def chart(
     y0, y1 = min(y for _, y in good), max(y for _, y in good)
     x1, margin = (x1 if x1 > x0 else x0 + 1), 0.06 * ((y1 - y0) or 1.0)
     y0, y1 = y0 - margin, y1 + margin
-    parts = _axes(x0, x1, y0, y1, x_label, tick_label)
-    ends = []
+    scales = (x0, x1, y0, y1)
+    drawn = [line for line in lines if _polyline(_PLOT, line.points, *scales)[0]]
+    # On a telephone a drawing of its own: the wide one, scaled, could not be read.
+    return Markup(
+        "".join(
+            f'<svg class="chart {kind}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+            f'aria-label="{escape(text)}">{"".join(parts)}</svg>'
+            for kind, width, height, parts in (
+                ("wide", *_wide(drawn, scales, x_label, tick_label)),
+                ("narrow", *_narrow(drawn, scales, x_label, tick_label)),
+            )
+        )
+    )
+
+
+_Scales = tuple[float, float, float, float]
+_Drawing = tuple[float, float, list[str]]
+
+
+def _wide(
+    lines: Sequence[Line], scales: _Scales, x_label: str, tick_label: Callable[[float], str]
+) -> _Drawing:
+    """Return width, height and parts of a chart with the name of each curve at its end."""
+    parts, ends = _axes(_PLOT, *scales, x_label, tick_label), []
     for line in lines:
-        path, end = _polyline(line.points, x0, x1, y0, y1)
-        if path:
-            parts.append(f'<path class="curve {line.style}" d="{path}"/>')
-            ends.append((end, line))
+        path, end = _polyline(_PLOT, line.points, *scales)
+        parts.append(f'<path class="curve {line.style}" d="{path}"/>')
+        ends.append((end, line))
     # Reserve space beside the plot for the longest name.
     room = 8 + 7 * max(len(line.name) for line in lines)
     parts += [
         f'<text class="name {line.style}" x="644" y="{y + 4:.1f}">{escape(line.name)}</text>'
         for y, line in _apart(ends)
     ]
-    # On a narrow screen the drawing keeps a readable size and scrolls.
-    return Markup(
-        f'<div class="scroll" role="group" tabindex="0" aria-label="{escape(text)}">'
-        f'<svg class="chart" viewBox="0 0 {max(720, 644 + room)} 260" role="img" '
-        f'aria-label="{escape(text)}">{"".join(parts)}</svg></div>'
-    )
+    return max(720, 644 + room), 260, parts
+
+
+def _narrow(
+    lines: Sequence[Line], scales: _Scales, x_label: str, tick_label: Callable[[float], str]
+) -> _Drawing:
+    """Return width, height and parts of a chart with the names of its curves below it."""
+    left, right, bottom = _NARROW[0], _NARROW[2], _NARROW[3]
+    parts = _axes(_NARROW, *scales, x_label, tick_label)
+    for i, line in enumerate(lines):
+        path, _ = _polyline(_NARROW, line.points, *scales)
+        y = bottom + 58 + 17 * i
+        parts += [
+            f'<path class="curve {line.style}" d="{path}"/>',
+            f'<path class="curve {line.style}" d="M{left:.0f} {y - 4:.0f}h24"/>',
+            f'<text class="name {line.style}" x="{left + 32:.0f}" y="{y:.0f}">'
+            f"{escape(line.name)}</text>",
+        ]
+    return right + 10, bottom + 52 + 17 * len(lines), parts
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:

@@ -47,6 +47,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
                 {"name": s.name, "port": s.port, "original": s.original, "floor": s.floor}
                 for s in report.narrow[:STAGES]
             ],
+            "hints": list(report.hints[:STAGES]),
             "notices": list(report.notices),
             "not_compared": [
                 {"name": e.name, "role": str(e.role), "port": e.port, "reason": e.reason}

@@ -35,8 +35,14 @@ Source: TypeAlias = TorchLooks | JaxLooks
 
 
 def to_stderr(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line to stderr, above the progress bars of tqdm if there are any."""
+    bars = sys.modules.get("tqdm")
+    if bars is not None and hasattr(bars, "tqdm"):
+        # A line printed beside a bar would begin at its end.
+        bars.tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 class Session:

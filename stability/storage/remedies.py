@@ -72,6 +72,8 @@ class Remedy:
         return (values * np.float32(self.scale) - np.float32(self.shift)).astype(np.float32)
 
 
+# Whole paths: they are what a person has to import.
+_JAX, _TORCH = "stability.storage.narrow_optimisers", "stability.storage.torch_narrow"
 NOTHING = Remedy("nothing", "store the parameter narrow and round each update to nearest")
 REMEDIES = (
     Remedy("float32 parameters", "keep parameters in float32, compute in bfloat16 (AMP)", "plain",
@@ -79,10 +81,10 @@ REMEDIES = (
     Remedy("float32 master", "keep a float32 master beside the narrow copy", "master",
            extra_bytes=4),
     Remedy("stochastic rounding",
-           "round updates stochastically (narrow_optimisers.stochastic_adamw)", "stochastic",
-           torch="round updates stochastically (torch_narrow.round_stochastically)"),
-    Remedy("Kahan, bfloat16", "compensate in bfloat16 (narrow_optimisers.kahan_adamw)", "kahan",
-           extra_bytes=2, torch="compensate in bfloat16 (torch_narrow.compensate)"),
+           f"round updates stochastically ({_JAX}.stochastic_adamw)", "stochastic",
+           torch=f"round updates stochastically ({_TORCH}.round_stochastically)"),
+    Remedy("Kahan, bfloat16", f"compensate in bfloat16 ({_JAX}.kahan_adamw)", "kahan",
+           extra_bytes=2, torch=f"compensate in bfloat16 ({_TORCH}.compensate)"),
     Remedy("Kahan, float32", "compensate in float32 (kahan_adamw, compensation_dtype=float32)",
            "kahan float32", extra_bytes=4, torch="compensate in float32"),
     Remedy("zero-centred", "store the weight less 1 and add 1 where it is used", shift=1.0),

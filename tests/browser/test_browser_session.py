@@ -141,6 +141,22 @@ def test_axe_finds_nothing_where_it_starts(visit, red: str, scheme: str) -> None
     assert violations(page.page) == []
 
 
+def test_on_a_phone_a_row_of_where_it_starts_has_no_blank_lines(visit, red: str) -> None:
+    page = visit(red, **PHONE).page
+    rows = page.locator("#starts .cards tbody tr")
+    assert rows.count() > 1
+    for row in rows.all():
+        cells = [cell.bounding_box() for cell in row.locator("th, td").all()]
+        # Nothing is behind the edge, and each line of a row begins where the one before ends.
+        assert all(box["x"] + box["width"] <= PHONE["width"] for box in cells)
+        whole, lines = row.bounding_box()["height"], {box["y"]: box["height"] for box in cells}
+        assert whole <= 1.5 * sum(lines.values())
+    # The control: as the table it is on a desk, the last column is behind the edge.
+    page.locator("#starts .cards").evaluate("table => table.classList.remove('cards')")
+    last = page.locator("#starts tbody tr").first.locator("td").last.bounding_box()
+    assert last["x"] + last["width"] > PHONE["width"]
+
+
 @pytest.mark.parametrize("scripted", [True, False])
 def test_a_word_opens_by_keyboard_and_escape_closes_it(visit, red: str, scripted: bool) -> None:
     page = visit(red, java_script_enabled=scripted).page

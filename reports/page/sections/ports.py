@@ -58,6 +58,8 @@ def _port(document: Mapping[str, Any], run: Run, turn: int) -> dict[str, Any]:
         "alignment": _alignment(document["alignment"]),
         "ledger": _ledger(document),
         "bfloat16": _bfloat16(document["bfloat16"]),
+        # Runs of earlier versions have none.
+        "hints": [label(str(hint), 400) for hint in document.get("hints", ())[:ROWS]],
         "notices": [label(str(notice), 400) for notice in document["notices"]],
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 from parity.engine.localize import Stage
 from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.cases import SUITE
-from parity.megalodon.explanation import Explanation
+from parity.megalodon.explanation import NOTE, Explanation
 from parity.tolerances import PORT_EDGES
 from reports.page.sections.lines import lines, shortened
 from reports.page.sections.stages import stage_row
@@ -248,7 +248,7 @@ def _sentence(explanation: Explanation) -> str:
     size = f"relative L2 {number(explanation.value)}, tolerance {number(explanation.tolerance)}"
     what = label(explanation.quantity, 120)
     said = explanation.note[:1].upper() + explanation.note[1:]
-    note = f" {label(said, 200)}." if said else ""
+    note = f" {label(said, NOTE)}." if said else ""
     if explanation.culprit:
         return f"It starts at {what}, {explanation.meaning}: {size}.{note}"
     return f"It starts at {what}: {size}.{note} {explanation.meaning}"

@@ -12,6 +12,7 @@ from typing import Any
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import count, label, share
+from stability.storage.survival import FROZEN_SHARE
 
 SHOWN = 60
 """Parameters in the table, those with the largest frozen share first."""
@@ -24,7 +25,9 @@ def watching(run: Run) -> dict[str, Any]:
     """Return the data of the page of a watched training."""
     document: Mapping[str, Any] = run.manifest.stability.get("watch") or {}
     leaves = list(document.get("leaves") or ())
-    rows = sorted(map(_row, leaves), key=lambda row: (-row["order"], row["name"]))
+    steps = list(document.get("steps") or ())
+    found = (_row(leaf, steps) for leaf in leaves)
+    rows = sorted(found, key=lambda row: (-row["order"], row["since"] or 0, row["name"]))
     measured = [row for row in rows if row["measured"]]
     still = [row for row in rows if row["still"]]
     word, slug, sentence = _headline(document, rows, measured, still)
@@ -68,6 +71,8 @@ def _headline(
             f"half of the elements of each did not change over {patience} looks although updates "
             "were meant."
         )
+        if since := [row["since"] for row in still if row["since"] is not None]:
+            sentence += f" The first since step {min(since):,}."
         return "FROZEN", "regressed", sentence
     if not measured:
         looks = len(document.get("steps") or ())
@@ -87,18 +92,30 @@ def _text(text: str, limit: int) -> str:
     return label(text.replace("`", ""), limit)
 
 
-def _row(leaf: Mapping[str, Any]) -> dict[str, Any]:
+def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
+    """Return the step from which on more than half of a leaf was frozen at every look."""
+    first = None
+    for step, value in zip(steps, leaf["frozen"], strict=True):
+        if value is not None:
+            first = (step if first is None else first) if value > FROZEN_SHARE else None
+    return first
+
+
+def _row(leaf: Mapping[str, Any], steps: Sequence[int]) -> dict[str, Any]:
     frozen, error = _last(leaf, "frozen"), leaf.get("error") or 0.0
     still = bool(leaf.get("still"))
     size = math.prod(leaf["shape"])
     whole = leaf["followed"] >= size
     state = "warning" if still else "ok"
+    since = _since(leaf, steps) if still else None
     return {
         "name": label(leaf["name"]),
         "family": label(leaf["family"], 40),
         "dtype": label(leaf["dtype"], 24),
         "measured": frozen is not None,
         "still": still,
+        "since": since,
+        "from_step": "" if since is None else f"{since:,}",
         "state": "note" if frozen is None else state,
         "order": -1.0 if frozen is None else frozen,
         "percent": 0.0 if frozen is None else round(100 * frozen, 1),

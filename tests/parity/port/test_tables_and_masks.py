@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from parity.engine.operations import Unknown
 from parity.port import Port, compare
 from parity.port.correspondence import Correspondence
-from parity.port.localisation import DOES, MAKES_MASK, Place, _replaceable
+from parity.port.localisation import DOES, MAKES_MASK, Place, replaceable
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides import FunctionSide, JaxSide, TorchSide
@@ -131,7 +131,7 @@ def test_a_stage_with_masks_on_either_side_is_not_fed(side):
 
     original = runs({"MASKED"} if side == "original" else set())
     port = runs({"masked"} if side == "port" else set())
-    assert set(_replaceable(original.best, together, original, port)) == {"plain"}
+    assert set(replaceable(original.best, together, original, port)) == {"plain"}
 
 
 class Running(torch.nn.Module):

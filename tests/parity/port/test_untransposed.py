@@ -1,4 +1,4 @@
-"""A square kernel loaded untransposed is named where the difference starts at its use."""
+"""A square matrix that was not transposed is named where the difference starts at its use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,41 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.ad_checkpoint import checkpoint_name as mark
+from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide, Port, TorchSide, compare
+from parity.sides import SideError
+from reports.nightly import accounts
+from reports.page.sections.ports import _port
+from reports.ports.document import document_of
+from tests.reports.nights import run
 
 SIZE = 8
+TABLED = ("kernel", "bias")
+"""Names of a matrix and a vector that the table of conventions knows."""
+UNKNOWN = ("mats_in", "shift")
 
 
-def made(untransposed: str = "", symmetric: bool = False, bias: float = 1.0, wide: int = SIZE):
-    """Return a port of two layers; one kernel is planted untransposed, or the last bias is off."""
+def made(
+    *untransposed: str,
+    names: tuple[str, str] = TABLED,
+    flat: bool = False,
+    coarse: bool = False,
+    symmetric: bool = False,
+    bias: float = 1.0,
+    wide: int = SIZE,
+):
+    """Return a port of two layers and its report.
+
+    Args:
+        untransposed: Layers whose kernel is planted as it lies in the original.
+        names: What the port calls its matrices and vectors.
+        flat: Whether no name of a parameter says in which stage it is used.
+        coarse: Whether both layers are one stage, with a name that holds both.
+        symmetric: Whether the last kernel is its own transpose.
+        bias: Factor by which the last bias is wrong.
+        wide: Width between the layers.
+    """
     torch.manual_seed(0)
     layers = {"up": torch.nn.Linear(SIZE, wide), "down": torch.nn.Linear(wide, SIZE)}
     module = torch.nn.Sequential()
@@ -24,36 +50,108 @@ def made(untransposed: str = "", symmetric: bool = False, bias: float = 1.0, wid
         with torch.no_grad():
             weight = layers["down"].weight
             weight.add_(weight.T.clone())
+    matrix, vector = names
+
+    def key(layer, kind):
+        return (
+            f"{kind}_{layer}" if flat else f"block.{layer}.{kind}" if coarse else f"{layer}.{kind}"
+        )
+
+    def mark(x, name):
+        return x if coarse else checkpoint_name(x, name)
 
     def forward(p, x):
-        x = mark(x @ p["up"]["kernel"] + p["up"]["bias"], "up")
-        return mark(x @ p["down"]["kernel"] + bias * p["down"]["bias"], "down")
+        x = mark(x @ p[key("up", matrix)] + p[key("up", vector)], "up")
+        x = mark(x @ p[key("down", matrix)] + bias * p[key("down", vector)], "down")
+        return checkpoint_name(x, "block") if coarse else x
 
     params = {}
     for name, layer in layers.items():
         weight = layer.weight.detach().numpy()
-        kernel = weight if name == untransposed else weight.T
-        params[name] = {"kernel": kernel.copy(), "bias": layer.bias.detach().numpy().copy()}
+        kernel = weight if name in untransposed else weight.T
+        params[key(name, matrix)] = kernel.copy()
+        params[key(name, vector)] = layer.bias.detach().numpy().copy()
     x = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
-    port = FunctionSide(lambda p, x: jnp.asarray(forward(p, x)), params, x)
-    original = TorchSide(module, torch.tensor(x))
-    return compare(Port("square", original, port, gradients=False, bfloat16=False))
+    side = FunctionSide(lambda p, x: jnp.asarray(forward(p, x)), params, x)
+    port = Port("square", TorchSide(module, torch.tensor(x)), side, gradients=False, bfloat16=False)
+    return port, compare(port)
 
 
-@pytest.mark.parametrize("name", ["up", "down"])
-def test_an_untransposed_square_kernel_is_named(name) -> None:
-    report = made(name)
-    assert not report.holds
-    assert f"parameter {name}.kernel: is the transpose of" in report.text()
+@pytest.mark.parametrize("layer", ["up", "down"])
+@pytest.mark.parametrize("names", [TABLED, UNKNOWN], ids=["tabled", "unknown"])
+def test_an_untransposed_square_matrix_is_named(layer, names) -> None:
+    _, report = made(layer, names=names)
+    assert report.culprit.name == layer
+    [hint] = report.hints
+    assert hint.startswith(f"parameter {layer}.{names[0]}: not transposed, it seems: {layer} holds")
+    assert f"\n{hint}\n" in report.text() + "\n"
+
+
+def test_it_is_named_where_no_name_says_where_it_is_used() -> None:
+    _, report = made("down", names=UNKNOWN, flat=True)
+    [hint] = report.hints
+    assert hint.startswith("parameter mats_in_down:")
+
+
+def test_two_of_one_stage_are_named_together() -> None:
+    _, report = made("up", "down", coarse=True)
+    assert {*report.untransposed} == {"block.up.kernel", "block.down.kernel"}
+    assert all(
+        "with it and the others here the other way" in note for note in report.untransposed.values()
+    )
+
+
+def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:
+    port, report = made("down", names=UNKNOWN)
+    document = document_of(port, report)
+    assert document["hints"] == list(report.hints) != []
+    assert _port(document, run(), 0)["hints"] == list(report.hints)
+    account = accounts.of_port(report)
+    assert account is not None and account.note == report.hints[0]
 
 
 @pytest.mark.parametrize(
     "how",
-    [{"symmetric": True}, {"wide": 2 * SIZE}, {}],
-    ids=["symmetric", "not square", "transposed"],
+    [{"symmetric": True}, {"wide": 2 * SIZE}, {}, {"flat": True}, {"coarse": True}],
+    ids=["symmetric", "not square", "transposed", "flat", "coarse"],
 )
 def test_another_bug_is_not_taken_for_one(how) -> None:
-    """The control: the bias is wrong, and no kernel is named."""
-    report = made(bias=2.0, **how)
-    assert not report.holds
-    assert "is the transpose of" not in report.text()
+    """The control: the bias is wrong, and no matrix is named."""
+    port, report = made(bias=2.0, **how)
+    assert not report.holds and report.hints == ()
+    assert document_of(port, report)["hints"] == []
+
+
+def test_a_port_that_holds_has_no_hint() -> None:
+    _, report = made()
+    assert report.holds and report.hints == ()
+
+
+def linear_sides():
+    """Return a side of torch and one of JAX that compute the same, of a matrix and a vector."""
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(2, 3)
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    params = {name: p.detach().numpy() for name, p in layer.named_parameters()}
+    function = FunctionSide(lambda p, x: x @ p["weight"].T + p["bias"], params, x)
+    return TorchSide(layer, torch.tensor(x)), function
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["torch", "jax"])
+def test_a_side_runs_with_other_parameters_and_is_unchanged(which) -> None:
+    side = linear_sides()[which]
+    before = side.run().stages["output"]
+    weight = np.full((3, 2), 0.5, np.float32)
+    other = side.with_parameters({"weight": weight})
+    expected = side.inputs()["0"] @ weight.T + side.parameters()["bias"]
+    np.testing.assert_array_equal(other.run().stages["output"], expected)
+    np.testing.assert_array_equal(side.run().stages["output"], before)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["torch", "jax"])
+def test_a_parameter_that_is_not_there_is_refused(which) -> None:
+    side = linear_sides()[which]
+    with pytest.raises(SideError, match="no parameter wieght; there are "):
+        side.with_parameters({"wieght": np.zeros((3, 2))})
+    with pytest.raises(SideError, match=r"expected the shape \(3, 2\) of parameter weight"):
+        side.with_parameters({"weight": np.zeros((2, 3))})

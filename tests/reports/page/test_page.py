@@ -347,7 +347,8 @@ def test_the_memory_of_the_ema_is_shown_by_layer_and_state() -> None:
     share = finding(probe="poles", subject="x", metric="collapsed_fraction", value=0.25)
     words = section(page_of(run(measurement(), findings=(share,), stability=storage())), "poles")
     assert words.count("<figure>") == 2
-    assert words.count('class="curve') == 3 + 2
+    # In each of the two drawings, the narrow one with a sample beside each name.
+    assert words.count('class="curve') == (3 + 2) * 3
     assert words.count("25 %") == 1
     assert "q in bfloat16" in words
     assert "25 %" in words
@@ -384,7 +385,7 @@ def test_remedies_are_shown_by_kind_and_a_gap_is_no_zero() -> None:
 def test_the_drill_shows_its_conclusion_its_curves_and_what_did_not_stay_finite() -> None:
     words = section(page_of(run(measurement(), stability=storage("said"))), "drill")
     assert "<li>said</li>" in words
-    assert words.count('class="chart"') == 4
+    assert words.count('class="chart wide"') == words.count('class="chart narrow"') == 4
     assert "not finite" in words
     assert words.count("<tr>") == 1 + 2
     assert "inf" not in words.lower().replace("info", "")
@@ -491,16 +492,24 @@ def test_no_curve_has_the_colour_of_a_failure(page: str) -> None:
     assert "--fail" not in colours.values()
 
 
-def test_a_chart_is_as_large_on_a_telephone_and_scrolls(page: str) -> None:
-    chart = svg.chart(
-        [svg.Line("JAX float32 vs megalodon-hf float32", "v0", [(0, 0), (1, 1)])], "x", "nights"
-    )
-    (_, box), (tag, drawing) = Page(chart).tags[:2]
-    assert (box["class"], box["tabindex"], tag) == ("scroll", "0", "svg")
-    telephone = page[page.index("@media (max-width: 40rem) {\n") :]
-    rem = float(re.search(r"\.scroll \.chart \{ min-width: ([\d.]+)rem; \}", telephone)[1])
-    # A letter of 11 units is then at least 9 pixels high.
-    assert 11 * rem * 16 / float(str(drawing["viewbox"]).split()[2]) >= 9
+def test_a_chart_has_a_drawing_for_telephones_with_its_names_below(page: str) -> None:
+    names = ["JAX float32 vs megalodon-hf float32", "JAX bfloat16 vs oracle", "not measured"]
+    points = [[(0, 0.0), (1, 1.0)], [(0, 1.0), (1, 1.0)], [(0, math.nan)]]
+    lines = [svg.Line(n, f"v{i}", p) for i, (n, p) in enumerate(zip(names, points, strict=True))]
+    wide, narrow = str(svg.chart(lines, "x", "nights")).split("</svg>")[:2]
+    assert 'class="chart wide"' in wide and 'class="chart narrow"' in narrow
+    width, height = (float(x) for x in re.search(r'viewBox="0 0 (\d+) (\d+)"', narrow).groups())
+    # A letter of 11 units is then at least 9 pixels high in a window of 320.
+    assert 11 * (320 - 32) / width >= 9
+    found = re.findall(r'class="name v\d" x="(\d+)" y="(\d+)">([^<]+)<', narrow)
+    assert [name for *_, name in found] == names[:2]
+    for x, y, name in found:
+        assert float(x) + 7 * len(name) <= width and 240 < float(y) <= height
+    style = page[: page.index("</style>")]
+    telephone = style[style.index("@media (max-width: 40rem) {\n") :]
+    assert ".chart.narrow { display: none; }" in style[: -len(telephone)]
+    assert ".chart.wide { display: none; }" in telephone
+    assert ".chart.narrow { display: block; }" in telephone
 
 
 def test_a_night_with_a_history_draws_its_trends_so(night: Run) -> None:
@@ -508,4 +517,4 @@ def test_a_night_with_a_history_draws_its_trends_so(night: Run) -> None:
     history = History(runs=("a", "b"), series=dict.fromkeys(keys, (0.5, 0.5)), manifests=())
     section = page_of(night, history=history).partition('<section id="trends"')[2]
     figure = section.partition("</section>")[0].partition("<figure")[2].partition("</figure>")[0]
-    assert 'class="scroll"' in figure and 'class="curve v2"' in figure
+    assert 'class="chart narrow"' in figure and 'class="curve v2"' in figure

@@ -11,6 +11,7 @@ import pytest
 
 from reports.store.runs import list_runs, read_run
 from reports.store.schema import RunKind
+from reports.verdict.decide import ExitCode
 from tests.helpers import ROOT
 from tests.reports.ports.scripts import write_port
 
@@ -72,6 +73,39 @@ def test_a_test_of_a_port_fails_with_its_report_and_the_run_has_all(tmp_path: Pa
     page = (stored.folder / "report.html").read_text(encoding="utf-8")
     assert "it starts here" in page
     assert "compared with its originals" in shown and "megalodon-hf" not in shown
+
+
+NOTHING = """
+import numpy as np
+from parity import FunctionSide, Port
+
+
+def nothing(factor):
+    x = np.ones((2, 3), np.float32)
+    params = {"w": np.arange(1, 4, dtype=np.float32)}
+    sides = [FunctionSide(lambda p, x: factor * (x * p["w"]), params, x) for _ in range(2)]
+    return Port("nothing", *sides, gradients=False, bfloat16=False)
+
+
+def test_it(port_report):
+    assert port_report(nothing(FACTOR)) is not None
+"""
+"""A port of a foreign project: two programs that return 0 agree whatever they compute."""
+
+
+@pytest.mark.parametrize("asked", ["verdict", "pytest"])
+def test_a_foreign_project_is_told_what_a_verdict_of_4_means(tmp_path: Path, asked: str) -> None:
+    arguments = ("--numerics-run", "runs", "--numerics-exit", asked)
+    ran = run(tmp_path, NOTHING.replace("FACTOR", "0.0"), *arguments)
+    shown = ran.stdout
+    assert "1 passed" in shown, shown + ran.stderr
+    assert "NOT COMPARABLE: " in shown
+    told = "exit status 4 is the verdict's, not pytest's: nothing is wrong with the command; give"
+    assert (told in shown) == (asked == "verdict")
+    assert ran.returncode == (ExitCode.NOT_COMPARABLE if asked == "verdict" else 0)
+    # The control: the same port with something to compare.
+    ran = run(tmp_path, NOTHING.replace("FACTOR", "1.0"), *arguments)
+    assert (ran.returncode, "exit status" in ran.stdout) == (0, False), ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,15 @@ import pytest
 import torch
 
 from megalodon_jax import files
+from reports.page.sections.watching import watching
 from reports.page.watching import render
 from reports.registry.lookup import find_run, page_of, read_judgeable
+from reports.store.manifest import Manifest
 from reports.store.run import Run, read_run
 from reports.store.runs import list_runs
 from reports.store.schema import RunKind, StoreError
 from reports.watching import session, trainer_callback, watch_optimizer, watch_updates
+from reports.watching.session import to_stderr
 from stability.core.findings import Severity
 from stability.storage import watch_jax_loop, watch_torch_loop
 from stability.storage.torch_narrow import compensate, round_stochastically
@@ -113,7 +116,9 @@ def test_the_page_shows_the_shares_over_time_and_is_drawn_again(tmp_path: Path) 
     assert watch.page is not None
     page = watch.page.read_text(encoding="utf-8")
     assert ">FROZEN<" in page
-    assert page.count('<svg class="chart"') == 3
+    assert page.count('<svg class="chart wide"') == 3
+    # The third look is the first that can know.
+    assert f"The first since step {3 * EVERY}." in page
     assert page_of(watch.page.parent) == page
     assert find_run(tmp_path, watch.page.parent.name) == watch.page.parent
     with pytest.raises(StoreError, match="is a watch; its page shows"):
@@ -376,6 +381,50 @@ def test_an_error_while_a_step_is_traced_does_not_reach_it(tmp_path: Path) -> No
     watch.record(watch.sample(params, params, {"w": object()}))
     assert len(reports) == 1
     assert "switched itself off" in reports[0]
+
+
+def watched(frozen: list[float | None]) -> dict[str, Any]:
+    """Return what the page shows of a watch of one leaf with these frozen shares."""
+    leaf = {"name": "norm", "family": "norms", "dtype": "bfloat16", "shape": [8], "followed": 8}
+    series = {"frozen": frozen, "unchanged": frozen, "update": frozen}
+    steps = [10 * (i + 1) for i in range(len(frozen))]
+    still = bool(frozen[-1] and frozen[-1] > 0.5)
+    document = {
+        "steps": steps,
+        "patience": 3,
+        "leaves": [{**leaf, **series, "still": still}],
+        "families": {"norms": series},
+    }
+    manifest = Manifest("watch", "2026-11-25T00:00:00+00:00", stability={"watch": document})
+    return watching(Run(manifest, ()))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "since"),
+    [
+        ([None, 0.0, 0.6, 0.7], 30),
+        ([None, 0.9, 0.5, 0.7], 40),
+        ([None, 0.9, None, 0.7], 20),
+        ([None, 0.9, 0.9, 0.2], None),
+    ],
+    ids=["once", "again", "a look without it", "no longer"],
+)
+def test_a_page_says_since_when_a_parameter_stands_still(frozen, since) -> None:
+    view = watched(frozen)
+    [row] = view["rows"]
+    assert row["since"] == since
+    assert (f"The first since step {since}." in view["sentence"]) == (since is not None)
+
+
+def test_a_warning_beside_a_progress_bar_has_a_line_of_its_own(capsys) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    with tqdm.tqdm(total=2, file=sys.stderr, mininterval=0) as bar:
+        bar.update()
+        to_stderr("the warning")
+    text = capsys.readouterr().err
+    # The bar is wiped, with a carriage return, before the line.
+    assert text[: text.index("the warning")].endswith("\r")
+    assert "the warning\n" in text
 
 
 def test_wrong_arguments_are_refused_before_the_training(tmp_path: Path) -> None:

@@ -18,9 +18,17 @@ from hypothesis import strategies as st
 from stability.core.findings import Severity
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import leaves_of
-from stability.storage import whole_run
+from stability.storage import remedies, simulate, whole_run
 from stability.storage.diagnosis import Diagnosis
-from stability.storage.remedies import ENOUGH, NOTHING, REMEDIES, Trial, rank, ranks
+from stability.storage.remedies import (
+    ENOUGH,
+    NOTHING,
+    REMEDIES,
+    Trial,
+    rank,
+    ranks,
+    try_remedies,
+)
 from stability.storage.schedule import Schedule, parse
 from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, summary
 from stability.storage.survival import frozen_finding
@@ -253,6 +261,26 @@ def test_a_standard_error_of_the_elements_is_the_spread_of_draws() -> None:
     # A standard deviation from 200 draws is itself known to 5 %; four times that.
     assert claimed == pytest.approx(drawn, rel=0.2)
     assert summary(np.zeros(1), np.ones(1), np.ones(1), np.ones(1, bool)).spread == 0.0
+
+
+def test_leaves_of_48_elements_have_one_verdict_whatever_is_drawn(monkeypatch) -> None:
+    """Stochastic rounding on 40 equal norms, each with draws of its own."""
+    stochastic = next(r for r in REMEDIES if r.name == "stochastic rounding")
+    norms = {f"layers.{i}.norm.weight": np.ones(48, np.float32) for i in range(40)}
+
+    def verdicts() -> tuple[set[bool], set[str]]:
+        found = try_remedies(norms, AdamW(3e-4), remedies=[stochastic])
+        trials = [trial for [trial] in found.values()]
+        return {t.works for t in trials}, {t.verdict() for t in trials}
+
+    works, words = verdicts()
+    assert works == {True}
+    assert words <= {"fix", "perhaps a fix"}
+    # The control: 48 elements alone do change places, and their spread says so.
+    monkeypatch.setattr(remedies, "run", lambda *rest, fill: simulate.run(*rest, fill=False))
+    works, words = verdicts()
+    assert works == {True, False}
+    assert "not" not in words and "perhaps not" in words
 
 
 def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:

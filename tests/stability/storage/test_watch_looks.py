@@ -132,7 +132,10 @@ def test_float32_for_the_norms_comes_first_where_they_alone_stand_still() -> Non
     alone = advice([norm], 10_000, "torch")
     assert "1. keep the norms in float32 (64 elements, 128 bytes more); 2. round updates" in alone
     both = advice([norm, matrix], 10_000, "jax")
-    assert "1. round updates stochastically (narrow_optimisers.stochastic_adamw)" in both
+    assert (
+        "1. round updates stochastically (stability.storage.narrow_optimisers.stochastic_adamw)"
+        in both
+    )
     assert "For the norms alone: keep the norms in float32" in both
     assert "raise the learning rate" in advice([("norms", 64, "float32")], 10_000, "torch")
     assert advice([], 10, "torch") == ""
