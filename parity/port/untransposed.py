@@ -16,12 +16,12 @@ import numpy as np
 from parity.engine.exits import exits_named
 from parity.engine.metrics import relative_l2, without_shared_infinities
 from parity.engine.parameter_pairs import Matching
-from parity.port.correspondence import Arrays, Correspondence
+from parity.port.correspondence import Correspondence
 from parity.port.localisation import Place, replaceable
 from parity.port.report import first_use
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Run, SideError, TakesParameters
+from parity.sides.side import Arrays, Precision, Run, SideError, TakesParameters
 
 TRIED = 16
 """Matrices tried at most, those of the stage's own module first; each costs a run of the port."""
