@@ -8,7 +8,6 @@ from typing import Any
 
 from megalodon_numerics import PACKAGES, _folder
 
-
 _USAGE = 2
 """Exit code of wrong usage and of a missing extra: `reports.verdict.decide.ExitCode.USAGE`."""
 

@@ -62,8 +62,8 @@ def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
-        # A tolerance near the smallest float has a share that underflows to 0. An infinite tolerance
-        # makes a gate not comparable.
+        # A tolerance near the smallest float has a share that underflows to 0. With an infinite
+        # tolerance a gate is not comparable.
         gated = 0 < DRIFT_SHARE * m.tolerance < math.inf and math.isfinite(m.value)
         if gated and m.kind in KINDS and m.metric not in _RATIOS:
             groups.setdefault((m.case, m.edge, m.kind.value, m.metric), []).append(m)
