@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.config import widened
+from megalodon_jax.layers.written_transpose import linear
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
@@ -89,12 +90,12 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
     return jnp.concatenate([jax.lax.ppermute(end, SEQUENCE, pairs), x], axis=1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
     """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
 
-    The derivative is written down, since that of a loop of branches would keep the weights of every
-    branch; here each stripe is computed again.
+    The derivatives are written down, since the transpose of a loop of branches would keep the
+    weights of every branch; here each stripe is computed again.
     """
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
@@ -158,11 +159,35 @@ def _joined(stripes: Float[Array, "n N Q e"]) -> Float[Array, "N L e"]:
     return jnp.moveaxis(stripes, 0, 1).reshape(N, n * Q, e)
 
 
-def _windows_forward(mix: Mix, C: int, *inputs: Any) -> tuple[Array, tuple[Any, ...]]:
-    return _windows(mix, C, *inputs), inputs
+@_windows.defjvp
+def _windows_jvp(mix: Mix, C: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    out = _windows(mix, C, *primals)
+    moved = partial(_windows_forward, mix, C), partial(_windows_backward, mix, C)
+    return out, linear(*moved, primals, tangents[:3], out)
+
+
+def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any, ...]) -> Array:
+    """Return the tangent of `_windows`, stripe by stripe."""
+    q, k, v, tokens = inputs
+
+    def step(_: None, begin: Array) -> tuple[None, Array]:
+        seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
+        moved = _stripe(C, *dots, tokens, begin)[0]
+
+        def branch(size: int) -> Callable[[], Array]:
+            def mixed(q: Array, k: Array, v: Array) -> Array:
+                return _mixed(mix, size, seen._replace(q=q, k=k, v=v))
+
+            return lambda: jax.jvp(mixed, seen[:3], moved[:3])[1]
+
+        return None, jax.lax.switch(index, [branch(size) for size in sizes])
+
+    _, out = jax.lax.scan(step, None, _begins(C, q))
+    return _joined(out)
 
 
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
+    """Return the cotangents of q, k and v."""
     q, k, v, tokens = inputs
     # Up to nine stripes add to one key: not in bfloat16.
     zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))
@@ -190,7 +215,4 @@ def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> 
         return (added(sums[0], bars[0]), added(sums[1], bars[1])), bar_q
 
     (bar_k, bar_v), bar_q = jax.lax.scan(step, zeros, _begins(C, q))
-    return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype), None
-
-
-_windows.defvjp(_windows_forward, _windows_backward)
+    return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype)
