@@ -14,18 +14,32 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Key
 
 from megalodon_jax.config import widened
 from megalodon_jax.layers.written_transpose import linear
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
-"""Takes q, k, v (heads first), which key each query sees, and a key of dropout or None."""
+"""Takes q, k, v (heads first), which key each query sees, and which of them dropout keeps."""
 LEAST_STRIPE = 128
 """Queries of a stripe, unless C has fewer: products of fewer rows are slow."""
 MOST_BRANCHES = 8
 """Steps in which the number of earlier keys grows up to C."""
+
+
+class Draws(NamedTuple):
+    """What dropout of the weights is drawn from: by place in the whole array, on every shard alike.
+
+    Attributes:
+        keys: a key for each row and head.
+        first: number of the first query in its row, below 0 for tokens before the row.
+        rate: share of the weights that is dropped.
+    """
+
+    keys: Key[Array, "B H"]
+    first: Int32[Array, ""]
+    rate: Float[Array, ""]
 
 
 class Tokens(NamedTuple):
@@ -36,7 +50,7 @@ class Tokens(NamedTuple):
 
     offsets: Int32[Array, "B L"]
     valid: Bool[Array, "B K"]
-    key: jax.Array | None
+    draws: Draws | None
 
 
 def packed_attention(
@@ -47,7 +61,7 @@ def packed_attention(
     positions: Int32[Array, "B L"],
     mask: Bool[Array, "B L"] | None,
     chunk: int,
-    key: jax.Array | None = None,
+    draws: Draws | None = None,
     parts: int = 1,
     earlier: tuple[Array, Array, Array] | None = None,
 ) -> Float[Array, "N L e"]:
@@ -59,7 +73,7 @@ def packed_attention(
         positions: index of each token within its document.
         mask: True where a key counts.
         chunk: tokens of a chunk.
-        key: turns dropout on.
+        draws: turns dropout on.
         parts: shards, each of which has at least `chunk` tokens if there are several.
         earlier: k, v and mask of the `chunk` tokens before these, of a stream on one shard.
     """
@@ -77,7 +91,7 @@ def packed_attention(
     short = -L % stripe
     q, k, v = (jnp.pad(a, ((0, 0), (0, short), (0, 0))) for a in (q, k, v))
     offsets, valid = (jnp.pad(a, ((0, 0), (0, short))) for a in (positions % chunk, valid))
-    out: Array = _windows(mix, C, q, k, v, Tokens(offsets, valid, key))
+    out: Array = _windows(mix, C, q, k, v, Tokens(offsets, valid, draws))
     return out[:, :L]
 
 
@@ -129,8 +143,9 @@ def _stripe(
         return jax.lax.dynamic_slice_in_dim(x, begin, size, axis=1)
 
     offsets, window = cut(tokens.offsets, stripe), C + stripe
-    key = None if tokens.key is None else jax.random.fold_in(tokens.key, begin)
-    own = Tokens(offsets, cut(tokens.valid, window), key)
+    draws = tokens.draws
+    draws = None if draws is None else draws._replace(first=draws.first + begin)
+    own = Tokens(offsets, cut(tokens.valid, window), draws)
     step = max(stripe, -(-C // MOST_BRANCHES))
     sizes = [min(size, C) for size in range(0, C + step, step)]
     further = jnp.max(offsets - jnp.arange(stripe, dtype=jnp.int32))
@@ -147,7 +162,29 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
     visible = (distance >= 0) & (distance <= offsets[..., None])
     visible = visible & seen.tokens.valid[:, None, skipped:]
     k, v = (a[:, skipped:] for a in (seen.k, seen.v))
-    return mix(seen.q, k, v, visible, key=seen.tokens.key)
+    draws = seen.tokens.draws
+    keep = None if draws is None else drawn(draws, queries, keys - size)
+    return mix(seen.q, k, v, visible, keep=keep)
+
+
+def drawn(
+    draws: Draws, queries: Int32[Array, " Q"], keys: Int32[Array, " K"]
+) -> Bool[Array, "B H Q K"]:
+    """Return which weights dropout keeps, of queries and keys counted from the first query.
+
+    A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+    the number of a weight is a hash of its row, head, query and key, as many rounds as a number of
+    a sequence costs. It depends neither on how a row is cut into stripes nor on the mesh.
+    """
+    of_queries = jax.vmap(jax.random.fold_in, (None, 0))
+    # Twice the same nest: each query's key from its head's, each weight's from its query's.
+    for_each = jax.vmap(jax.vmap(of_queries, (0, None)), (0, None))
+    weights = jax.vmap(for_each, (2, None), 2)
+    words = weights(for_each(draws.keys, draws.first + queries), draws.first + keys)
+    first = jax.random.key_data(words)[..., 0].astype(jnp.uint32)
+    # The upper 24 bits, exact in float32.
+    share = (first >> 8).astype(jnp.float32) * 2.0**-24
+    return share >= draws.rate
 
 
 def _begins(C: int, q: Array) -> Int32[Array, " n"]:
