@@ -98,6 +98,8 @@ class Case:
     """Lengths of the documents packed into each row; empty means one text per row."""
     known_difference: str = ""
     """The deliberate difference (`known_differences`) that keeps the reference out of this case."""
+    oracle_only: str = ""
+    """Why the reference takes no part although nothing differs deliberately; empty if it does."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -150,7 +152,7 @@ class Case:
         # The hash of a case knows the field by the name it had when recordings were made.
         fields["seam"] = fields.pop("known_difference")
         # What a case does not use leaves its hash, and so its recording, as it was.
-        names = ("steps", "labels_at_padding", "documents", "seam")
+        names = ("steps", "labels_at_padding", "documents", "seam", "oracle_only")
         unused = {name for name in names if not fields[name]}
         fields = {name: value for name, value in fields.items() if name not in unused}
         fields["checkpoint"] = self.checkpoint.name if self.checkpoint else None
@@ -189,6 +191,11 @@ class Case:
         """What the comparer needs to know of it."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether megalodon-hf is compared with."""
+        return not (self.known_difference or self.oracle_only)
 
     @property
     def padding_differs(self) -> bool:
@@ -254,6 +261,9 @@ CUTS = (C + 5, C + 5, 1, 1)
 """Calls that start and end inside chunks, longer than a chunk and single tokens."""
 DOCUMENTS = ((7, C, 1, 2 * C + 12), (C + 7 + 2 * C + 13,))
 """Lengths of documents in packed rows: none but the first begins where a chunk of the row does."""
+STREAMED_DOCUMENTS = ((7, C - 2, 1, C + 6), (C + 14, 13, 1), (sum(CUTS),))
+"""Lengths of documents that the calls of `CUTS` cut: they begin inside a call, where one begins and
+with the last token; two go on over several calls, and one is the row."""
 NEW_TOKENS = 12
 """Tokens a stream goes on for, greedily, after its text."""
 
@@ -340,6 +350,15 @@ CASES = (
         length=sum(DOCUMENTS[0]),
         padding="right",
         documents=DOCUMENTS,
+    ),
+    Case(
+        "stream_documents",
+        "documents in rows of one cached stream, cut by its calls; each row goes on in its last",
+        length=sum(CUTS),
+        batch_size=3,
+        cuts=CUTS,
+        documents=STREAMED_DOCUMENTS,
+        oracle_only="megalodon-hf keeps no document beside a cache; alone each is case 'stream'",
     ),
     Case(
         "adamw",
