@@ -170,7 +170,9 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
             report = jax.device_get(state.report)
             if int(report.verdict) in (Verdict.SKIPPED_LOSS, Verdict.SKIPPED_GRADIENT):
                 loss, norm = float(report.loss), float(report.norm)
-                outcome.ended = f"at batch {number} the loss is {loss:g}, its gradient norm {norm:g}"
+                outcome.ended = (
+                    f"at batch {number} the loss is {loss:g}, its gradient norm {norm:g}"
+                )
                 break
         return held_out_loss(model)
     with tempfile.TemporaryDirectory() as folder:

@@ -165,7 +165,13 @@ def test_packed_attention_is_differentiated_in_any_order() -> None:
             curved = jax.jvp(lambda *qkv: slope(qkv, dots), qkv, ddots)[1]
             bent = jax.grad(slope)(qkv, dots)
             twice = jax.grad(lambda qkv: dot(jax.grad(total, (0, 1, 2))(*qkv), dots))(qkv)
-            return slope(qkv, dots), dot(backward, dots), curved, dot(bent, ddots), dot(twice, ddots)
+            return (
+                slope(qkv, dots),
+                dot(backward, dots),
+                curved,
+                dot(bent, ddots),
+                dot(twice, ddots),
+            )
 
         of_batch = jax.grad(lambda qkv: jnp.sum(jax.vmap(total)(*qkv)))(qkv)
         return jax.vmap(each)(qkv, dots, ddots), jax.vmap(dot)(of_batch, dots)

@@ -454,7 +454,9 @@ def test_dropout_of_documents_is_drawn_by_place(streamed: bool) -> None:
     deviation = np.sqrt(DROPPED * (1 - DROPPED) / count)
     assert abs(kept[seen].mean() - (1 - DROPPED)) < 4 * deviation
     chunk = seen[1, :8, 0, :8]
-    draws = [kept[1, 8 * i : 8 * i + 8, h, 8 * i : 8 * i + 8][chunk] for i in range(4) for h in (0, 1)]
+    draws = [
+        kept[1, 8 * i : 8 * i + 8, h, 8 * i : 8 * i + 8][chunk] for i in range(4) for h in (0, 1)
+    ]
     assert len({draw.tobytes() for draw in draws}) == len(draws)
     assert not np.array_equal(kept, other != 0.0)
 

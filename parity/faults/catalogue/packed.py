@@ -18,8 +18,6 @@ from parity.faults.fault import Family, Plant, around, fault, on_result
 _packed = partial(fault, witness="packed")
 _streamed = partial(fault, Family.CACHES, witness="stream_documents")
 _LAYER = Quantity.state("layers.0.")
-# What the first layer holds is right: a key too many enters the state of the second.
-_NEXT_LAYER = Quantity.state("layers.1.norm_mean")
 
 
 def _of_the_row(positions: Any) -> Any:
@@ -67,11 +65,6 @@ def _layers_kept(*names: str) -> Plant:
         return dataclasses.replace(after, layer_caches=layers)
 
     return on_result(kept)
-
-
-def _all_there(before: Any, *_: Any) -> Any:
-    k, v, there = before
-    return k, v, jnp.ones_like(there)
 
 
 FAULTS = (
@@ -153,21 +146,5 @@ FAULTS = (
         owner=model,
         attribute="continued",
         plant=_layers_kept("ema"),
-    ),
-    _streamed(
-        "streamed_keys_of_other_documents",
-        "a call sees the whole chunk of keys before it, whatever document they are of",
-        stage=_NEXT_LAYER,
-        owner=attention,
-        attribute="_chunk_before",
-        plant=on_result(_all_there),
-    ),
-    _streamed(
-        "streamed_positions_go_on",
-        "a document that begins in a call is counted on from the one before",
-        stage=_LAYER + "k",
-        owner=model,
-        attribute="continued",
-        plant=_layers_kept("position"),
     ),
 )
