@@ -518,7 +518,8 @@ def _chunk_before(
     slots = (at % ring.capacity)[..., None, None]
     k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
     there = at >= ring.first[:, None]
-    return k, *_silenced(there, v), there
+    (v,) = _silenced(there, v)
+    return k, v, there
 
 
 class MegalodonAttention(eqx.Module):

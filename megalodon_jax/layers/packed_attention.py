@@ -209,7 +209,8 @@ def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any,
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
         seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
-        moved = _stripe(C, *dots, tokens, begin)[0]
+        dot_q, dot_k, dot_v = dots
+        moved = _stripe(C, dot_q, dot_k, dot_v, tokens, begin)[0]
 
         def branch(size: int) -> Callable[[], Array]:
             def mixed(q: Array, k: Array, v: Array) -> Array:

@@ -138,10 +138,12 @@ def _measure(
 
     _, intermediates = capture(logits)(params, ids, valid)
     positions = document_positions(documents, ids.shape, "ids")
-    return tuple(
-        _heads(layer.attn, *(intermediates[f"layers.{i}.{n}"] for n in "qk"), valid, positions)
-        for i, layer in enumerate(model.model.layers)
-    )
+
+    def heads(i: int, layer: Any) -> tuple[Array, ...]:
+        q, k = (intermediates[f"layers.{i}.{name}"] for name in "qk")
+        return _heads(layer.attn, q, k, valid, positions)
+
+    return tuple(heads(i, layer) for i, layer in enumerate(model.model.layers))
 
 
 def _heads(
