@@ -252,7 +252,7 @@ def _following(
 
 
 def _next(
-    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Array | None
+    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Key
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
@@ -20,7 +20,7 @@ from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
-from megalodon_jax.layers.packed_attention import packed_attention
+from megalodon_jax.layers.packed_attention import Draws, packed_attention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.ragged import kept as kept_state
@@ -271,36 +271,47 @@ class ChunkedAttention(eqx.Module):
         config, mesh = self.config, mesh_of(q)
         if q.shape[1] == 0:
             return v.astype(config.accum_dtype)
-        if key is not None and config.attention_dropout > 0.0 and mesh is not None:
-            raise ValueError(
-                "ChunkedAttention: attention_dropout with segment_ids on a mesh is not supported: "
-                "shards would not draw what one device draws. Set attention_dropout=0.0, or leave "
-                "packed documents to one device."
-            )
         if mask is not None:
             k, v = _silenced(mask, k, v)
         parts = shards(mesh, "sequence")
         before = () if ring is None else _chunk_before(ring, config.chunk_size)
+        rate, keys, number = config.attention_dropout, None, None
+        if key is not None and rate > 0.0:
+            keys = _keys_of_heads(key, q.shape[0], q.shape[2])
+            number = jnp.arange(q.shape[1], dtype=jnp.int32)
 
         def local(
-            q: Array, k: Array, v: Array, mask: Array | None, positions: Array, *before: Any
+            q: Array,
+            k: Array,
+            v: Array,
+            mask: Array | None,
+            positions: Array,
+            keys: Array | None,
+            number: Array | None,
+            *before: Any,
         ) -> Array:
             B, L, H, _ = q.shape
             q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
             earlier = None
             if before:
                 earlier = _heads_first(before[0]), _heads_first(before[1]), before[2]
-            mix = partial(_mixed, keep=None, config=config, heads=(B, H))
+            draws = None
+            if keys is not None and number is not None:
+                draws = Draws(keys, number[0], jnp.asarray(rate, jnp.float32))
+            mix = partial(_mixed, config=config, key=None, heads=(B, H))
             chunk = config.chunk_size
-            out = packed_attention(mix, q, k, v, positions, mask, chunk, key, parts, earlier)
+            out = packed_attention(mix, q, k, v, positions, mask, chunk, draws, parts, earlier)
             return jnp.swapaxes(out.reshape(B, H, L, v.shape[-1]), 1, 2)
 
-        arguments = (q, k, v, mask, positions, *before)
+        arguments = (q, k, v, mask, positions, keys, number, *before)
         if mesh is None:
             return local(*arguments)
         heads = spec_of(mesh, q.shape, ("batch", "sequence", "tensor", None))
         tokens = spec_of(mesh, positions.shape, ("batch", "sequence"))
-        ins: Any = (heads, heads, heads, None if mask is None else tokens, tokens)
+        ins: Any = (heads, heads, heads, None if mask is None else tokens, tokens, None, None)
+        if keys is not None and number is not None:
+            places = ("batch", "tensor"), ("sequence",)
+            ins = *ins[:5], *map(partial(spec_of, mesh), (keys.shape, number.shape), places)
         if before:
             held = spec_of(mesh, before[0].shape, ("batch", None, "tensor", None))
             ins += (held, held, spec_of(mesh, before[2].shape, ("batch", None)))
@@ -424,8 +435,11 @@ class ChunkedAttention(eqx.Module):
             # One token overwrites only a slot it may not see, so the ring itself holds all keys.
             return self._attend_ring(q, queries, after, key), after
         keys = jnp.concatenate([ring.k, k], axis=1)
-        values = jnp.concatenate([ring.v, v], axis=1)
-        positions = jnp.concatenate([ring.positions(), new], axis=-1)
+        held = ring.positions()
+        # Rows with positions of their own may hold what is left of an earlier document.
+        earlier = _silenced(held >= 0, ring.v) if ring.per_row else (ring.v,)
+        values = jnp.concatenate([*earlier, v], axis=1)
+        positions = jnp.concatenate([held, new], axis=-1)
         visible = self._visible_rows(queries, positions)
         return attend(q, keys, values, visible, self.config, key=key), after
 
@@ -440,9 +454,14 @@ class ChunkedAttention(eqx.Module):
         visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
-            return lambda: attend(
-                q, ring.k[:, :size], ring.v[:, :size], visible[..., :size], self.config, key=key
-            )
+            def mixed():
+                seen, k, v = visible[..., :size], ring.k[:, :size], ring.v[:, :size]
+                if ring.per_row:
+                    # What is left of an earlier document may be no number.
+                    (v,) = _silenced(seen[:, 0], v)
+                return attend(q, k, v, seen, self.config, key=key)
+
+            return mixed
 
         C = self.config.chunk_size
         if not self._chunk_local or ring.capacity != C or C < STRIPE:
@@ -485,6 +504,14 @@ class ChunkedAttention(eqx.Module):
         return AttentionCache.empty(config, batch_size, capacity, config.compute_dtype)
 
 
+def _keys_of_heads(key: jax.Array, rows: int, heads: int) -> Key[Array, "B H"]:
+    """Return a key of dropout for every row and head of the whole batch."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    numbers = jnp.arange(rows * heads, dtype=jnp.int32)
+    return jax.vmap(partial(jax.random.fold_in, key))(numbers).reshape(rows, heads)
+
+
 def _chunk_before(
     ring: AttentionCache, chunk: int
 ) -> tuple[Float[Array, "B C H d"], Float[Array, "B C H e"], Bool[Array, "B C"]]:
@@ -492,7 +519,9 @@ def _chunk_before(
     at = ring.count[:, None] - jnp.arange(chunk, 0, -1, dtype=jnp.int32)
     slots = (at % ring.capacity)[..., None, None]
     k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
-    return k, v, at >= ring.first[:, None]
+    there = at >= ring.first[:, None]
+    (v,) = _silenced(there, v)
+    return k, v, there
 
 
 class MegalodonAttention(eqx.Module):

@@ -15,17 +15,32 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Key
 
 from megalodon_jax.config import widened
+from megalodon_jax.layers.written_transpose import linear
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
-"""Attention with arguments q, k, v (heads first), the visible keys, and a dropout key or None."""
+"""Attention with arguments q, k, v (heads first), the keys each query sees, and those it keeps."""
 LEAST_STRIPE = 128
 """Queries per stripe, unless C is smaller: products of fewer rows are slow."""
 MOST_BRANCHES = 8
 """Number of steps in which the count of earlier keys grows up to C."""
+
+
+class Draws(NamedTuple):
+    """What dropout of the weights is drawn from: by place in the whole array, on every shard alike.
+
+    Attributes:
+        keys: a key for each row and head.
+        first: number of the first query in its row, below 0 for tokens before the row.
+        rate: share of the weights that is dropped.
+    """
+
+    keys: Key[Array, "B H"]
+    first: Int32[Array, ""]
+    rate: Float[Array, ""]
 
 
 class Tokens(NamedTuple):
@@ -36,7 +51,7 @@ class Tokens(NamedTuple):
 
     offsets: Int32[Array, "B L"]
     valid: Bool[Array, "B K"]
-    key: jax.Array | None
+    draws: Draws | None
 
 
 def packed_attention(
@@ -47,7 +62,7 @@ def packed_attention(
     positions: Int32[Array, "B L"],
     mask: Bool[Array, "B L"] | None,
     chunk: int,
-    key: jax.Array | None = None,
+    draws: Draws | None = None,
     parts: int = 1,
     earlier: tuple[Array, Array, Array] | None = None,
 ) -> Float[Array, "N L e"]:
@@ -59,7 +74,7 @@ def packed_attention(
         positions: index of each token within its document.
         mask: True where a key counts.
         chunk: tokens per chunk.
-        key: enables dropout.
+        draws: enables dropout.
         parts: number of shards; with several, each has at least `chunk` tokens.
         earlier: k, v and mask of the `chunk` tokens before these, for a stream on one shard.
     """
@@ -77,7 +92,7 @@ def packed_attention(
     short = -L % stripe
     q, k, v = (jnp.pad(a, ((0, 0), (0, short), (0, 0))) for a in (q, k, v))
     offsets, valid = (jnp.pad(a, ((0, 0), (0, short))) for a in (positions % chunk, valid))
-    out: Array = _windows(mix, C, q, k, v, Tokens(offsets, valid, key))
+    out: Array = _windows(mix, C, q, k, v, Tokens(offsets, valid, draws))
     return out[:, :L]
 
 
@@ -90,12 +105,12 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
     return jnp.concatenate([jax.lax.ppermute(end, SEQUENCE, pairs), x], axis=1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
     """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
 
-    The derivative is explicit: automatic differentiation of a loop with branches would store the
-    weights of every branch, whereas here each stripe is recomputed.
+    The derivatives are explicit: the transpose of a loop with branches would store the weights of
+    every branch, whereas here each stripe is recomputed.
     """
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
@@ -130,8 +145,9 @@ def _stripe(
         return jax.lax.dynamic_slice_in_dim(x, begin, size, axis=1)
 
     offsets, window = cut(tokens.offsets, stripe), C + stripe
-    key = None if tokens.key is None else jax.random.fold_in(tokens.key, begin)
-    own = Tokens(offsets, cut(tokens.valid, window), key)
+    draws = tokens.draws
+    draws = None if draws is None else draws._replace(first=draws.first + begin)
+    own = Tokens(offsets, cut(tokens.valid, window), draws)
     step = max(stripe, -(-C // MOST_BRANCHES))
     sizes = [min(size, C) for size in range(0, C + step, step)]
     further = jnp.max(offsets - jnp.arange(stripe, dtype=jnp.int32))
@@ -148,7 +164,29 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
     visible = (distance >= 0) & (distance <= offsets[..., None])
     visible = visible & seen.tokens.valid[:, None, skipped:]
     k, v = (a[:, skipped:] for a in (seen.k, seen.v))
-    return mix(seen.q, k, v, visible, key=seen.tokens.key)
+    draws = seen.tokens.draws
+    keep = None if draws is None else drawn(draws, queries, keys - size)
+    return mix(seen.q, k, v, visible, keep=keep)
+
+
+def drawn(
+    draws: Draws, queries: Int32[Array, " Q"], keys: Int32[Array, " K"]
+) -> Bool[Array, "B H Q K"]:
+    """Return which weights dropout keeps, of queries and keys counted from the first query.
+
+    A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+    the number of a weight is a hash of its row, head, query and key, as many rounds as a number of
+    a sequence costs. It depends neither on how a row is cut into stripes nor on the mesh.
+    """
+    of_queries = jax.vmap(jax.random.fold_in, (None, 0))
+    # Twice the same nest: each query's key from its head's, each weight's from its query's.
+    for_each = jax.vmap(jax.vmap(of_queries, (0, None)), (0, None))
+    weights = jax.vmap(for_each, (2, None), 2)
+    words = weights(for_each(draws.keys, draws.first + queries), draws.first + keys)
+    first = jax.random.key_data(words)[..., 0].astype(jnp.uint32)
+    # The upper 24 bits, exact in float32.
+    share = (first >> 8).astype(jnp.float32) * 2.0**-24
+    return share >= draws.rate
 
 
 def _begins(C: int, q: Array) -> Int32[Array, " n"]:
@@ -160,11 +198,36 @@ def _joined(stripes: Float[Array, "n N Q e"]) -> Float[Array, "N L e"]:
     return jnp.moveaxis(stripes, 0, 1).reshape(N, n * Q, e)
 
 
-def _windows_forward(mix: Mix, C: int, *inputs: Any) -> tuple[Array, tuple[Any, ...]]:
-    return _windows(mix, C, *inputs), inputs
+@_windows.defjvp
+def _windows_jvp(mix: Mix, C: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    out = _windows(mix, C, *primals)
+    moved = partial(_windows_forward, mix, C), partial(_windows_backward, mix, C)
+    return out, linear(*moved, primals, tangents[:3], out)
+
+
+def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any, ...]) -> Array:
+    """Return the tangent of `_windows`, stripe by stripe."""
+    q, k, v, tokens = inputs
+
+    def step(_: None, begin: Array) -> tuple[None, Array]:
+        seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
+        dot_q, dot_k, dot_v = dots
+        moved = _stripe(C, dot_q, dot_k, dot_v, tokens, begin)[0]
+
+        def branch(size: int) -> Callable[[], Array]:
+            def mixed(q: Array, k: Array, v: Array) -> Array:
+                return _mixed(mix, size, seen._replace(q=q, k=k, v=v))
+
+            return lambda: jax.jvp(mixed, seen[:3], moved[:3])[1]
+
+        return None, jax.lax.switch(index, [branch(size) for size in sizes])
+
+    _, out = jax.lax.scan(step, None, _begins(C, q))
+    return _joined(out)
 
 
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
+    """Return the cotangents of q, k and v."""
     q, k, v, tokens = inputs
     # Up to nine stripes add to one key's gradient, so not in bfloat16.
     zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))
@@ -192,7 +255,4 @@ def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> 
         return (added(sums[0], bars[0]), added(sums[1], bars[1])), bar_q
 
     (bar_k, bar_v), bar_q = jax.lax.scan(step, zeros, _begins(C, q))
-    return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype), None
-
-
-_windows.defvjp(_windows_forward, _windows_backward)
+    return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype)

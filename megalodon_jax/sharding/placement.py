@@ -15,8 +15,9 @@ from megalodon_jax.sharding.axes import AnyMesh, check_divisible, shards, spec_o
 from megalodon_jax.sharding.rules import partition_specs
 
 Tree = TypeVar("Tree")
-FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0}
-"""Fill values of `padded_batch` by array name; they do not affect any result."""
+FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0, "segment_ids": None}
+"""Fill values of `padded_batch` by array name; they do not affect any result. None repeats the last
+element of each row, which continues its last document."""
 
 
 def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
@@ -120,8 +121,8 @@ def padded_batch(
     the logits of the original positions are unchanged.
 
     Args:
-        batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`. None
-            is left out; a mask is added if there is none.
+        batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`,
+            `segment_ids`. None is left out; a mask is added if there is none.
         multiple: for example the chunk size times the size of `sequence`.
         ignore_index: label that does not count.
 
@@ -138,10 +139,12 @@ def padded_batch(
     first = next(iter(arrays.values()))
     arrays.setdefault("attention_mask", np.ones(first.shape, bool))
     short = -first.shape[-1] % multiple
-    return {
-        name: np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),), constant_values=fill[name])
-        for name, x in arrays.items()
-    }
+
+    def filled(x: np.ndarray, value: int | None) -> np.ndarray:
+        room = ((0, 0),) * (x.ndim - 1) + ((0, short),)
+        return np.pad(x, room, "edge") if value is None else np.pad(x, room, constant_values=value)
+
+    return {name: filled(x, fill[name]) for name, x in arrays.items()}
 
 
 def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:

@@ -98,6 +98,8 @@ class Case:
     """Lengths of the documents packed into each row; empty: one text per row."""
     known_difference: str = ""
     """Known difference (`known_differences`) because of which the reference does not run this."""
+    oracle_only: str = ""
+    """Why the reference takes no part although no difference is known; empty if it does."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -150,7 +152,7 @@ class Case:
         # The hash uses the field's name at the time when recordings were made.
         fields["seam"] = fields.pop("known_difference")
         # Omitting unused fields keeps the hashes, and so the recordings, of older cases valid.
-        names = ("steps", "labels_at_padding", "documents", "seam")
+        names = ("steps", "labels_at_padding", "documents", "seam", "oracle_only")
         unused = {name for name in names if not fields[name]}
         fields = {name: value for name, value in fields.items() if name not in unused}
         fields["checkpoint"] = self.checkpoint.name if self.checkpoint else None
@@ -189,6 +191,11 @@ class Case:
         """Description of the work for the comparison."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether megalodon-hf is compared with."""
+        return not (self.known_difference or self.oracle_only)
 
     @property
     def padding_differs(self) -> bool:
@@ -254,6 +261,9 @@ CUTS = (C + 5, C + 5, 1, 1)
 """Calls that start and end inside chunks, exceed a chunk, or have a single token."""
 DOCUMENTS = ((7, C, 1, 2 * C + 12), (C + 7 + 2 * C + 13,))
 """Lengths of documents in packed rows; only the first starts at a chunk boundary of the row."""
+STREAMED_DOCUMENTS = ((7, C - 2, 1, C + 6), (C + 14, 13, 1), (sum(CUTS),))
+"""Lengths of documents that the calls of `CUTS` cut: some begin inside a call, some where a call
+begins, some with the last token; two continue over several calls, and one is a whole row."""
 NEW_TOKENS = 12
 """Number of tokens generated greedily after the text of a stream."""
 
@@ -340,6 +350,15 @@ CASES = (
         length=sum(DOCUMENTS[0]),
         padding="right",
         documents=DOCUMENTS,
+    ),
+    Case(
+        "stream_documents",
+        "documents in rows of one cached stream, cut by its calls; each row goes on in its last",
+        length=sum(CUTS),
+        batch_size=3,
+        cuts=CUTS,
+        documents=STREAMED_DOCUMENTS,
+        oracle_only="megalodon-hf keeps no document beside a cache; alone each is case 'stream'",
     ),
     Case(
         "adamw",

@@ -21,6 +21,7 @@ from parity.executors.item import Item
 from parity.executors.sweep import Executor, collect
 from parity.megalodon import oracle, perturbation, trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case, by_name
+from parity.megalodon.packed import streamed_documents
 from parity.megalodon.ragged import combine_rows, row_alone
 from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
@@ -156,6 +157,13 @@ def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) 
     batch = case.batch
     if case.steps:
         return trajectory.of_oracle(case)
+    if case.cuts and case.documents:
+
+        def alone(ids: np.ndarray, cuts: tuple[int, ...], follows: bool) -> Arrays:
+            new = NEW_TOKENS if follows else 0
+            return oracle.stream(case.config, weights, ids, cuts, new, hook=hook)
+
+        return streamed_documents(case, alone)
     if case.cuts and batch.padded:
         rows = (row_alone(case, row) for row in range(case.batch_size))
         return combine_rows(

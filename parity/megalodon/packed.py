@@ -1,18 +1,19 @@
 """Splits packed rows of a case into documents, and joins the documents' results.
 
-megalodon-hf does not support packed rows; it runs each document alone. Source: docs/parity.md
-"Packed documents".
+megalodon-hf does not support packed rows; it runs each document alone, as does the oracle for a
+cached stream. Source: docs/parity.md "Packed documents".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from parity.megalodon.cases import Batch, Case
 from parity.megalodon.oracle import document_positions
+from parity.megalodon.ragged import stacked
 
 
 def spans(case: Case) -> Iterator[tuple[int, slice]]:
@@ -41,3 +42,26 @@ def joined_documents(
             whole = joined.setdefault(name, np.zeros((*shape, *array.shape[2:]), array.dtype))
             whole[row, span] = array[0]
     return joined
+
+
+def streamed_documents(
+    case: Case, run: Callable[[np.ndarray, tuple[int, ...], bool], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Return what a stream of packed documents gives: each document's logits as if it were alone.
+
+    States and the text that follows are those of the last document of each row.
+
+    Args:
+        case: one with calls and documents.
+        run: takes the ids (1, n) of a document, the calls that feed it, and whether text follows.
+    """
+    ends, pieces, last = list(accumulate(case.cuts)), [], []
+    for row, span in spans(case):
+        within = [min(max(end, span.start), span.stop) for end in (0, *ends)]
+        calls = tuple(after - before for before, after in pairwise(within) if after > before)
+        follows = span.stop == case.length
+        found = run(case.batch.ids[row : row + 1, span], calls, follows)
+        pieces.append({"logits": found.pop("logits")})
+        if follows:
+            last.append(found)
+    return joined_documents(case, pieces) | stacked(last)

@@ -102,12 +102,14 @@ class JaxSubject:
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
             model, ids, valid = self.load(case), jnp.asarray(case.batch.ids), case.batch.mask
+            segments = packed(case)
             step = compiled(advance, self._yardstick)
             cache, pieces, start = None, [], 0
             for count in case.cuts:
                 cut = slice(start, start + count)
                 mask = None if valid[:, cut].all() else jnp.asarray(valid[:, cut])
-                logits, cache = step(model, ids[:, cut], cache, mask)
+                documents = None if segments is None else segments[:, cut]
+                logits, cache = step(model, ids[:, cut], cache, mask, documents)
                 # Logits at padding are meaningless.
                 pieces.append(logits if mask is None else jnp.where(mask[..., None], logits, 0.0))
                 if model.config.cache_unbounded:
@@ -119,7 +121,7 @@ class JaxSubject:
             token, generated = greedy_token(whole[np.arange(len(valid)), last_valid(valid)]), []
             for _ in range(NEW_TOKENS):
                 generated.append(token)
-                logits, cache = step(model, token[:, None], cache, None)
+                logits, cache = step(model, token[:, None], cache, None, None)
                 token = greedy_token(logits[:, -1])
             outputs = {
                 "logits": whole,
@@ -145,9 +147,12 @@ class JaxSubject:
         return jax.enable_x64(self.dtype == "float64")
 
 
-def advance(model, ids, cache, mask):
-    """Feed ids to a stream; `mask` is None if there is no padding."""
-    return model(ids, mask, cache=cache, return_cache=True)
+def advance(model, ids, cache, mask, segments):
+    """Feed ids to a stream; `mask` is None if there is no padding.
+
+    `segments` is None where every row continues its last document.
+    """
+    return model(ids, mask, cache=cache, return_cache=True, segment_ids=segments)
 
 
 def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:

@@ -60,8 +60,8 @@ def examine(folder: Path, only: bool = False) -> Examined:
             if checksums is None or name == MEASUREMENTS:
                 absent = added_columns(name, manifest.migrated_from)
                 # A checksum covers every column; without one each column has to be read.
-                only = None if checksums is None else _COLUMNS
-                tables[name] = rows_table(content, folder / name, absent, only)
+                read = None if checksums is None else _COLUMNS
+                tables[name] = rows_table(content, folder / name, absent, read)
     except StoreError as error:
         return Examined(folder.name, str(error))
     if MEASUREMENTS not in tables:

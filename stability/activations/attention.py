@@ -19,8 +19,9 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.segments import document_positions
 from parity.megalodon.intermediates import capture
-from stability.activations.ranges import token_ids
+from stability.activations.ranges import documents_of, token_ids
 from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import by_name
 
@@ -46,7 +47,10 @@ class Heads:
 
 
 def measure_heads(
-    model: MegalodonForCausalLM, ids: ArrayLike, mask: ArrayLike | None = None
+    model: MegalodonForCausalLM,
+    ids: ArrayLike,
+    mask: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> tuple[Heads, ...]:
     """Measure logits and entropies of every layer for one uncached batch.
 
@@ -56,15 +60,17 @@ def measure_heads(
         model: the model.
         ids: token ids (B, L) int32, L at least 1.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
+        segment_ids: integers (B, L), the document of each token, where rows hold several.
 
     Raises:
-        ValueError: `ids` are not integers (B, L), or empty.
+        ValueError: `ids` are not integers (B, L), or empty, or `segment_ids` have another shape.
     """
     ids = token_ids(ids, "measure_heads")
     if not ids.size:
         raise ValueError(f"measure_heads: ids are {ids.shape}, expected at least one token.")
     valid = jnp.ones(ids.shape, bool) if mask is None else jnp.asarray(mask, bool)
-    layers = jax.device_get(_measure(model, ids, valid))
+    documents = documents_of(ids, segment_ids)
+    layers = jax.device_get(_measure(model, ids, valid, documents))
     return tuple(Heads(*layer) for layer in layers)
 
 
@@ -122,38 +128,59 @@ def _entropy(subject: str, entropy: float, relative: float) -> Finding:
 
 
 @eqx.filter_jit
-def _measure(model: MegalodonForCausalLM, ids: Array, valid: Array) -> tuple[Any, ...]:
+def _measure(
+    model: MegalodonForCausalLM, ids: Array, valid: Array, documents: Array | None
+) -> tuple[Any, ...]:
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params: Any, ids: Array, mask: Array) -> Array:
-        return eqx.combine(params, static)(ids, mask)[0]
+        return eqx.combine(params, static)(ids, mask, segment_ids=documents)[0]
 
     _, intermediates = capture(logits)(params, ids, valid)
-    return tuple(
-        _heads(layer.attn, intermediates[f"layers.{i}.q"], intermediates[f"layers.{i}.k"], valid)
-        for i, layer in enumerate(model.model.layers)
-    )
+    positions = document_positions(documents, ids.shape, "ids")
+
+    def heads(i: int, layer: Any) -> tuple[Array, ...]:
+        q, k = (intermediates[f"layers.{i}.{name}"] for name in "qk")
+        return _heads(layer.attn, q, k, valid, positions)
+
+    return tuple(heads(i, layer) for i, layer in enumerate(model.model.layers))
 
 
-def _heads(attn: MegalodonAttention, q: Array, k: Array, valid: Array) -> tuple[Array, ...]:
-    C = attn.config.chunk_size
-    q, k = attn.inner.rope(q.astype(jnp.float32), k.astype(jnp.float32))
-    end = -(-q.shape[1] // C) * C
-    room = ((0, 0), (0, end - q.shape[1]))
-    q, k = (jnp.pad(x, (*room, (0, 0), (0, 0))) for x in (q, k))
-    chunks = [x.reshape(-1, C, *x.shape[2:]) for x in (q, k, jnp.pad(valid, room))]
+def _heads(
+    attn: MegalodonAttention, q: Array, k: Array, valid: Array, positions: Array | None
+) -> tuple[Array, ...]:
+    C, L = attn.config.chunk_size, q.shape[1]
+    turned = () if positions is None else (positions,)
+    q, k = attn.inner.rope(q.astype(jnp.float32), k.astype(jnp.float32), *turned)
+    at = jnp.arange(L, dtype=jnp.int32)[None] if positions is None else positions
+    offsets = jnp.broadcast_to(at % C, valid.shape)
+
+    def chunks(x: Array) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, -L % C), *((0, 0),) * (x.ndim - 2)))
+        return x.reshape(x.shape[0], -1, C, *x.shape[2:])
+
+    queries, keys = tuple(map(chunks, (q, valid, offsets))), tuple(map(chunks, (k, valid)))
+    if positions is not None:
+        # A chunk of a document may have begun in the chunk of the row before.
+        keys = tuple(jnp.concatenate([_chunk_before(x), x], axis=2) for x in keys)
     # One chunk at a time, so that the scores of only one chunk are in memory.
-    largest, *parts = jax.lax.map(_chunk, tuple(chunks))
+    flat = (x.reshape(-1, *x.shape[2:]) for x in (*queries, *keys))
+    largest, *parts = jax.lax.map(_chunk, tuple(flat))
     entropies, queries, shares, several = (jnp.sum(part, 0) for part in parts)
     return jnp.max(largest, 0), entropies / queries, shares / several
 
 
-def _chunk(parts: tuple[Array, Array, Array]) -> tuple[Float[Array, " H"], ...]:
+def _chunk_before(x: Array) -> Array:
+    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+
+
+def _chunk(parts: tuple[Array, ...]) -> tuple[Float[Array, " H"], ...]:
     """Return largest |logit|, sum of entropies, number of queries, sum of relative entropies, and
     number of queries with at least two keys."""
-    q, k, valid = parts
-    C = q.shape[0]
-    seen = jnp.tril(jnp.ones((C, C), bool)) & valid[None, :] & valid[:, None]
+    q, valid, offsets, k, there = parts
+    C, K = q.shape[0], k.shape[0]
+    distance = jnp.arange(K - C, K, dtype=jnp.int32)[:, None] - jnp.arange(K, dtype=jnp.int32)
+    seen = (distance >= 0) & (distance <= offsets[:, None]) & there[None, :] & valid[:, None]
     scores = jnp.einsum("qhd,khd->hqk", q, k, precision=jax.lax.Precision.HIGHEST)
     visible = jnp.broadcast_to(seen, scores.shape)
     largest = jnp.max(jnp.where(visible, jnp.abs(scores), 0.0), axis=(1, 2))

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int32, Integer
 
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.roles import check_unstacked
+from megalodon_jax.segments import check_segment_ids
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import Quantity
 from parity.engine.yardstick import compiled
@@ -69,6 +70,7 @@ def measure_ranges(
     ids: ArrayLike,
     mask: ArrayLike | None = None,
     labels: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> Ranges:
     """Measure ranges of all intermediates, cotangents and gradients for one batch.
 
@@ -79,10 +81,11 @@ def measure_ranges(
         ids: token ids (B, L) int32.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
         labels: (B, L) int32; None: the ids themselves.
+        segment_ids: integers (B, L), the document of each token, where rows hold several.
 
     Raises:
-        ValueError: `ids` are not integers (B, L), `labels` have another shape, or layers are
-            stacked.
+        ValueError: `ids` are not integers (B, L), `labels` or `segment_ids` have another shape, or
+            layers are stacked.
     """
     check_unstacked("measure_ranges", model)
     ids = token_ids(ids, "measure_ranges")
@@ -93,7 +96,7 @@ def measure_ranges(
         )
     mask = None if mask is None else jnp.asarray(mask, bool)
     (_, intermediates), (gradients, bars) = compiled(evaluate, yardstick=False)(
-        model, ids, labels, mask
+        model, ids, labels, mask, documents_of(ids, segment_ids)
     )
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
@@ -126,6 +129,19 @@ def token_ids(ids: ArrayLike, caller: str) -> Int32[Array, "B L"]:
     if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"{caller}: ids are {ids.dtype} {ids.shape}, expected integers (B, L).")
     return ids.astype(jnp.int32)
+
+
+def documents_of(ids: Array, segment_ids: ArrayLike | None) -> Integer[Array, "B L"] | None:
+    """Return segment ids as an array; None stays None.
+
+    Raises:
+        ValueError: they are no integers of the shape of `ids`.
+    """
+    if segment_ids is None:
+        return None
+    segment_ids = jnp.asarray(segment_ids)
+    check_segment_ids(segment_ids, ids.shape, "ids")
+    return segment_ids
 
 
 def range_findings(ranges: Ranges) -> list[Finding]:

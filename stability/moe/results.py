@@ -98,6 +98,8 @@ def training_markdown(content: Mapping[str, Any]) -> str:
         worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)
         losses = ("not finite" if x is None else f"{x:.3f}" for x in (v["held_out"], worst))
         counts = (str(v["events"][kind]) for kind in ("skip", "rollback"))
-        rows.append((v["name"], v["what"], *losses, *counts, f"{v['rate']:g}"))
+        # Stored before runs could end early, it has no reason.
+        ended = f"; ended early: {v['ended']}" if v.get("ended") else ""
+        rows.append((v["name"], v["what"] + ended, *losses, *counts, f"{v['rate']:g}"))
     columns = ("run", "what", "held-out loss", "worst loss", "skips", "rollbacks", "lr left")
     return markdown(columns, rows)

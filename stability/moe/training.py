@@ -26,7 +26,7 @@ from megalodon_jax.optimiser import optimiser_update
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.experiments.train import read_text, spread_windows, windows
-from stability.recovery.guard import GuardConfig, GuardState, guard
+from stability.recovery.guard import GuardConfig, GuardState, Verdict, guard
 from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
 
 ROUTER = ("router_z",)
@@ -102,6 +102,8 @@ class Outcome:
     events: list[Event] = field(default_factory=list)
     rate: float = 1.0
     """Final factor on the learning rate."""
+    ended: str = ""
+    """Why the run ended before its last step; empty if it did not."""
 
 
 def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> list[Outcome]:
@@ -120,13 +122,17 @@ def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> 
     outcomes = []
     for name, what, its_plan, preset, guarded in variants:
         outcome = train(name, what, its_plan, preset, guarded=guarded)
-        say(f"  {name}: held-out loss {outcome.held_out:.3f}, lr x {outcome.rate:g}")
+        ended = f"; {outcome.ended}" if outcome.ended else ""
+        say(f"  {name}: held-out loss {outcome.held_out:.3f}, lr x {outcome.rate:g}{ended}")
         outcomes.append(outcome)
     return outcomes
 
 
 def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True) -> Outcome:
-    """Train one variant; see `run` for the arguments."""
+    """Train one variant; see `run` for the arguments.
+
+    Without a guard the run ends at its first step that is not finite: every later one is NaN too.
+    """
     outcome = Outcome(name, what)
     text, held_out = read_text()
     careless = GuardConfig(deviations=1e9, patience=10**6, max_norm=preset.max_norm)
@@ -153,12 +159,27 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
         outcome.router_z.append((number, float(report.auxiliary[ROUTER[0]])))
         return model, state
 
-    start: Any = transform.init(eqx.filter(model, eqx.is_array))
+    def held_out_loss(model: Any) -> Outcome:
+        outcome.held_out = float(_loss(model, spread_windows(held_out, 32, plan.length)))
+        return outcome
+
+    state: Any = transform.init(eqx.filter(model, eqx.is_array))
+    if not guarded:
+        for number in range(plan.steps):
+            model, state = step(model, state, data(number))
+            report = jax.device_get(state.report)
+            if int(report.verdict) in (Verdict.SKIPPED_LOSS, Verdict.SKIPPED_GRADIENT):
+                loss, norm = float(report.loss), float(report.norm)
+                outcome.ended = (
+                    f"at batch {number} the loss is {loss:g}, its gradient norm {norm:g}"
+                )
+                break
+        return held_out_loss(model)
     with tempfile.TemporaryDirectory() as folder:
         result = guarded_run(
             step,
             model,
-            start,
+            state,
             data,
             steps=plan.steps,
             folder=Path(folder),
@@ -167,8 +188,7 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
             store=folder_of(Path(folder), model),
         )
     outcome.events, outcome.rate = result.events, result.rate
-    outcome.held_out = float(_loss(result.model, spread_windows(held_out, 32, plan.length)))
-    return outcome
+    return held_out_loss(result.model)
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
@@ -202,6 +222,7 @@ def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
                 "what": o.what,
                 "held_out": _plain(o.held_out),
                 "rate": o.rate,
+                "ended": o.ended,
                 "events": {k: sum(e.kind == k for e in o.events) for k in KINDS},
                 "loss": [[n, _plain(x)] for n, x in o.loss],
                 "router_z": [[n, _plain(x)] for n, x in o.router_z],

@@ -17,7 +17,9 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM, traced_checks
 from megalodon_jax.layers import complex_ema
+from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.quantization.products import gemm
+from megalodon_jax.segments import document_positions
 from tests.helpers import EXACT, EXACT_GRADIENT, model_of, rel_l2, rounding_bound, tiny, tokens
 
 FLOORS = 2
@@ -28,12 +30,15 @@ L = 4
 IDS = tokens(CONFIG, (2, L))
 MASK = np.ones((2, L), bool)
 MASK[1, 3:] = False
+# A document longer than a chunk, and ones that begin inside of one.
+DOCUMENTS = np.array([[0, 0, 0, 1], [0, 1, 1, 1]], np.int32)
 
 
 class Objective:
     """The loss of a model in one dtype, its arrays, and a direction in their space."""
 
-    def __init__(self, dtype: str):
+    def __init__(self, dtype: str, documents: np.ndarray | None = None):
+        self.documents = documents
         self.arrays, self.static = eqx.partition(model_of(CONFIG.with_dtype(dtype)), eqx.is_array)
         rng = np.random.default_rng(0)
         self.direction = jax.tree.map(
@@ -44,7 +49,7 @@ class Objective:
     def loss(self, arrays: Any) -> jax.Array:
         model: MegalodonForCausalLM = eqx.combine(arrays, self.static)
         ids = jnp.asarray(IDS)
-        return model.compute_loss(ids, ids, jnp.asarray(MASK))
+        return model.compute_loss(ids, ids, jnp.asarray(MASK), segment_ids=self.documents)
 
     def _derivatives(self, arrays, direction):
         found, moved = jax.jvp(jax.value_and_grad(self.loss), (arrays,), (direction,))
@@ -63,14 +68,17 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
-def test_slopes_and_curvature_are_those_of_differences_and_of_float64() -> None:
-    objective = Objective("float32")
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
+def test_slopes_and_curvature_are_those_of_differences_and_of_float64(
+    documents: np.ndarray | None,
+) -> None:
+    objective = Objective("float32", documents)
     narrow = objective.derivatives()
     # What float32 knows: the same at weights moved in their last bits.
     ulp = np.finfo(np.float32).eps / np.sqrt(np.mean(flat(objective.direction) ** 2))
     nearby = objective.derivatives(ulp)
     with jax.enable_x64(True):
-        objective = Objective("float64")
+        objective = Objective("float64", documents)
         wide, direction = objective.derivatives(), flat(objective.direction)
         # Differences of gradients know no forward rule; the best step leaves about eps^(2/3).
         h = np.finfo(float).eps ** (1 / 3) / np.linalg.norm(direction)
@@ -132,6 +140,52 @@ def test_a_low_precision_product_is_differentiated_backwards_only() -> None:
     assert jax.eval_shape(jax.grad(narrow), x) == x
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jit(lambda x: jax.jvp(narrow, (x,), (x,))).lower(x)
+
+
+@pytest.mark.usefixtures("x64")
+def test_packed_attention_is_differentiated_in_any_order() -> None:
+    inner = ChunkedAttention(CONFIG.with_dtype("float64"))
+    rng, heads = np.random.default_rng(1), (2, L, CONFIG.num_heads)
+    widths = CONFIG.head_dim, CONFIG.head_dim, CONFIG.value_head_dim
+    qkv, dots, ddots = (
+        tuple(jnp.asarray(rng.standard_normal((2, *heads, d))) for d in widths) for _ in range(3)
+    )
+
+    def total(*qkv):
+        positions = document_positions(DOCUMENTS, DOCUMENTS.shape, "the queries")
+        return jnp.sum(inner(*qkv, positions=positions)[0] ** 2)
+
+    def slope(qkv, dots):
+        return jax.jvp(total, qkv, dots)[1]
+
+    @jax.jit
+    def derivatives(qkv, dots, ddots):
+        def each(qkv, dots, ddots):
+            backward = jax.grad(total, (0, 1, 2))(*qkv)
+            curved = jax.jvp(lambda *qkv: slope(qkv, dots), qkv, ddots)[1]
+            bent = jax.grad(slope)(qkv, dots)
+            twice = jax.grad(lambda qkv: dot(jax.grad(total, (0, 1, 2))(*qkv), dots))(qkv)
+            return (
+                slope(qkv, dots),
+                dot(backward, dots),
+                curved,
+                dot(bent, ddots),
+                dot(twice, ddots),
+            )
+
+        of_batch = jax.grad(lambda qkv: jnp.sum(jax.vmap(total)(*qkv)))(qkv)
+        return jax.vmap(each)(qkv, dots, ddots), jax.vmap(dot)(of_batch, dots)
+
+    (forward, backward, curved, bent, twice), of_batch = derivatives(qkv, dots, ddots)
+    for found, expected in (
+        (forward, backward), (of_batch, backward), (bent, curved), (twice, curved)
+    ):  # fmt: skip
+        assert rel_l2(found, expected) <= EXACT_GRADIENT
+        assert rel_l2(found[::-1], expected) > EXACT_GRADIENT
+
+
+def dot(trees: Any, others: Any) -> jax.Array:
+    return sum(map(jnp.vdot, trees, others), jnp.zeros(()))
 
 
 @pytest.mark.traced_checks

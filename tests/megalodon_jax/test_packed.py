@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from megalodon_jax import MegalodonConfig, init_cache, trim_cache
 from megalodon_jax.layers import attention, complex_ema, packed_ema
@@ -383,6 +385,80 @@ def test_a_stream_of_documents_is_differentiated() -> None:
     want, got = (named_leaves(eqx.filter_jit(eqx.filter_grad(f))(model)) for f in (whole, pieces))
     for name, gradient in got.items():
         assert rel_l2(gradient, want[name]) <= EXACT_GRADIENT, name
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_is_left_of_an_earlier_document_may_be_no_number() -> None:
+    """A ring full of NaN: a document that begins sees none of it, nor what goes on in it."""
+    model, cut = wide(TINY), 5
+    ids = [jnp.asarray(IDS[:, :cut]), jnp.asarray(IDS[:, cut : cut + 1]), jnp.asarray(IDS[:, 6:11])]
+    document = jnp.full((B, cut), 3, jnp.int32)
+
+    def answers(fill: float) -> list[np.ndarray]:
+        cache = piece(model, jnp.asarray(IDS), jnp.zeros((B, L), jnp.int32), None)[1]
+        # All but counters.
+        held, counters = eqx.partition(cache, eqx.is_inexact_array)
+        cache = eqx.combine(jax.tree.map(lambda x: jnp.full_like(x, fill), held), counters)
+        found = []
+        # By segment ids, then without: a single token, several, and again a single one.
+        for part, segments in zip(ids, (document, None, None), strict=True):
+            logits, cache = piece(model, part, segments, cache)
+            found.append(np.asarray(logits))
+        return found
+
+    clean = answers(0.0)
+    assert all(np.isfinite(logits).all() for logits in clean)
+    for found, want in zip(answers(np.nan), clean, strict=True):
+        assert np.array_equal(found, want)
+
+
+DROPPED = 0.3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.usefixtures("x64")
+def test_dropout_of_documents_is_drawn_by_place(streamed: bool) -> None:
+    """Shards of rows, heads and tokens drop the very weights that one device drops."""
+    n, H = 32, 2
+    config = tiny(chunk_size=8, num_heads=H, value_dim=H * n, attention_dropout=DROPPED)
+    inner = attention.ChunkedAttention(config.with_dtype("float64"))
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((B, n, H, config.head_dim)) for _ in "qk")
+    # Each value is a unit vector: what comes out are the weights.
+    v = np.broadcast_to(np.eye(n)[None, :, None], (B, n, H, n))
+    segments = np.array([[0] * 5 + [1] * 13 + [2] * 14, [0] * n], np.int32)
+
+    @jax.jit
+    def weights(q, k, v, segments, key):
+        positions = document_positions(segments, segments.shape, "the queries")
+        return inner(q, k, v, None, None, streamed, positions, key=key)[0]
+
+    arrays = tuple(map(jnp.asarray, (q, k, v, segments)))
+    want, other = (np.asarray(weights(*arrays, jax.random.key(seed))) for seed in (0, 1))
+    mesh = make_mesh(data=2, tensor=2, sequence=1 if streamed else 2, devices=jax.devices())
+    heads, rows = (P("data", None, "tensor"), P("data")) if streamed else (
+        P("data", "sequence", "tensor"), P("data", "sequence")
+    )  # fmt: skip
+    specs = (heads, heads, heads, rows)
+    laid = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
+    got = np.asarray(weights(*laid, jax.random.key(0)))
+    assert np.array_equal(got == 0.0, want == 0.0)
+    assert rel_l2(got, want) <= EXACT
+    # What a query sees, where nothing is dropped: the share that is kept, and no draw twice.
+    positions = np.asarray(document_positions(segments, segments.shape, "ids"))
+    distance = np.arange(n)[:, None] - np.arange(n)
+    seen = (distance >= 0) & (distance <= (positions % 8)[..., None])
+    seen = np.broadcast_to(seen[:, :, None], want.shape)
+    assert not want[~seen].any()
+    kept, count = (want != 0.0), seen.sum()
+    deviation = np.sqrt(DROPPED * (1 - DROPPED) / count)
+    assert abs(kept[seen].mean() - (1 - DROPPED)) < 4 * deviation
+    chunk = seen[1, :8, 0, :8]
+    draws = [
+        kept[1, 8 * i : 8 * i + 8, h, 8 * i : 8 * i + 8][chunk] for i in range(4) for h in (0, 1)
+    ]
+    assert len({draw.tobytes() for draw in draws}) == len(draws)
+    assert not np.array_equal(kept, other != 0.0)
 
 
 def test_an_empty_piece_keeps_the_documents() -> None:

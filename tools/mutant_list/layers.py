@@ -147,8 +147,8 @@ ATTEND = of(
     (
         "stale_keys_believed_new",
         "the slots a block overwrites are read as if they held the block already",
-        "positions = jnp.concatenate([ring.positions(), new], axis=-1)",
-        "positions = jnp.concatenate([after.positions(), new], axis=-1)",
+        "        held = ring.positions()\n",
+        "        held = after.positions()\n",
         _STREAM,
         "stream",
     ),

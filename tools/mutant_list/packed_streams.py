@@ -91,8 +91,8 @@ MUTANTS = (
         (
             "stream_sees_trimmed_keys",
             "a piece with segment ids sees keys that trim_cache took away",
-            "return k, v, at >= ring.first[:, None]",
-            "return k, v, at >= 0",
+            "there = at >= ring.first[:, None]",
+            "there = at >= 0",
             _ROWS,
         ),
         (

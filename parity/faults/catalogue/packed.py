@@ -1,19 +1,23 @@
-"""Bugs of packed documents: values of one document leak into the next."""
+"""Bugs of packed documents: values of one document leak into the next, in a call or by a cache."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
-from megalodon_jax import loss
+from megalodon_jax import loss, model
 from megalodon_jax.layers import attention, packed_ema, packed_norm
 from megalodon_jax.layers.rotary import RotaryEmbedding
-from parity.faults.fault import Family, Plant, around, fault
+from parity.engine.quantity import Quantity
+from parity.faults.fault import Family, Plant, around, fault, on_result
 
 _packed = partial(fault, witness="packed")
+_streamed = partial(fault, Family.CACHES, witness="stream_documents")
+_LAYER = Quantity.state("layers.0.")
 
 
 def _of_the_row(positions: Any) -> Any:
@@ -48,6 +52,19 @@ def _positions(change: Callable[[Any, int], Any]) -> Plant:
 @around
 def _shift_goes_on(targets, labels, mask, V, ignore_index, segment_ids=None):
     return targets(labels, mask, V, ignore_index)
+
+
+def _layers_kept(*names: str) -> Plant:
+    """A cache whose layers do not begin anew in one part of their state."""
+
+    def kept(after: Any, cache: Any, *_: Any) -> Any:
+        layers = tuple(
+            dataclasses.replace(fresh, **{name: getattr(held, name) for name in names})
+            for fresh, held in zip(after.layer_caches, cache.layer_caches, strict=True)
+        )
+        return dataclasses.replace(after, layer_caches=layers)
+
+    return on_result(kept)
 
 
 FAULTS = (
@@ -113,5 +130,21 @@ FAULTS = (
         owner=loss,
         attribute="_targets",
         plant=_shift_goes_on,
+    ),
+    _streamed(
+        "streamed_norm_goes_on",
+        "a document that begins in a call goes on from the statistics of the one before",
+        stage=_LAYER + "norm_count",
+        owner=model,
+        attribute="continued",
+        plant=_layers_kept("norm"),
+    ),
+    _streamed(
+        "streamed_ema_goes_on",
+        "a document that begins in a call goes on from the EMA's state of the one before",
+        stage=_LAYER + "ema",
+        owner=model,
+        attribute="continued",
+        plant=_layers_kept("ema"),
     ),
 )

@@ -165,5 +165,9 @@ def test_a_batch_is_filled_up_with_what_does_not_count() -> None:
     micros = padded_batch({**micro, "attention_mask": None}, 32, ignore_index=-1)
     assert {x.shape for x in micros.values()} == {(2, 8, 32)} and len(micros) == 3
     assert (micros["labels"][..., 30:] == -1).all()
+    # The last document of a row goes on: none of the others gets longer.
+    packed = {**alone, "segment_ids": np.repeat([[3, 1]], 16, axis=1)[:, :30]}
+    packed = padded_batch({name: x[:1, :30] for name, x in packed.items()}, 32)
+    assert packed["segment_ids"].tolist() == [[3] * 16 + [1] * 16]
     with pytest.raises(ValueError, match=r"unknown arrays \['ids'\]"):
         padded_batch({"ids": batch["input_ids"]}, 16)

@@ -15,6 +15,7 @@ from parity.engine.quantity import Quantity
 from parity.engine.yardstick import compiled
 from parity.megalodon.cases import Case
 from parity.megalodon.intermediates import stages
+from parity.megalodon.oracle import document_positions
 from parity.megalodon.runner import JaxSubject, evaluate
 from stability.activations.attention import (
     PEAKED,
@@ -37,6 +38,8 @@ from tests.helpers import rel_l2, rounding_bound, roundoff, same_program
 
 CASE = Case("activations", "two chunks and a tail", overrides={"num_layers": 1}, length=37)
 PADDED = dataclasses.replace(CASE, padding="right")
+PACKED = dataclasses.replace(PADDED, documents=((7, 20, 10), (1, 36)))
+"""Documents whose chunks are not the row's."""
 
 
 @cache
@@ -72,6 +75,20 @@ def test_ranges_are_those_of_the_arrays_themselves() -> None:
         assert rel_l2(found_range.largest, values.max()) <= same * norm / values.max(), name
         assert rel_l2(found_range.rms, np.sqrt(np.mean(values**2))) <= same, name
         assert float(found_range.bad) == 0.0
+
+
+def test_ranges_of_packed_documents_are_those_of_the_documents() -> None:
+    batch = PACKED.batch
+    arguments = model(), batch.ids, batch.mask, batch.labels
+    found, bound = measure_ranges(*arguments, batch.segments), same_program(PACKED)
+    expected = JaxSubject().run(PACKED)
+    for name, found_range in found.cotangents.items():
+        rms = np.sqrt(np.mean(expected[name].astype(np.float64) ** 2))
+        assert rel_l2(found_range.rms, rms) <= bound(name), name
+    # The control: rows that are one document each.
+    name = "bar/layers.0.cema"
+    other = measure_ranges(*arguments).cotangents[name]
+    assert rel_l2(other.rms, found.cotangents[name].rms) > bound(name)
 
 
 def test_gradient_norms_add_up_to_the_global_one() -> None:
@@ -142,19 +159,22 @@ def by_hand(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     config, valid = case.config, case.batch.mask
     intermediates = expected() if case is CASE else JaxSubject().intermediates(case)
     q, k = (intermediates[f"layers.0.{name}"].astype(np.float64) for name in "qk")
-    angle = np.arange(q.shape[1])[:, None] * config.effective_rope_base ** (
+    segments, (B, L) = case.batch.segments, valid.shape
+    positions = np.broadcast_to(np.arange(L), (B, L))
+    if segments is not None:
+        positions = document_positions(segments)
+    angle = positions[..., None] * config.effective_rope_base ** (
         -np.arange(config.head_dim // 2) / (config.head_dim // 2)
     )
-    turn = np.exp(1j * angle)[None, :, None]
+    turn = np.exp(1j * angle)[:, :, None]
     half = config.head_dim // 2
     q, k = ((x[..., :half] + 1j * x[..., half:]) * turn for x in (q, k))
     scores = np.einsum("bqhd,bkhd->bhqk", q, k.conj()).real
-    B, L = valid.shape
     largest = np.zeros(config.num_heads)
     entropies, shares = [], []
     for b in range(B):
         for t in range(L):
-            start = t // config.chunk_size * config.chunk_size
+            start = t - positions[b, t] % config.chunk_size
             keys = [j for j in range(start, t + 1) if valid[b, j]]
             if not valid[b, t]:
                 continue
@@ -169,12 +189,12 @@ def by_hand(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return largest, np.mean(entropies, axis=0), np.mean(shares, axis=0)
 
 
-@pytest.mark.parametrize("case", [CASE, PADDED], ids=["whole", "padded"])
+@pytest.mark.parametrize("case", [CASE, PADDED, PACKED], ids=["whole", "padded", "packed"])
 def test_heads_agree_with_a_loop_over_queries(case: Case) -> None:
     model = JaxSubject().load(case)
 
     def found(model: object, name: str) -> np.ndarray:
-        (heads,) = measure_heads(model, case.batch.ids, case.batch.mask)
+        (heads,) = measure_heads(model, case.batch.ids, case.batch.mask, case.batch.segments)
         return getattr(heads, name)
 
     # A logit is a sum over a head, a weight one over keys, and a mean one over tokens, besides some
@@ -236,3 +256,6 @@ def test_wrong_ids_are_refused_in_words(ids) -> None:
             measure(model(), ids)
     with pytest.raises(ValueError, match=r"labels have shape \(2, 4\)"):
         measure_ranges(model(), np.ones((2, 5), np.int32), labels=np.ones((2, 4), np.int32))
+    for measure in (measure_heads, measure_ranges):
+        with pytest.raises(ValueError, match=r"segment_ids are int32 \(2, 4\), expected integers"):
+            measure(model(), np.ones((2, 5), np.int32), segment_ids=np.ones((2, 4), np.int32))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -72,6 +73,25 @@ def test_a_checkpoint_of_a_run_comes_back(tmp_path):
     (store.path(3) / "leaves.eqx").write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"leaves\.eqx cannot be read"):
         store.load(3, state)
+
+
+def test_a_run_without_a_guard_ends_where_it_is_not_finite(monkeypatch):
+    small = replace(training.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
+    monkeypatch.setattr(training, "TINY_LM", small)
+    # The step of batch 2 leaves parameters that are not finite.
+    plan = training.Plan(steps=8, injected_at=2, lr_factor=np.inf, batch_size=2, length=8)
+    preset = replace(training.NORMAL, warmup=0)
+    outcome = training.train("broken", "", plan, preset, guarded=False)
+    at, loss = outcome.loss[-1]
+    assert at == 3
+    assert not np.isfinite(loss)
+    assert np.isfinite([x for _, x in outcome.loss[:-1]]).all()
+    assert outcome.ended.startswith(f"at batch {at} the loss is {loss:g}, ")
+    (variant,) = training.document(plan, [outcome])["variants"]
+    assert variant["ended"] == outcome.ended
+    assert variant["loss"][-1] == [at, None]
+    told = results.training_markdown(training.document(plan, [outcome]))
+    assert f"; ended early: {outcome.ended} |" in told
 
 
 def test_a_plan_that_injects_after_its_end_is_refused():

@@ -1,0 +1,88 @@
+"""Linear functions with a transpose of their own, for derivatives in both directions.
+
+`jax.custom_vjp` cannot run forward. A `jax.custom_jvp` whose tangent is `linear(...)` runs both
+ways: forward by the function, backward by the transpose that is written down. `linear_call` of
+`jax.custom_derivatives` knows neither second derivatives nor `vmap`; here both are those of the
+functions themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+Function = Callable[[Any, Any], Any]
+"""Takes residuals and linear arguments."""
+
+
+def linear(
+    function: Function, transpose: Function, residuals: Any, arguments: Any, like: Array
+) -> Array:
+    """Return `function(residuals, arguments)`, an array that is linear in `arguments`.
+
+    Args:
+        function: takes `residuals` and `arguments`, returns an array of the type of `like`.
+        transpose: takes `residuals` and a cotangent of the result, returns one of `arguments`.
+        residuals: any arrays; None in it stays None.
+        arguments: arrays.
+        like: has the shape and dtype of the result.
+    """
+    held, structure = jax.tree.flatten(residuals)
+
+    def run(flat: Sequence[Array]) -> list[Array]:
+        residuals = jax.tree.unflatten(structure, flat[: len(held)])
+        return [function(residuals, tuple(flat[len(held) :]))]
+
+    def pull(flat: Sequence[Array], bar: Array) -> list[Array]:
+        return list(transpose(jax.tree.unflatten(structure, flat), bar))
+
+    (out,) = _linear.bind(
+        *held, *arguments, run=run, pull=pull, number=len(held), out=jax.typeof(like)
+    )
+    return out
+
+
+_linear = Primitive("linear_with_transpose")
+_linear.multiple_results = True
+
+
+def _run(*flat: Array, run: Any, **_: Any) -> list[Array]:
+    return run(flat)
+
+
+def _jvp(primals: Any, tangents: Any, *, run: Any, **_: Any) -> Any:
+    # Of a higher order: the function's own derivative, in residuals too.
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+
+    def moved(*some: Array) -> list[Array]:
+        flat = list(primals)
+        for i, value in zip(moving, some, strict=True):
+            flat[i] = value
+        return run(flat)
+
+    return jax.jvp(moved, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def _transpose(cotangents: Any, *flat: Any, pull: Any, number: int, **_: Any) -> list[Any]:
+    (bar,) = cotangents
+    if type(bar) is ad.Zero:
+        return [None] * len(flat)
+    # What follows is no call of the primitive: second derivatives are those of the transpose.
+    return [None] * number + pull(flat[:number], bar)
+
+
+def _batch(flat: Any, axes: Any, *, run: Any, **_: Any) -> Any:
+    return jax.vmap(lambda *flat: run(flat), in_axes=tuple(axes))(*flat), [0]
+
+
+_linear.def_impl(_run)
+_linear.def_abstract_eval(lambda *_, out, **__: [out])
+mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batch
