@@ -13,6 +13,7 @@ from parity.engine.closeness import (
     EQUAL,
     MASKED,
     closeness,
+    distance,
     entangled,
     plain_layouts,
 )
@@ -533,3 +534,11 @@ def test_constants_of_stacked_layers_go_by_families():
     names = [n for n in parts if "bias" not in n]
     assert list(by_families(*tensors, names, ["norm"], {})) == []
     assert list(by_siblings(*tensors, names, ["norm"], {})) == []
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.5, 1.0, 40.0])
+def test_a_distance_is_relative_whatever_the_size(size: float):
+    e = draw(3, 4)
+    e *= size / np.linalg.norm(e)
+    assert distance(1.5 * e, e) == pytest.approx(0.5)
+    assert distance(e, np.zeros((3, 4))) == pytest.approx(size)
