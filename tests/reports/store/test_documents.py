@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from parity.engine.contract import ContractLine
@@ -20,6 +21,7 @@ from parity.engine.measurement import Kind, Verdict
 from parity.engine.source_lines import Line as SourceLine
 from parity.megalodon.explanation import Explanation
 from reports.store import manifest as manifests
+from reports.store.explanations import EXPLANATIONS, read_explanations, write_explanations
 from reports.store.index import Line, read_index, read_lines, slim, write_lines
 from reports.store.manifest import (
     CaseInfo,
@@ -45,6 +47,7 @@ from reports.store.schema import (
     migrate,
 )
 from reports.store.shared import open_copy
+from reports.store.tensors import TENSORS, read_tensors, write_tensors
 from reports.store.timings import AT_MOST, LESS_IS_BETTER, Timing
 from reports.store.writer import rewrite_run, write_run
 from stability.core.findings import Finding, Severity
@@ -483,3 +486,21 @@ def test_only_storage_without_conditions_is_written_without_one(
 
     assert Objects(Files(), "root").create("a", b"x")
     assert asked == [{"mode": "create"}, {} if unconditional else {"mode": "create"}]
+
+
+def test_columns_that_older_files_lack_say_nothing(tmp_path: Path) -> None:
+    tensor = Deviation("c", "e", "q", "float32", (2,), (1,), (), 5, "rows 1")
+    account = replace(full_account(), where="w")
+    write_tensors(tmp_path, [tensor])
+    write_explanations(tmp_path, [account])
+    assert read_tensors(tmp_path, None) == (tensor,)
+    for name, added in ((TENSORS, ["breaking", "where"]), (EXPLANATIONS, ["where", "lines"])):
+        table = pq.read_table(tmp_path / name)
+        pq.write_table(table.drop_columns(added), tmp_path / name)
+    assert read_tensors(tmp_path, None) == (replace(tensor, breaking=0, where=""),)
+    assert read_explanations(tmp_path, None) == (replace(account, where="", lines=()),)
+
+
+def full_account() -> Explanation:
+    lines = (SourceLine("a", "b", "c"),)
+    return Explanation("c", "e", "q", 1.0, 2.0, "m", (), None, (), "", "", lines)

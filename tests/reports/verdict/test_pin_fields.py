@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reports.verdict import pins
+from reports.verdict.decide import decide
 from reports.verdict.pins import LARGEST, SCHEMA, file_of, load, pin_of, pinned_ids, read, write
-from tests.reports.nights import measurement, run
+from tests.reports.nights import earlier, measurement, run
 
 
 @pytest.fixture
@@ -132,3 +134,22 @@ def test_the_digest_is_of_every_field(tmp_path: Path) -> None:
         assert read(path) is None, name
         path.write_text(json.dumps(document), encoding="utf-8")
     assert pins.read(path) == pin
+
+
+@pytest.mark.parametrize(
+    ("before", "comparable", "rescaled"),
+    [(None, 1, 0), (4e-4, 1, 0), (8e-4, 0, 1)],
+    ids=["no baseline", "the same", "others"],
+)
+def test_a_pin_without_tolerances_had_those_of_the_baseline(
+    before: float | None, comparable: int, rescaled: int
+) -> None:
+    """Of a level that follows its tolerances, because a gate is far below them."""
+    night = run(measurement(tolerance=4e-4))
+    then = None if before is None else earlier(measurement(tolerance=before))
+    pin = pin_of(night, {}, "why", "2026-11-01")
+    groups = {g: replace(it, tolerance=0.0, floored=0) for g, it in pin.groups.items()}
+    [found] = decide(night, then, {}, [replace(pin, groups=groups)]).comparisons
+    assert (found.comparable, len(found.rescaled)) == (comparable, rescaled)
+    if rescaled:
+        assert (found.rescaled[0].before, found.rescaled[0].now) == (before, 4e-4)
