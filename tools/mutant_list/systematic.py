@@ -232,10 +232,10 @@ PARITY_PROMISES = (
     *of(
         "parity/port/report.py",
         (
-            "suspect_told_twice",
-            "a matrix that is irregular is told a second time as not transposed",
-            "if first_use(name, stages) == at and name not in suspects",
-            "if first_use(name, stages) == at",
+            "hint_hides_another",
+            "a matrix that is not transposed and irregular as well is reported as irregular only",
+            "notes.setdefault(name, []).append(note)",
+            "notes[name] = [note]",
             "test_scripted_reports.py",
         ),
     ),

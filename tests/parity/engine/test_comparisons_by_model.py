@@ -954,7 +954,7 @@ def test_a_converter_makes_what_the_matching_says():
     assert 'port["heads"] = original["table"].reshape((8, 2, 3)).transpose((1, 0, 2))' in lines
     assert 'port["only"] = original["table"]' in lines
     assert 'port["a.7.x"] = original["e.5.w"]' in lines
-    assert "# lost (2, 3): nothing of the original is proposed for it" in lines
+    assert "# lost (2, 3): no parameter of the original is proposed for it" in lines
     assert source.endswith("    return port\n")
     assert max(map(len, source.split("\n"))) <= 110
 

@@ -177,7 +177,9 @@ def test_what_has_no_counterpart_is_named_and_not_invented():
     matching = propose(original | {"causal.mask": np.zeros((9, 9))}, unconverted(port))
     assert [left.name for left in matching.unmatched_port] == ["value_head.dense.kernel"]
     assert [left.name for left in matching.unmatched_original] == ["causal.mask"]
-    assert "# value_head.dense.kernel (16, 7): nothing" in converter_source(matching)
+    assert "# value_head.dense.kernel (16, 7): no parameter of the original" in converter_source(
+        matching
+    )
 
 
 def test_a_matching_by_value_prints_as_a_converter_too():

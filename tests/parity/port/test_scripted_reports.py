@@ -306,7 +306,7 @@ def test_what_is_not_asked_for_is_in_the_ledger_with_its_reason():
         Entry(ALL_DERIVATIVES, Role.GRADIENT, reason=report.ledger[1].reason),
     )
     assert report.ledger[1].reason == (
-        "no derivative was compared: it was not asked for (Port.gradients)"
+        "no derivative was compared: it was not requested (Port.gradients)"
     )
     assert not any(m.quantity.startswith("grad") for m in report.measurements)
     assert f"not compared: gradient grad/*: {report.ledger[1].reason}" in report.text()
@@ -367,7 +367,7 @@ def test_a_parameter_of_either_side_alone_is_told():
     assert row.value == 1.0 and row.note == "the original's that the port does not have: b"
     assert report.sentence() == f"twin/case: the parameters differ; {row.note}"
     assert any(
-        n.startswith("nothing in the port is made of the original's b:") for n in report.notices
+        n.startswith("the port has no counterpart of the original's b:") for n in report.notices
     )
     entry = next(e for e in report.ledger if e.name == "b")
     assert entry == Entry("b", Role.GRADIENT, reason="the port has no counterpart of it")
@@ -530,11 +530,11 @@ SENTENCES = {
     ),
     "a derivative and a stage": (
         [row("grad/w", stage=-1), row("s", stage=3)],
-        "s fails on port64:original64, no stage on its own",
+        "s fails on port64:original64, no single stage does",
     ),
     "with its note": (
         [row("s", note="expected shape")],
-        "s fails on port64:original64, no stage on its own: expected shape",
+        "s fails on port64:original64, no single stage does: expected shape",
     ),
     "not comparable": (
         [row("s", Verdict.NOT_COMPARABLE, note="no tolerance")],
@@ -562,13 +562,12 @@ def test_no_result_is_no_success():
 
 
 def test_suspects_are_named_where_something_is_wrong_alone():
-    """A square matrix that lies the other way is one where the difference starts at its use."""
+    """A parameter may be both untransposed and unlike its kind: neither note hides the other."""
     stages = tuple(Stage(n, 0.0, 1.0 if n == "m.b" else 0.0, 0.5) for n in ("m.a", "m.b", "m.c"))
     notes = {"m.b.kernel": "is transposed", "m.c.kernel": "too", "else.kernel": "and this"}
     report = reported([row("m.b")], Place(WIDE[0], stages), untransposed=notes)
     lines = [line for line in report.text().split("\n") if line.startswith("parameter")]
-    assert lines == ["parameter m.b.kernel: is transposed"]
-    # What is suspected already is not told twice.
+    assert lines == [f"parameter {name}: {note}" for name, note in notes.items()]
     turn = transposition((4, 4), (1, 0))
     lies = [identity((4, 4)), turn, turn, turn]
     pairs = tuple(
@@ -578,8 +577,10 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     both = reported(
         [row("m.b")], Place(WIDE[0], stages), untransposed=notes, matching=Matching(pairs)
     )
-    [line] = [line for line in both.text().split("\n") if line.startswith("parameter")]
-    assert line == "parameter m.b.kernel: as it is, where 3 of its kind are transposed (1, 0)"
+    line, *_ = [line for line in both.text().split("\n") if line.startswith("parameter")]
+    assert line == (
+        "parameter m.b.kernel: is transposed; as it is, where 3 of its kind are transposed (1, 0)"
+    )
     right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
     assert "parameter m.b" not in right.text()
 
@@ -758,7 +759,7 @@ def test_unmatched_parameters_of_the_original_are_listed_once():
     matching = Matching((), (Unmatched("a", (2,)), Unmatched("b", (2,))))
     both = _Both(Correspondence(Alignment((), {}, {}), matching), runs, runs)
     [notice] = both.alone()
-    assert notice.startswith("nothing in the port is made of the original's a, b:")
+    assert notice.startswith("the port has no counterpart of the original's a, b:")
     none = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
     assert none.alone() == []
     runs.differentiate({"out": np.ones((1, 4))})
