@@ -134,7 +134,7 @@ def test_a_merged_night_is_the_sum_of_its_shards(seed: int, tmp_path: Path) -> N
         assert suite.reason == "; ".join(dict.fromkeys(it.reason for it in own if it.reason))
         assert (suite.status == "ran") == all(it.status == "ran" for it in own)
     if lost and not reasons:
-        with pytest.raises(StoreError, match=f"missing {min(lost)}/{count}"):
+        with pytest.raises(StoreError, match=f"missing: {min(lost)}/{count}"):
             merge_shards(folders)
 
 
@@ -160,7 +160,7 @@ def test_shards_are_found_below_each_place_once(tmp_path: Path) -> None:
     (hidden / "run.json").write_text("{}", encoding="utf-8")
     assert find_shards([tmp_path / "b", tmp_path / "a", tmp_path]) == [two, one]
     assert find_shards([one]) == [one]
-    with pytest.raises(StoreError, match="there are none"):
+    with pytest.raises(StoreError, match="found none"):
         find_shards([tmp_path / "a", hidden])
 
 
@@ -232,7 +232,7 @@ def test_a_night_by_recordings_has_every_part_that_they_answer() -> None:
     assert plan_of(replace(RECORDED, cases=("plain",))) == ("plain",)
     given = replace(RECORDED, cases=("plain",), checkpoint=Path("mine"))
     assert plan_of(given) == ("plain", "(probes)")
-    with pytest.raises(ValueError, match="port/plain asks megalodon-hf itself"):
+    with pytest.raises(ValueError, match="port/plain needs megalodon-hf itself"):
         plan_of(replace(RECORDED, cases=("port/plain",)))
     with pytest.raises(ValueError, match="no case 'nothing'; there are plain, "):
         plan_of(replace(RECORDED, cases=("plain", "nothing")))
@@ -413,6 +413,7 @@ class Ports:
         stages = (Stage("s", 1.0, 2.0, 3.0),)
         worst = explained().worst
         self.place = type("P", (), {"edge": "port64:original64", "stages": stages})
+        self.hints = ("parameter w: is transposed",)
         self.place.worst, self.place.where, self.place.lines = (worst,), "row 1", ("line",)
 
 
@@ -425,7 +426,9 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert account is not None
     assert (account.case, account.edge, account.quantity) == ("a port", first.edge, "x")
     assert (account.value, account.tolerance) == (first.value, first.tolerance)
-    assert account.stages == made.place.stages and account.note == "a note"
+    assert (
+        account.stages == made.place.stages and account.note == "a note; parameter w: is transposed"
+    )
     assert account.worst is None and account.meaning.startswith("No stage is wrong on its own")
     culprit = Stage("norm", 0.5, 0.25, 0.125)
     account = accounts.of_port(Ports(rows, culprit))  # pyright: ignore[reportArgumentType]

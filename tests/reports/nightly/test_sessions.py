@@ -241,7 +241,7 @@ def test_a_session_that_measured_nothing_is_not_green(
     assert [line.startswith("NOT GREEN: no test recorded") for line in made.lines] == [True]
     made.uncollected = {"m": "was not collected"}
     made.pytest_sessionfinish(session, exits)  # pyright: ignore[reportArgumentType]
-    assert made.lines[1].startswith("m was not collected: mend it")
+    assert made.lines[1].startswith("m was not collected: fix it")
 
 
 @pytest.mark.parametrize("judged", [True, False])
@@ -272,8 +272,9 @@ def test_the_exit_status_is_the_verdict_s_unless_it_is_0(
         assert made.lines == ["NOT GREEN: disk full"]
         return
     assert session.exitstatus == (verdict if verdict and judged else exits)
-    told = [f"exit status {int(verdict)} is the verdict's, not pytest's"]
-    assert made.lines == (told if verdict and judged and verdict != exits else [])
+    told = f"exit status {int(verdict)} is the verdict's, not pytest's: "
+    assert len(made.lines) == bool(verdict and judged and verdict != exits)
+    assert all(line.startswith(told) for line in made.lines)
 
 
 def test_a_session_is_stored_with_its_plan_and_its_reference(
@@ -310,7 +311,7 @@ def test_a_session_is_stored_with_its_plan_and_its_reference(
     assert first.startswith("numerics run: 2 measurements of 2 tests: JAX on cpu (")
     assert "compared with the float64 oracle and megalodon-hf recorded" in first
     assert (second, folder) == ("PASS: All hold.", str(root / run.id))
-    assert made.pytest_report_header().endswith(f"is stored in {tmp_path / 'runs'}")
+    assert made.pytest_report_header().endswith(f"are stored in {tmp_path / 'runs'}")
     for interrupted, sent in itertools.product((True, False), repeat=2):
         made.plan_was_sent, made.collected = sent, {"c"}
         made._store(interrupted)

@@ -118,7 +118,7 @@ def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
     assert "failed" in suites.values()
     refused = cli("merge", "shards", "--out", "again")
     assert refused.exit_code == 2
-    assert "missing 3/3" in refused.output
+    assert "missing: 3/3" in refused.output
     assert not (tmp_path / "again").exists()
 
 

@@ -233,7 +233,7 @@ def test_a_port_of_which_no_result_was_compared_is_not_comparable(tmp_path: Path
     assert not port["holds"]
     told = {entry["name"]: entry["reason"] for entry in port["not_compared"]}
     assert told["output"] == "nothing compared: 0 everywhere on both sides"
-    assert "not asked for" in told["grad/*"]
+    assert "not requested" in told["grad/*"]
 
 
 def test_bad_files_are_usage_errors(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_only_a_whole_healthy_run_of_a_clean_tree_is_pinned(
 ) -> None:
     folder = write_run(tmp_path / "runs", run(measurement(), **changes))
     if why:
-        with pytest.raises(StoreError, match="expected a whole, healthy run") as told:
+        with pytest.raises(StoreError, match="expected a complete, healthy run") as told:
             pin_run(folder, "why")
         assert why in str(told.value) and not list(pinned.glob("*"))
         return
@@ -94,7 +94,7 @@ def test_only_a_whole_healthy_run_of_a_clean_tree_is_pinned(
     assert diff.path.parent == pinned
     read = pins.read(diff.path)
     assert read is not None and (read.groups, read.run) == (diff.pin.groups, diff.pin.run)
-    assert diff.lines() == ["0 levels moved, 1 are new, 0 are gone"]
+    assert diff.lines() == ["0 levels moved, 1 are new, 0 were removed"]
     assert find_run(tmp_path / "runs", "pinned") == folder
 
 
@@ -134,7 +134,7 @@ def test_a_pinning_says_which_levels_moved_and_how_far(tmp_path: Path) -> None:
     assert diff.before is not None and diff.before.reason == "first"
     head, *lines = diff.lines()
     # The first did not move; of those that did the ten furthest are named, either way.
-    assert head == "13 levels moved, 2 are new, 1 are gone"
+    assert head == "13 levels moved, 2 are new, 1 were removed"
     furthest = [*(f"case{i:02d}" for i in range(12, 3, -1)), "case13"]
     assert [line.split(" | ")[0].strip() for line in lines] == furthest
     assert lines[0] == "  case12 | jax32:oracle | logits | rel_l2: 1.0e-05 → 1.3e-04, 13.00 times"
@@ -208,7 +208,7 @@ def test_a_green_verdict_is_withheld_where_the_run_may_not_be_the_newest(
         assert told.sentence.startswith(f"Run run is dated {ahead:.1f} hours ahead")
     else:
         several = "1 newer folder is" if damaged == 1 else "2 newer folders are"
-        assert told.sentence.startswith(f"{several} damaged, so that run run, which is {word},")
+        assert told.sentence.startswith(f"{several} damaged, so run run, which is {word},")
 
 
 def test_the_newest_run_is_named_with_what_may_be_newer(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
     assert lines[2] == "elements that break the tolerance: row 1"
     assert [line.split(": ")[0] for line in lines[3:5]] == ["explain", "shrink"]
     assert all(" plain" in line for line in lines[3:5])
-    assert lines[5].startswith(f"held against run {held.name}, the oldest healthy run")
-    assert lines[6].startswith("not used: damaged: ") and len(lines) == 7
+    assert lines[5].startswith(f"levels compared with run {held.name}, the oldest healthy run")
+    assert lines[6].startswith("not readable: damaged: ") and len(lines) == 7
 
 
 def change(i: int, **changes: Any) -> Change:

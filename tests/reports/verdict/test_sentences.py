@@ -79,7 +79,7 @@ def test_failures_are_counted_and_new_where_there_is_an_earlier_run(
         ([failing(value=4e-6)], "relative L2 4.0e-06 against a tolerance of 4.0e-06."),
         (
             [failing(tolerance=math.nan)],
-            "relative L2 9.0e-06 with no tolerance to hold it against.",
+            "relative L2 9.0e-06 with no tolerance to compare it with.",
         ),
         ([failing(), failing(case="b")], f"{SIZE}; 1 other comparison fails."),
         ([failing(), BLOCKED, failing(), failing()], f"{SIZE}; 2 other comparisons fail."),
@@ -135,10 +135,10 @@ def test_a_value_beyond_its_past_is_told_with_how_far() -> None:
         change(What.WORSE, quantity="y"),
     ]
     assert say.worse(changes, counts(worse=2)) == (
-        f"All 7 gates hold, but 2 values left what was measured before. The gravest is {LOGITS}: "
+        f"All 7 gates hold, but 2 values left their history or level. The worst is {LOGITS}: "
         "relative L2 1.0e-06 → 2.0e-06, why."
     )
-    assert "the gravest is" in say.worse([change(What.WORSE)], counts(worse=1)).lower()
+    assert "the worst is" in say.worse([change(What.WORSE)], counts(worse=1)).lower()
 
 
 SUITE = {"name": "parity", "planned": 13, "executed": 12, "status": "ran", "reason": "stopped"}
@@ -151,28 +151,28 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
         (
             [],
             [],
-            "The run does not say which suites it planned, so nothing shows that it is whole.",
+            "The run does not list its planned suites, so nothing shows that it is complete.",
         ),
         (
             [WHOLE],
             ["a", "b"],
-            "Nothing failed, but the baseline ran what this run does not know: suite a, b.",
+            "Nothing failed, but the baseline ran a suite that this run lacks: a, b.",
         ),
         (
             [WHOLE, {**SUITE, "name": "mesh"}],
             ["a"],
-            "Nothing failed, but suite mesh is not whole (ran): 12 of 13 checks executed: stopped.",
+            "Nothing failed, but suite mesh is incomplete (ran): 12 of 13 checks executed: stopped.",
         ),
         (
             [{**SUITE, "reason": "", "status": "failed"}, SUITE],
             [],
-            "Nothing failed, but suite parity is not whole (failed): 12 of 13 checks executed. "
+            "Nothing failed, but suite parity is incomplete (failed): 12 of 13 checks executed. "
             "1 more suite did not finish.",
         ),
         (
             [SUITE, SUITE, WHOLE, SUITE],
             [],
-            "Nothing failed, but suite parity is not whole (ran): 12 of 13 checks executed: "
+            "Nothing failed, but suite parity is incomplete (ran): 12 of 13 checks executed: "
             "stopped. 2 more suites did not finish.",
         ),
     ],
@@ -186,10 +186,10 @@ def test_what_did_not_run_is_named(suites: list[Any], missing: list[str], senten
     [
         ([], "nightly", ""),
         (["a"], "pytest", ""),
-        (["a"], "nightly", "Of the night only a was measured. "),
-        (["a", "b", "c"], "nightly", "Of the night only a, b, c were measured. "),
-        (list("abcd"), "nightly", "Of the night only a, b, c and 1 more were measured. "),
-        (list("abcde"), "nightly", "Of the night only a, b, c and 2 more were measured. "),
+        (["a"], "nightly", "Only a was measured, not the whole night. "),
+        (["a", "b", "c"], "nightly", "Only a, b, c were measured, not the whole night. "),
+        (list("abcd"), "nightly", "Only a, b, c and 1 more were measured, not the whole night. "),
+        (list("abcde"), "nightly", "Only a, b, c and 2 more were measured, not the whole night. "),
     ],
 )
 def test_a_selection_is_named(selected: list[str], kind: str, sentence: str) -> None:
@@ -218,7 +218,7 @@ def level(what: What) -> Change:
             None,
             [],
             [level(What.BETTER)],
-            "There is no earlier comparable run. Of levels held against a pinned run: "
+            "There is no earlier comparable run. Levels compared with a pinned run: "
             "1 better than before.",
         ),
         (BEFORE, [], [], f"Nothing changed since {SINCE}."),
@@ -239,14 +239,14 @@ def level(what: What) -> Change:
             BEFORE,
             [],
             [change(What.BETTER), level(What.BETTER), level(What.BETTER)],
-            f"Since {SINCE}: 1 better than before. Of levels held against a pinned run: "
+            f"Since {SINCE}: 1 better than before. Levels compared with a pinned run: "
             "1 better than before.",
         ),
         (
             BEFORE,
             [],
             [level(What.NOT_COMPARABLE)],
-            f"Nothing changed since {SINCE}. Of levels held against a pinned run: "
+            f"Nothing changed since {SINCE}. Levels compared with a pinned run: "
             "1 not comparable with baseline.",
         ),
     ],
@@ -271,7 +271,7 @@ def test_one_run_against_another_says_how_many_gates_are_equal() -> None:
     other = replace(then, measurements=(measurement(identity="other"),))
     more = run(measurement(), measurement(quantity="y"), selected=["baseline"])
     assert say.against_one(more, other, [], []) == (
-        f"Of the night only baseline was measured. All 2 gates hold; {CLOSEST}. "
+        f"Only baseline was measured, not the whole night. All 2 gates hold; {CLOSEST}. "
         f"Nothing changed since {SINCE}. "
         "0 gates compared, 0 of them equal; 1 of other work; 1 only in the second."
     )
@@ -325,29 +325,29 @@ def test_a_pinned_run_is_named_with_what_could_be_compared() -> None:
     )
 
 
-FIRST = " It is the first night on this machine, and the anchor of later ones"
-NOBODY = "; nothing could be compared: no pinned run is there."
+FIRST = " First night on this machine: it becomes the anchor of later ones"
+NOBODY = "; no levels were compared: there is no pinned run."
 
 
 def test_a_first_night_says_what_it_was_compared_with() -> None:
     two = drift(), drift(what="worst", now=2.9, limit=2.95)
     assert say.first_night(run(), []) == FIRST + NOBODY
     kind = say.first_night(run(kind="port"), [])
-    assert kind == FIRST.replace("first night", "first run") + NOBODY
+    assert kind == FIRST.replace("First night", "First run") + NOBODY
     assert say.first_night(run(host={}), []) == (
-        " This machine's processor cannot be read, so it is never held to repeat" + NOBODY
+        " The processor cannot be identified, so no later run is compared with it" + NOBODY
     )
     assert say.first_night(run(selected=["a"]), []) == (
-        " No whole night of this machine is there to hold levels against" + NOBODY
+        " There is no whole night of this machine to compare levels with" + NOBODY
     )
     # On its own machine there is nothing to say, unless no level is of the same work.
     assert say.first_night(run(), [comparison(*two, same=True)]) == ""
     assert say.first_night(run(), [comparison(same=True), comparison(*two)]) == (
-        f"{FIRST}. Of 1 level compared with run pinned on {HERE}, the largest ratio is 1.50 "
-        "(baseline, logits, JAX float32 vs oracle, relative L2); rounding explains up to 2.00."
+        f"{FIRST}. 1 level compared with run pinned on {HERE}: largest ratio 1.50, limit 2.00 "
+        "(baseline, logits, JAX float32 vs oracle, relative L2)."
     )
     assert say.first_night(run(), [comparison()]) == (
-        f"{FIRST}; nothing could be compared: run pinned on {HERE} has no level of the same work "
+        f"{FIRST}; no levels were compared: run pinned on {HERE} has no level of the same work "
         "(threads 2 → 1)."
     )
     assert "(other work)." in say.first_night(run(), [comparison(differs=())])
