@@ -116,7 +116,7 @@ def test_every_difference_is_listed_in_one_error(run) -> None:
     folder, *_ = run
     other = tiny(output_size=16, vocab_size=16, swiglu=True, chunk_size=8)
     like = OPTIMISER.init({"model": jnp.zeros(3)})
-    with pytest.raises(ValueError, match=r"what is asked for, \d+ difference") as raised:
+    with pytest.raises(ValueError, match=r"what was requested, \d+ difference") as raised:
         restore(folder, config=other, opt_state_like=like)
     for line in (
         "config: chunk_size is 4, expected 8",

@@ -161,7 +161,8 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
         (
             [WHOLE, {**SUITE, "name": "mesh"}],
             ["a"],
-            "Nothing failed, but suite mesh is incomplete (ran): 12 of 13 checks executed: stopped.",
+            "Nothing failed, but suite mesh is incomplete (ran): "
+            "12 of 13 checks executed: stopped.",
         ),
         (
             [{**SUITE, "reason": "", "status": "failed"}, SUITE],
