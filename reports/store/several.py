@@ -70,7 +70,8 @@ def _learn(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
 def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[Line]:
     """Have a helper read these folders; nothing comes back from one that failed."""
     names, answer = place.with_suffix(".names"), place.with_suffix(".lines")
-    names.write_text(json.dumps([folder.name for folder in folders]))
+    content = json.dumps([folder.name for folder in folders])
+    names.write_text(content, encoding="utf-8")
     # As this process finds its modules, and never in the folder that somebody happens to be in.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
@@ -83,7 +84,7 @@ def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[L
 
 
 def _help(root: str, names: str, answer: str, keep: str) -> None:
-    folders = [Path(root) / name for name in json.loads(Path(names).read_text())]
+    folders = [Path(root) / name for name in json.loads(Path(names).read_text(encoding="utf-8"))]
     write_lines(Path(answer), _learn(Path(root), folders, bool(keep)))
 
 

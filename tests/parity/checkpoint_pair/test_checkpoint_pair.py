@@ -89,7 +89,7 @@ def test_a_sharded_checkpoint_equals_itself_layer_by_layer(work):
     assert all(row["hashes"][0] == row["hashes"][1] != "" for row in said["weights"]["rows"])
     assert said["weights"]["equal"] == len(said["weights"]["rows"]) == 84
     assert {m["edge"] for m in said["measurements"]} >= {"jax64:oracle", "jax32:oracle"}
-    assert "bytes of" in said["how"]["text"] and "asked for" in said["how"]["mode"]
+    assert "bytes of" in said["how"]["text"] and "requested" in said["how"]["mode"]
     model = load_from_pretrained(work / "torch")
     ids = np.frombuffer((work / "text.txt").read_bytes(), np.uint8)[None, : int(LENGTH)]
 

@@ -16,6 +16,7 @@ from parity.engine.marks import Marks
 from parity.engine.rounding import Signs
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.rounding_rules import ELEMENTARY, EXACT, UNITS, wide
+from tests.helpers import EXACT as FLOAT64
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def test_what_an_operation_rounds_by_how_many_units(name: str):
         wider = [jnp.asarray(x, wide(x.dtype)) for x in arrays]
         if name != "cast":
             exact = function(*wider)
-            assert found.dtype == exact.dtype and np.allclose(found, exact, rtol=1e-12, atol=0)
+            assert found.dtype == exact.dtype and np.allclose(found, exact, rtol=FLOAT64, atol=0)
         else:
             # A cast to less is none.
             assert found.dtype == jnp.float64 and np.array_equal(found, wider[0])
@@ -152,4 +153,4 @@ def test_nothing_is_rounded_without_signs():
     with jax.enable_x64(True):
         x = jnp.asarray(draw(5), jnp.float64)
         [found] = Evaluation(True).run(closed, [x], Marks())
-        assert np.allclose(found, jnp.exp(x) @ x, rtol=1e-12, atol=0)
+        assert np.allclose(found, jnp.exp(x) @ x, rtol=FLOAT64, atol=0)

@@ -238,7 +238,9 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         answers.write(items[0], Answer("i0", State.DONE, "another"))
         stored = answers.read(items[0])
         assert stored is not None and stored.value == 0
-        line = json.loads((tmp_path / sweep_module.ANSWERS).read_text().splitlines()[0])
+        line = json.loads(
+            (tmp_path / sweep_module.ANSWERS).read_text(encoding="utf-8").splitlines()[0]
+        )
         facts = json.dumps([line["key"], line["answer"], {}], sort_keys=True)
         assert line["checksum"] == hashlib.sha256(facts.encode()).hexdigest()
         (tmp_path / "leftover").mkdir()

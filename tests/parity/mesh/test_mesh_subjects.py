@@ -124,7 +124,9 @@ def test_a_process_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(suite, "run_module", lambda *_: dead)
     with pytest.raises(RuntimeError, match="ended with -9: killed"):
         suite.measure()
-    with pytest.raises(ValueError, match="no mesh of all; there are mesh megalodon, mesh mla-moe"):
+    with pytest.raises(
+        ValueError, match="unknown: mesh of all; expected mesh megalodon, mesh mla-moe"
+    ):
         suite.measure(["mesh of all"])
     assert suite.planned() == len(MESHES) + len(EXPERTS)
 

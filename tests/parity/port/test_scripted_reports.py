@@ -227,6 +227,7 @@ def test_a_wrong_stage_is_blamed_and_what_follows_fails_too(name: str):
             row_edge in ((WIDE[0], WIDE[3]) if mathematics else (WIDE[1], WIDE[3]))
         )
         assert verdict is (Verdict.FAIL if is_wrong else Verdict.PASS), (row_edge, quantity)
+    # bound: the factor is applied in float32, of 24 bits, to a sum of a few terms.
     assert report.culprit.forced == pytest.approx(factor, rel=1e-5)
     assert [s.broken for s in report.place.stages].count(True) == 1
     # Worst elements: of the row that the stage is, the largest first.

@@ -114,6 +114,7 @@ def test_a_merged_night_is_the_sum_of_its_shards(seed: int, tmp_path: Path) -> N
     for m in manifests:
         for name, seconds in m.durations.items():
             totals[name] = totals.get(name, 0.0) + seconds
+    # bound: seconds are stored in milliseconds.
     assert manifest.durations == pytest.approx(totals, abs=1e-3)
     # What is missing counts as planned, with its reason.
     parts: dict[str, list[SuiteResult]] = {}

@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         night = run(measurement(value=day * 1e-7), id=name, created=created)
         folder = write_run(root, night)
         if day == 4:
-            (folder / "run.json").write_text("{}")
+            (folder / "run.json").write_text("{}", encoding="utf-8")
     return root
 
 
@@ -68,7 +68,9 @@ def test_processes_read_what_one_reads(shared: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(index, "examine", lambda f: (read.append(f.name), examine(f))[1])
     foreign = shared.parent / "foreign" / "reports"
     foreign.mkdir(parents=True, exist_ok=True)
-    (foreign / "__init__.py").write_text("raise RuntimeError('a package of somebody else')\n")
+    (foreign / "__init__.py").write_text(
+        "raise RuntimeError('a package of somebody else')\n", encoding="utf-8"
+    )
     monkeypatch.chdir(foreign.parent)
     assert _answer(shared) == expected
     assert [len(part) for part in expected] == [6, 1, 6]
@@ -86,7 +88,7 @@ def test_what_a_helper_did_not_do_is_done(
     def helper(module: str, arguments: tuple[str, ...], *_: object) -> Any:
         if failure == "takes too long":
             raise several.subprocess.TimeoutExpired(module, 1.0)
-        Path(arguments[2]).write_text("half of")
+        Path(arguments[2]).write_text("half of", encoding="utf-8")
         code = int(failure == "dies")
         return several.subprocess.CompletedProcess(module, code, "", "")
 
