@@ -93,10 +93,9 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What is odd about parameters whose values are the original's, a sentence each.
+        """Unusual layouts or pairings of parameters with the original's values, a sentence each.
 
-        Such values pass for right until something is wrong; then they are suspects. Empty where all
-        gates hold.
+        They explain a difference only if there is one: empty if all gates hold.
         """
         if self.holds:
             return ()

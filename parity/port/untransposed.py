@@ -1,8 +1,8 @@
-"""Square matrices that were not transposed: the stage that is wrong holds with them the other way.
+"""Finds square matrices that were not transposed: transposed, they make the first wrong stage hold.
 
-Their values fit either way, so no comparison of parameters finds them, and what a library calls a
-matrix says little about how a function of somebody's own uses it. The stage itself is asked: it is
-computed once more, fed the original's values, with the matrix transposed.
+The values of a square matrix fit both ways, so comparing parameters cannot find the error, and the
+library's name for a matrix does not show how a user's function uses it. So the stage is recomputed
+from the original's values with the matrix transposed.
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -24,23 +24,23 @@ from parity.port_tolerances import PortEdge
 from parity.sides.side import Arrays, Precision, Run, SideError, TakesParameters
 
 TRIED = 16
-"""Matrices tried at most, those of the stage's own module first; each costs a run of the port."""
+"""Most matrices tried, those of the stage's own module first; each costs a run of the port."""
 
 
 def untransposed(
     place: Place, names: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, str]:
-    """Return matrices that make the first wrong stage right when they are transposed, with a note.
+    """Return notes on square matrices whose transpose makes the first wrong stage hold, by name.
 
-    Each alone, and if none is enough, all that were tried together. A symmetric matrix is
-    its own transpose, and one that is not square fits in one way.
+    Each matrix is tried alone; if none is enough, all are tried together. Symmetric matrices equal
+    their transpose and are not tried.
 
     Args:
-        place: Where the difference starts; nothing is tried where no stage is wrong on its own, or
-            where it is wrong in float32 only.
-        names: Which stages and parameters are which.
-        original: Its runs.
-        port: Its runs; a side that cannot run with other parameters has no answer.
+        place: Where the difference starts. The result is empty if no stage is wrong on its own, or
+            if it is wrong in float32 only.
+        names: Correspondence of stages and parameters.
+        original: Runs of the original.
+        port: Runs of the port; the result is empty if its side cannot run with other parameters.
     """
     culprit, side = place.culprit, port.side
     if culprit is None or place.edge is PortEdge.PORT32_PORT64:
@@ -52,7 +52,7 @@ def untransposed(
     at = stages.index(culprit.name)
     square = _square(names.matching, values)
     own = [name for name in square if first_use(name, stages) == at]
-    # Of a function without modules, no name says where a parameter is used.
+    # In a function without modules, no name shows where a parameter is used.
     tried = [*own, *(name for name in square if first_use(name, stages) < 0)][:TRIED]
     theirs = original.narrow if port.wide is None else original.best
     truth = names.stages(theirs.stages)[culprit.name]

@@ -1,8 +1,8 @@
 """Many new runs read by several processes, so that a first look at ten thousand takes less long.
 
-Reading is Python's work on JSON and Parquet, so threads would not share it. A helper writes what it
-learnt as an index of its own, and its lines are trusted like those of the index: only while the
-files of their run are unchanged. Whatever a helper did not do is done by the process that asked.
+Parsing JSON and Parquet holds Python's lock, so threads would not help. A helper process writes its
+results as a separate index, whose lines are trusted like those of the index: only while the files
+of their run are unchanged. The calling process reads whatever a helper did not.
 Source: docs/reports.md "Store".
 """
 
