@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax import MegalodonForCausalLM, stack_layers, unstack_layers
 from megalodon_jax.layers import linear, lora
-from megalodon_jax.layers.linear import linear_maps
+from megalodon_jax.layers.linear import Linear, linear_maps
 from megalodon_jax.layers.lora import LoRALinear
 from megalodon_jax.lora import add_lora, load_lora, merge_lora, partition_lora, save_lora
 from megalodon_jax.optimiser import optimiser_update
@@ -135,6 +135,19 @@ def test_rank_stabilised_adapters_are_divided_by_the_root_of_the_rank(wide) -> N
         model = trained(adapted(build_model(wide[0].config, wide_arrays(CONFIG)), rslora=True))
         expected = logits_of(by_hand(model, ALPHA / RANK**0.5), IDS, None)
         assert rel_l2(logits_of(model, IDS, None), expected) < EXACT
+
+
+def test_the_scale_is_applied_in_float32() -> None:
+    """1 / 3 is no bfloat16 number: applied as one, two thirds of these products round elsewhere."""
+    config = dataclasses.replace(CONFIG.with_dtype("bfloat16"), accum_dtype="bfloat16")
+    base = Linear(1, 1, config, use_bias=False, key=jax.random.key(0))
+    base = eqx.tree_at(lambda m: m.weight, base, jnp.zeros((1, 1), jnp.bfloat16))
+    first = jnp.asarray([[1.0], [0.0], [0.0]], jnp.bfloat16)
+    each = LoRALinear(base, first, first.T, alpha=1.0)
+    x = jnp.arange(128, 256, dtype=jnp.bfloat16)[:, None]
+    # A product of two float32 numbers, rounded once.
+    expected = (np.asarray(x, np.float32) * np.float32(1 / 3)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(each(x)), expected)
 
 
 FAULTS = {
@@ -356,6 +369,14 @@ def test_ranks_and_alphas_of_their_own_come_back(tmp_path) -> None:
     save_lora(tmp_path / "a", model)
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text("utf-8"))
     assert set(config["rank_pattern"].values()) == {2}
+    assert eqx.tree_equal(load_lora(model_of(CONFIG), tmp_path / "a"), model)
+
+
+def test_rank_stabilised_adapters_come_back_as_such(tmp_path) -> None:
+    model = adapted(rslora=True, dropout=0.25)
+    save_lora(tmp_path / "a", model)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text("utf-8"))
+    assert (config["use_rslora"], config["lora_dropout"]) == (True, 0.25)
     assert eqx.tree_equal(load_lora(model_of(CONFIG), tmp_path / "a"), model)
 
 

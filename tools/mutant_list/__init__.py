@@ -10,6 +10,7 @@ from tools.mutant_list import (
     executors,
     interchange,
     layers,
+    lora,
     meshes,
     model,
     packed_streams,
@@ -31,6 +32,7 @@ MUTANTS = (
     *blind_second.MUTANTS,
     *blind_third.MUTANTS,
     *packed_streams.MUTANTS,
+    *lora.MUTANTS,
     *systematic.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
