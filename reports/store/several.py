@@ -1,8 +1,8 @@
 """Many new runs read by several processes, so that a first look at ten thousand takes less long.
 
-Reading is Python's work on JSON and Parquet, so threads would not share it. A helper writes what it
-learnt as an index of its own, and its lines are trusted like those of the index: only while the
-files of their run are unchanged. Whatever a helper did not do is done by the process that asked.
+Reading is Python's work on JSON and Parquet, so threads would not share it. Each worker writes a
+separate index, whose lines are trusted like those of the main index: only while the files of their
+run are unchanged. The calling process does what a worker left undone.
 Source: docs/reports.md "Store".
 """
 
