@@ -277,7 +277,7 @@ def _check_replaceable(target: Path) -> None:
     if foreign or (names and MANIFEST not in names):
         raise ValueError(
             f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
-            "and would be replaced as a whole; choose a folder of its own."
+            "and would be replaced as a whole; choose another folder."
         )
 
 

@@ -274,7 +274,7 @@ def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
     if len(found) > 1:
         raise ValueError(
             f"{source} holds {len(found)} models, under the prefixes {found}: pass the one you "
-            "want to load_weights_from_torch, as a state dict of its own."
+            "want to load_weights_from_torch, as a separate state dict."
         )
     prefix = found[0] if found else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

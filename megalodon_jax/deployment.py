@@ -142,7 +142,7 @@ def _check_replaceable(target: Path) -> None:
     if (target.exists() and not target.is_dir()) or (names and RECORD not in names):
         raise ValueError(
             f"export: {target} is not an export of ours (it holds {names or 'a file'}) and would "
-            "be replaced as a whole; choose a folder of its own."
+            "be replaced as a whole; choose another folder."
         )
 
 

@@ -30,7 +30,7 @@ SPLIT_ROW = (
 )
 PACKED_MASK = (
     "beside a cache segment_ids take no attention_mask with padding. Give padding at the end of a "
-    "row a segment id of its own, or run each document in a row of its own."
+    "row a separate segment id, or run each document in a separate row."
 )
 PACKED_WINDOW = (
     "segment_ids beside a cache need a cache of chunk_size tokens, since a document attends within "
@@ -108,7 +108,7 @@ def as_mask(
         number != 0,
         (number != 0) & (number != 1),
         f"{name} holds integers other than 0 (padding) and 1 (valid). It marks padding only: "
-        "documents of a row are told apart by segment_ids, and weights are not supported.",
+        "segment_ids separate the documents of a row, and weights are not supported.",
     )
 
 

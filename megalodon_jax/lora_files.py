@@ -123,7 +123,7 @@ def _check_replaceable(folder: Path) -> None:
     if foreign := names - {CONFIG, WEIGHTS}:
         raise ValueError(
             f"{folder} holds {sorted(foreign)} and would be replaced as a whole; choose "
-            "a folder of its own."
+            "another folder."
         )
 
 

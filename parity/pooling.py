@@ -77,8 +77,8 @@ def pool(
     """Measure the error of a port over draws, and the noise floor of that error.
 
     Every draw runs four times: twice in float32, to see which quantities repeat exactly; in
-    float64; and in float64 with a rounding perturbation of its own seed. The bound is that of a
-    single draw, with the pooled noise floor.
+    float64; and in float64 with a rounding perturbation, with another seed for each draw. The
+    bound is that of a single draw, with the pooled noise floor.
 
     Args:
         function: the port, `function(model, *inputs)`, which returns one array. It marks its

@@ -99,7 +99,7 @@ def _about_the_checkpoint(row: Measurement) -> Measurement:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A subject with weights of its own, for any case."""
+    """A subject with fixed weights, used for any case."""
 
     case: Case
     subject: JaxSubject

@@ -107,7 +107,7 @@ def _floors(
     try:
         return floors_of(truth, moved), ()
     except SideError as error:
-        return {}, (f"bfloat16 of the port is told and not gated: {error}",)
+        return {}, (f"bfloat16 of the port is reported and not gated: {error}",)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

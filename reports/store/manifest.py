@@ -237,7 +237,7 @@ class Manifest:
 
     @property
     def of_ports_alone(self) -> bool:
-        """Whether a session of tests compared only ports and nothing of Megalodon.
+        """Whether a session of tests compared ports only, without Megalodon.
 
         A session that measured anything of Megalodon stores the kind of its reference.
         """

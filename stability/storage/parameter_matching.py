@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Assignment of optimiser states to parameters, as far as it is certain."""
+    """Assignment of optimiser states to parameters, where it is unambiguous."""
 
     keys: dict[str, Any] = field(default_factory=dict)
     """Key of the slot by parameter name, without parameters that have no moments."""

@@ -433,7 +433,7 @@ def trained_by(
         whose = "assumed, there is no optimiser state" if not states else "assumed"
         return rule, "as asked" if name or settings else whose
     kept = {f.name: getattr(own, f.name) for f in fields(own)}
-    changed = f", but for {', '.join(sorted(settings))}" if settings else ""
+    changed = f", except {', '.join(sorted(settings))}" if settings else ""
     return optimiser_by_name(own.name, **(kept | settings)), f"from the optimiser state{changed}"
 
 

@@ -99,7 +99,7 @@ REPORTS_STORE_GATHERED = of(
     "reports/store/gathered.py",
     (
         "compacted_with_what_was_replaced",
-        "values of a run that changed, or is gone, stay in the compacted file",
+        "values of a changed or deleted run stay in the compacted file",
         "tables.append(table.filter(kept))",
         "tables.append(table)",
         "test_attacks.py::test_values_that_were_gathered_anew_are_kept_once",
@@ -339,7 +339,7 @@ PARITY_ENGINE_LAYOUTS = of(
     "parity/engine/layouts.py",
     (
         "layout_back_by_the_same_axes",
-        "the way back permutes axes as the way there",
+        "the inverse layout permutes axes as the layout does",
         "int(axis) for axis in np.argsort(self.axes))",
         "int(axis) for axis in self.axes)",
         "test_layouts.py::test_a_layout_is_found_named_and_inverted",

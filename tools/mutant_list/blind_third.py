@@ -193,7 +193,7 @@ REPORTS_REGISTRY_GATE_CHANGES = of(
     ),
     (
         "lost_rows_not_counted",
-        "a run whose failing rows are not those the index counted is told as known",
+        "a run counts as known although its failing rows are not those the index counted",
         "lost = {run for run in broken if len(failing[run]) != runs[run][0].broken}",
         "lost: set[int] = set()",
         "test_gate_changes.py test_runs_page.py",
@@ -433,7 +433,7 @@ PARITY_PORT_HIDDEN = of(
     ),
     (
         "last_hidden_not_worst",
-        "of hidden elements the last set is told, not the worst",
+        "the last set of hidden elements is reported, not the worst",
         "        if worst is None or found.fraction > worst.fraction:\n",
         "        if found.count:\n",
         "test_hidden_elements.py",

@@ -18,7 +18,7 @@ SIDE_BY_SIDE = of(
     ),
     (
         "unmeasured_called_right",
-        "what a run did not measure is said to hold in it",
+        "gates that a run did not measure are reported as holding in it",
         '("pass", "nothing fails") if judged else ("info", "not measured")',
         '("pass", "nothing fails")',
         _COMPARE_PAGE,
@@ -103,7 +103,7 @@ PROGRAM = of(
     ),
     (
         "programs_where_nobody_said",
-        "programs are stored elsewhere than was said",
+        "compiled programs are stored elsewhere than JAX_COMPILATION_CACHE_DIR says",
         'if "JAX_COMPILATION_CACHE_DIR" in os.environ:',
         "if False:",
         "test_program.py",

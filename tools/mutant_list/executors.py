@@ -72,7 +72,7 @@ LISTS = of(
     "reports/registry/shared_index.py",
     (
         "deleted_runs_listed",
-        "a run that is gone from the storage stays in the list",
+        "a run that was deleted from the storage stays in the list",
         "for name, line in known.items() if name in names}",
         "for name, line in known.items()}",
         f"{_SHARED}::test_a_list_copies_no_run_and_reads_what_nobody_has_listed",

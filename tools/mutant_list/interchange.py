@@ -102,7 +102,7 @@ PRECISION = of(
     "megalodon_jax/precision.py",
     (
         "repeated_values_called_rounded",
-        "a leaf of ones is said to have been rounded",
+        "a leaf of ones is reported as rounded",
         "if values.size < 2 or np.all(values == values.flat[0]):",
         "if values.size < 2:",
         "test_precision.py",
@@ -116,7 +116,7 @@ PRECISION = of(
     ),
     (
         "one_rounded_value_is_enough",
-        "a leaf is said to be rounded where any value is a bfloat16 number",
+        "a leaf is reported as rounded where any value is a bfloat16 number",
         "if np.array_equal(values.astype(ml_dtypes.bfloat16).astype(values.dtype), values):",
         "if np.any(values.astype(ml_dtypes.bfloat16).astype(values.dtype) == values):",
         "test_precision.py::test_one_wide_value_clears_a_leaf test_precision.py",

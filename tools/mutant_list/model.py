@@ -104,7 +104,7 @@ MODEL = of(
     ),
     (
         "padding_meets_a_cache",
-        "a padded mask is dropped without a word where a cache is asked for",
+        "a padded mask is silently dropped where a cache is requested",
         "input_ids, mask, lengths, start = aligned(input_ids, mask)",
         "mask = None",
         "test_ragged.py::test_each_row_is_what_it_is_alone",
@@ -133,7 +133,7 @@ MODEL = of(
     ),
     (
         "loss_without_dropout",
-        "compute_loss is deterministic whatever it is told",
+        "compute_loss ignores deterministic=False",
         "deterministic=deterministic,\n            key=key,\n            segment_ids",
         "deterministic=deterministic or not loss_chunk,\n            key=key,"
         "\n            segment_ids",
@@ -481,7 +481,7 @@ CACHES = of(
     ),
     (
         "cache_dtype_ignored",
-        "init_cache ignores the dtype it is asked for",
+        "init_cache ignores its dtype argument",
         "dtype = config.compute_dtype if dtype is None else "
         'checked_dtype("dtype", dtype, "init_cache")',
         "dtype = config.compute_dtype",

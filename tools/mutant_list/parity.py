@@ -41,7 +41,7 @@ COMPARE = of(
     ),
     (
         "missing_is_a_note",
-        "what could not be measured is told and does not fail",
+        "a quantity that could not be measured is reported and does not fail",
         "return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)",
         "return self._row(name, metric, math.inf, math.nan, Verdict.INFO, note)",
         _COMPARE,
@@ -80,7 +80,7 @@ METRICS = of(
     "parity/engine/metrics.py",
     (
         "truth_may_be_nan",
-        "only the actual side is asked whether it is finite",
+        "only the actual side is checked for non-finite values",
         "if not (np.isfinite(a).all() and np.isfinite(e).all()):",
         "if not np.isfinite(a).all():",
         f"{_COMPARE}::test_non_finite_is_never_equal {_COMPARE}",
@@ -271,7 +271,7 @@ LOCALIZE = (
         ),
         (
             "carried_counts_the_broken",
-            "stages that are wrong on their own are said to be only carried",
+            "stages that are wrong by themselves are reported as carrying an earlier error",
             "tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)",
             "tuple(s for s in self.stages if not s.free <= s.tolerance)",
             _LOCALIZE,
@@ -388,7 +388,7 @@ SUITE = of(
     ),
     (
         "conversion_not_gated",
-        "the round trip of the weights is told and not gated",
+        "the round trip of the weights is reported and not gated",
         "yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))",
         "yield edge(MegalodonEdge.JAX32_ORACLE).fact(*_converted(round_trip(case), case))",
         "test_controls.py::test_a_case_without_a_recording_is_not_comparable",
@@ -448,7 +448,7 @@ SOURCES = (
         "parity/megalodon/recordings.py",
         (
             "recordings_answer_for_cotangents",
-            "recordings are said to hold what they do not",
+            "recordings are assumed to hold quantities that they omit",
             "return what.role is not Role.COTANGENT and not omitted",
             "return what.role is not Role.COTANGENT",
             f"{_TRIANGLE} test_sources.py",
@@ -458,7 +458,7 @@ SOURCES = (
         "parity/megalodon/known_differences.py",
         (
             "closed_difference_passes",
-            "a deliberate difference that is gone passes",
+            "a deliberate difference that disappeared passes",
             "Verdict.PASS if least <= value <= most else",
             "Verdict.PASS if value <= most else",
             "test_known_differences.py",
@@ -599,7 +599,7 @@ EXPLANATION = of(
     ),
     (
         "later_steps_are_the_first",
-        "what goes wrong later is said to be wrong after one step",
+        "an error of later steps is reported as one of the first step",
         'if moment == ("1", "drift"):',
         "if moment:",
         _EXPLANATION,
@@ -613,7 +613,7 @@ EXPLANATION = of(
     ),
     (
         "edge_of_float64_always",
-        "what float32 shows is said to be of float64",
+        "an error found in float32 is reported as one in float64",
         'wide = report.dtype == "float64"',
         "wide = True",
         _EXPLANATION,
@@ -663,7 +663,7 @@ YARDSTICK = of(
     ),
     (
         "level_that_gpus_have_not",
-        "a GPU is asked for unoptimised code, which its compiler does not make",
+        "unoptimised code is requested for a GPU, whose compiler does not make it",
         'if backend != "cpu":',
         'if backend == "cpu":',
         "test_yardstick.py",

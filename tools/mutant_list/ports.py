@@ -122,7 +122,7 @@ ROUNDING = of(
     ),
     (
         "lost_digits_untold",
-        "an algorithm that loses digits explains its loss, and nobody is told",
+        "no warning that an algorithm loses digits, which its own floor then excuses",
         "if port[name] > COSTLY * original[name]), None)",
         "if port[name] > 1e9 * original[name]), None)",
         _TABLES,
@@ -143,7 +143,7 @@ ROUNDING = of(
     ),
     (
         "port_tables_in_float64",
-        "float64 is asked of what either side holds in float32",
+        "float64 tolerances apply to values that either side holds in float32",
         "PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),",
         "PortEdge.PORT64_ORIGINAL64: together(*map(narrowed, sides)),",
         _TABLES,
@@ -339,7 +339,7 @@ MATCHING = of(
     "parity/engine/matching.py",
     (
         "rounded_is_equal_silently",
-        "weights that went through bfloat16 are matched and nothing is said",
+        "weights that went through bfloat16 are matched without a note",
         'note = f"the {{}} has been through {dtype.name}"',
         'note = ""',
         _MATCHING,

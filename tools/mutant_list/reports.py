@@ -150,7 +150,7 @@ CHANGES = of(
     ),
     (
         "drifts_not_counted",
-        "levels that drifted are told and do not count",
+        "levels that drifted are reported and do not count",
         "worse=of(What.WORSE) + of(What.DRIFTED),",
         "worse=of(What.WORSE),",
         f"{_RATES}::test_a_drift_is_held_against_the_pinned_run_of_the_same_work_only {_HOSTS}",
@@ -249,7 +249,7 @@ LEVELS = of(
     ),
     (
         "ratios_have_levels",
-        "a ratio of two errors has a level of its own",
+        "a level is formed from ratios of two errors",
         "if gated and m.kind in KINDS and m.metric not in _RATIOS:",
         "if gated and m.kind in KINDS:",
         f"{_COMMANDS}::test_a_ratio_of_errors_has_no_level_of_its_own",
@@ -576,7 +576,7 @@ STORE = (
         ),
         (
             "oldest_window",
-            "a noisy value is held against the oldest runs of the window",
+            "a noisy value is compared with the oldest runs of the window",
             'np.isin(answer["run"], alike[:NOISE_WINDOW])',
             'np.isin(answer["run"], alike[-NOISE_WINDOW:])',
             f"{_HISTORY} {_RATES}",
@@ -839,7 +839,7 @@ SUITES = of(
     "reports/nightly/suites.py",
     (
         "replay_always_equal",
-        "every value is said to repeat",
+        "every value is marked as repeating",
         "return second == m.value or (math.isnan(second) and math.isnan(m.value))",
         "return second is not None",
         "test_nightly.py::test_a_replay_repeats_where_it_gives_the_same_bits",
@@ -864,7 +864,7 @@ SINCE = of(
     "reports/verdict/since.py",
     (
         "nan_held",
-        "a gate that was no number is said to have held",
+        "a gate whose value was NaN is reported as passing",
         "if share <= 1:",
         "if not share > 1:",
         "test_since.py",
@@ -889,7 +889,7 @@ EXPORTS = of(
     "reports/exports/levels.py",
     (
         "nan_uses_no_tolerance",
-        "a value that is no number uses nothing of its tolerance, for other tools",
+        "exports to other tools give NaN a tolerance share of 0",
         "        return math.inf\n",
         "        return 0.0\n",
         "test_export_trackers.py test_export_command.py",

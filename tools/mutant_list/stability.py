@@ -156,7 +156,7 @@ PROBES = (
         "stability/storage/optimiser_state.py",
         (
             "counter_stops_early",
-            "a counter is said to stop one bit early",
+            "the limit of a counter is reported one bit too low",
             ".nmant + 1)\n",
             ".nmant)\n",
             "test_optimiser_state.py::test_counters_stop_where_their_dtype_does",
@@ -180,7 +180,7 @@ PROBES = (
         ),
         (
             "memory_of_the_logits",
-            "poles are rounded as parameters where |q| is asked about",
+            "|q| is not rounded to the storage format",
             "stored = radius if fmt is None else fmt.round(radius)",
             "stored = radius",
             "test_ema_poles.py",
@@ -238,7 +238,7 @@ PROBES = (
         "stability/dtype_audit/rows.py",
         (
             "removed_rows_unseen",
-            "a row that is gone is no difference",
+            "a removed row is no difference",
             "for identity in sorted(left.keys() | right.keys()):",
             "for identity in sorted(right.keys()):",
             "test_dtype_audit.py::test_tables_differ_by_rows_and_counts_and_not_by_lines",

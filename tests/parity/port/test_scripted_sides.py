@@ -459,7 +459,7 @@ def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():
         return bfloat16(how) and how.rounding is not None
 
     stages, rows, notices = narrow_of(low(1.0, refuses=rounded), low(0.5))
-    assert notices == ("bfloat16 of the port is told and not gated: no such run",)
+    assert notices == ("bfloat16 of the port is reported and not gated: no such run",)
     assert math.isnan(stages[1].floor)
     assert ("out", "error_over_original") in {(m.quantity, m.metric) for m in rows}
     assert not any(m.metric == "rel_l2" for m in rows if m.quantity == "out")

@@ -316,7 +316,7 @@ def test_what_trained_it_can_be_said_better_than_the_file_does(tmp_path, still) 
     path = saved(tmp_path, of(*trained()))
     result = cli("stability", path, "--weight-decay", "0.3", "--betas", "0.8", "0.9", "--quiet")
     settings = "AdamW(lr=0.0002, beta2=0.9, weight_decay=0.3, beta1=0.8, eps=1e-08)"
-    assert f"{settings}, from the optimiser state, but for beta1, beta2, weight" in result.stdout
+    assert f"{settings}, from the optimiser state, except beta1, beta2, weight" in result.stdout
     result = cli("stability", path, "--optimiser", "sgd", "--weight-decay", "0.3")
     assert result.exit_code == 2
     assert "sgd has no setting weight_decay" in result.output
