@@ -28,6 +28,7 @@ from tools.mutant_list import (
     executors,
     interchange,
     layers,
+    lora,
     meshes,
     model,
     packed_streams,
@@ -56,7 +57,7 @@ def test_every_mutant_is_an_edit_of_the_source_as_it_is() -> None:
 def test_no_group_is_left_out() -> None:
     modules = (
         *(bench, blind, blind_second, blind_third, commands, equivalent, executors),
-        *(interchange, layers, meshes, model, packed_streams),
+        *(interchange, layers, lora, meshes, model, packed_streams),
         *(parity, ports, reports, stability, systematic, torch_runs),
     )
     groups = [group for module in modules for group in vars(module).values()]
