@@ -207,7 +207,7 @@ class GuardedMarkers:
 
 
 class Sweeps:
-    """Says how many sweeps `-m "not sweep"` left out: what did not run is told, not forgotten."""
+    """Prints how many sweeps `-m "not sweep"` left out: what did not run is reported."""
 
     def __init__(self, config):
         self.config, self.left, self.long = config, 0, 0

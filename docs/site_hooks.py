@@ -36,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn the links of a document into those of its page, but for what is code."""
+    """Turn the links of a document into those of its page, except in code."""
     source = page.file.src_uri
     parts = _CODE.split(markdown)
     parts[::2] = [_LINK.sub(lambda link: _moved(link, source), part) for part in parts[::2]]

@@ -54,7 +54,7 @@ def read_text(file: Path | None) -> tuple[np.ndarray, np.ndarray]:
 
         text = np.frombuffer("\n\n".join(topics.values()).encode(), np.uint8)
     else:
-        text = np.memmap(file, np.uint8, "r")  # of a large file only what is asked for is read
+        text = np.memmap(file, np.uint8, "r")  # reads only the requested part of a large file
     cut = len(text) * 9 // 10
     return text[:cut], text[cut:]
 

@@ -34,7 +34,7 @@ BEGIN, END = "<!-- whole run: begin -->", "<!-- whole run: end -->"
 TEXT = Path(__file__).parents[1] / "LICENSE"
 STEPS, SAVED, RATE, LENGTH, ROWS, EVALUATED = 200, 50, 3e-4, 64, 8, 40
 SEEDS = (0, 1)
-"""Of a model; the fastest one has more."""
+"""Seeds per model; the fastest model has more."""
 HALF = torch.bfloat16
 FAMILIES = ("embeddings", "matrices", "norms", "biases")
 

@@ -80,7 +80,7 @@ MUTANTS = (
         ),
         (
             "lora_files_forget_rslora",
-            "PEFT is told to divide by the rank where the square root was used",
+            "the file has PEFT divide by the rank although the square root was used",
             '"use_rslora": rslora,',
             '"use_rslora": False,',
             _TESTS,

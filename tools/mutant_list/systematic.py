@@ -213,7 +213,7 @@ PARITY_PROMISES = (
         "parity/engine/operations.py",
         (
             "call_never_ends",
-            "what follows a call is said to come from inside of it",
+            "operations after a call are attributed to its body",
             "        self._calls.pop()",
             "        pass",
             "test_searches_by_hand.py",
@@ -223,7 +223,7 @@ PARITY_PROMISES = (
         "parity/engine/deviation.py",
         (
             "bits_of_another_machine_as_here",
-            "on a machine of the other byte order bits are told from the wrong end",
+            "on a machine of the other byte order bits are counted from the wrong end",
             "else stored.tobytes()[::-1]",
             "else stored.tobytes()",
             "test_comparisons_by_model.py",
@@ -253,7 +253,7 @@ PARITY_PROMISES = (
         "parity/executors/pace.py",
         (
             "late_items_are_on_time",
-            "what runs for longer than it should says nothing of the pace",
+            "an item that takes longer than expected does not change the pace",
             "if age / expected <= taken / wanted:",
             "if age / expected >= taken / wanted:",
             "test_executors_by_hand.py",
