@@ -30,7 +30,7 @@ MOST_BRANCHES = 8
 
 
 class Draws(NamedTuple):
-    """Keys and positions for dropout of the weights: by place in the whole array, equal on each shard.
+    """Keys and positions for dropout of the weights, by place in the whole array on every shard.
 
     Attributes:
         keys: a key for each row and head.
