@@ -20,7 +20,7 @@ def spans(case: Case) -> Iterator[tuple[int, slice]]:
     """Yield the row and the token range of each document, row by row."""
     assert case.batch.segments is not None
     for row, positions in enumerate(document_positions(case.batch.segments)):
-        begins = [*np.flatnonzero(positions == 0), len(positions)]
+        begins = [*np.flatnonzero(positions == 0).tolist(), len(positions)]
         for begin, end in pairwise(begins):
             yield row, slice(begin, end)
 

@@ -165,7 +165,7 @@ def test_single_keys_find_fail_step_and_can_be_switched_off(visit, broken):
     page.locator("h1").click()
     page.keyboard.press("?")
     page.get_by_role("dialog", name="Keyboard").wait_for()
-    page.get_by_label("single keys").uncheck()
+    page.get_by_label("single-key shortcuts").uncheck()
     page.keyboard.press("Escape")
     address = page.url
     page.keyboard.press("j")

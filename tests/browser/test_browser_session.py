@@ -165,7 +165,7 @@ def test_a_word_opens_by_keyboard_and_escape_closes_it(visit, red: str, scripted
     assert not meaning.is_visible()
     word.press("Enter")
     assert meaning.is_visible()
-    assert "the verdict where a tolerance broke" in meaning.inner_text()
+    assert "the verdict if a tolerance broke" in meaning.inner_text()
     # It lies beside its word and over nothing of it.
     box, below = word.bounding_box(), meaning.bounding_box()
     assert below["y"] >= box["y"] + box["height"]
