@@ -73,7 +73,7 @@ _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
 
 
 def read_index(
-    root: Path, folders: Iterable[Path], keep: bool = True, more: Iterable[Line] = ()
+    root: Path, folders: Iterable[Path], keep: bool = True, more: Sequence[Line] = ()
 ) -> list[Line]:
     """Return a line for each of these folders of `root`, sorted by name.
 

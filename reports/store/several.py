@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from parity.executors.interrupts import run_module
+from parity.executors.machine import threads
 from reports.store.gathered import Gathered
 from reports.store.index import Line, learn, read_lines, signature_of, unknown_folders, write_lines
 
@@ -38,7 +39,7 @@ def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line
         keep: whether to write the values of their gates beside them.
     """
     new = unknown_folders(root, folders)
-    processes = min(_processors(), MOST, len(new) // SHARE)
+    processes = min(threads(), MOST, len(new) // SHARE)
     if processes < 2:
         return []
     shares = [new[i::processes] for i in range(processes)]
@@ -54,12 +55,6 @@ def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line
         for answer in asked:
             lines += answer.result()
     return lines
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _learn(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:

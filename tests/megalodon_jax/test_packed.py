@@ -387,10 +387,11 @@ def test_a_stream_of_documents_is_differentiated() -> None:
         assert rel_l2(gradient, want[name]) <= EXACT_GRADIENT, name
 
 
+@pytest.mark.parametrize(("cut", "named"), [(5, False), (1, False), (1, True)])
 @pytest.mark.usefixtures("x64")
-def test_what_is_left_of_an_earlier_document_may_be_no_number() -> None:
+def test_what_is_left_of_an_earlier_document_may_be_no_number(cut: int, named: bool) -> None:
     """A ring full of NaN: a document that begins sees none of it, nor what goes on in it."""
-    model, cut = wide(TINY), 5
+    model = wide(TINY)
     ids = [jnp.asarray(IDS[:, :cut]), jnp.asarray(IDS[:, cut : cut + 1]), jnp.asarray(IDS[:, 6:11])]
     document = jnp.full((B, cut), 3, jnp.int32)
 
@@ -400,8 +401,10 @@ def test_what_is_left_of_an_earlier_document_may_be_no_number() -> None:
         held, counters = eqx.partition(cache, eqx.is_inexact_array)
         cache = eqx.combine(jax.tree.map(lambda x: jnp.full_like(x, fill), held), counters)
         found = []
-        # By segment ids, then without: a single token, several, and again a single one.
-        for part, segments in zip(ids, (document, None, None), strict=True):
+        # It begins by segment ids, and goes on with them or without, in one token and in several.
+        for part in ids:
+            rest = document[:, :1].repeat(part.shape[1], 1) if named else None
+            segments = document if part is ids[0] else rest
             logits, cache = piece(model, part, segments, cache)
             found.append(np.asarray(logits))
         return found
@@ -458,6 +461,12 @@ def test_dropout_of_documents_is_drawn_by_place(streamed: bool) -> None:
         kept[1, 8 * i : 8 * i + 8, h, 8 * i : 8 * i + 8][chunk] for i in range(4) for h in (0, 1)
     ]
     assert len({draw.tobytes() for draw in draws}) == len(draws)
+    # Each weight has a draw of its own: that six or more fall alike has a probability of 0.12.
+    alike = [len(set(k[s].tolist())) == 1 for k, s in zip(
+        kept.transpose(0, 2, 1, 3).reshape(-1, n), seen.transpose(0, 2, 1, 3).reshape(-1, n),
+        strict=True,
+    ) if s.sum() >= 6]  # fmt: skip
+    assert len(alike) >= 20 and np.mean(alike) < 0.5
     assert not np.array_equal(kept, other != 0.0)
 
 

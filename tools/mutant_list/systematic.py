@@ -378,3 +378,147 @@ REPORTS_BY_MODEL = (
     ),
 )
 MUTANTS = (*MUTANTS, *REPORTS_BY_MODEL)
+# Planted in the code of untransposed kernels, of packed documents differentiated forwards, dropped
+# on a mesh and probed, and of runs that several processes read.
+READ_AGAIN = (
+    *of(
+        "parity/port/untransposed.py",
+        (
+            "untransposed_whatever_follows",
+            "a matrix is named as not transposed although the stage fails with it transposed",
+            "found = [name for name in tried if holds([name])]",
+            "found = [*tried]",
+            "test_untransposed.py",
+        ),
+        (
+            "untransposed_one_by_one_only",
+            "two kernels of one stage that are both not transposed are not named",
+            "if not found and len(tried) > 1 and holds(tried):",
+            "if not found and len(tried) > 9 and holds(tried):",
+            "test_untransposed.py",
+        ),
+        (
+            "untransposed_by_module_only",
+            "a kernel of a function without modules is not tried",
+            "tried = [*own, *(name for name in square if first_use(name, stages) < 0)][:TRIED]",
+            "tried = own[:TRIED]",
+            "test_untransposed.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/packed_attention.py",
+        (
+            "dropout_by_place_in_the_stripe",
+            "every stripe of packed attention drops the same weights",
+            "draws._replace(first=draws.first + begin)",
+            "draws._replace(first=draws.first)",
+            "test_packed.py",
+        ),
+        (
+            "dropout_without_the_key_s_place",
+            "all weights of a query are kept or dropped together",
+            "draws.first + queries), draws.first + keys)",
+            "draws.first + queries), 0 * keys)",
+            "test_packed.py::test_dropout_of_documents_is_drawn_by_place",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/attention.py",
+        (
+            "dropout_of_one_head",
+            "all heads of a row drop the same weights",
+            "numbers = jnp.arange(rows * heads, dtype=jnp.int32)",
+            "numbers = jnp.arange(rows * heads, dtype=jnp.int32) // heads",
+            "test_packed.py",
+        ),
+        (
+            "left_over_values_are_weighted",
+            "what an earlier document left in the ring enters the sum of values with weight 0",
+            "(v,) = _silenced(seen[:, 0], v)",
+            "pass",
+            "test_packed.py::test_what_is_left_of_an_earlier_document_may_be_no_number",
+        ),
+        (
+            "left_over_values_of_a_block",
+            "the same for a piece without segment ids",
+            "earlier = _silenced(held >= 0, ring.v) if ring.per_row else (ring.v,)",
+            "earlier = (ring.v,)",
+            "test_packed.py::test_what_is_left_of_an_earlier_document_may_be_no_number",
+        ),
+        (
+            "left_over_values_of_a_piece",
+            "the same for a piece with segment ids",
+            "    (v,) = _silenced(there, v)\n",
+            "",
+            "test_packed.py::test_what_is_left_of_an_earlier_document_may_be_no_number",
+        ),
+    ),
+    *of(
+        "megalodon_jax/sharding/placement.py",
+        (
+            "padding_is_a_document",
+            "a padded batch fills segment ids with 0, which begins a document",
+            '"attention_mask": 0, "segment_ids": None}',
+            '"attention_mask": 0, "segment_ids": 0}',
+            "test_sharded_parameters.py",
+        ),
+    ),
+    *of(
+        "stability/activations/attention.py",
+        (
+            "heads_forget_the_chunk_before",
+            "a probed query of a packed document sees no key of the row's chunk before its own",
+            "if positions is not None:\n        # A chunk of a document",
+            "if False:\n        # A chunk of a document",
+            "tests/stability/activations",
+        ),
+    ),
+    *of(
+        "stability/moe/training.py",
+        (
+            "unguarded_run_ends_by_its_loss_alone",
+            "a run without a guard goes on after a gradient that is not finite",
+            "in (Verdict.SKIPPED_LOSS, Verdict.SKIPPED_GRADIENT):",
+            "in (Verdict.SKIPPED_LOSS,):",
+            "tests/stability/moe",
+        ),
+    ),
+    *of(
+        "reports/store/several.py",
+        (
+            "helpers_share_all_folders",
+            "each process reads every new folder",
+            "shares = [new[i::processes] for i in range(processes)]",
+            "shares = [new for _ in range(processes)]",
+            "test_several.py",
+        ),
+        (
+            "helper_in_the_caller_s_folder",
+            "a helper imports a package `reports` of the folder that the caller is in",
+            '"PYTHONSAFEPATH": "1", ',
+            "",
+            "test_several.py",
+        ),
+    ),
+    *of(
+        "reports/store/examine.py",
+        (
+            "unchecked_columns_are_skipped",
+            "of a run without checksums only the columns that decide are read",
+            "read = None if checksums is None else _COLUMNS",
+            "read = _COLUMNS",
+            "test_store.py test_documents.py test_hostile_folders.py test_attacks.py",
+        ),
+    ),
+    *of(
+        "reports/__init__.py",
+        (
+            "extra_is_named_one_by_one",
+            "only the first missing package of the extra is named",
+            "missing = [name for name in NIGHTLY if importlib.util.find_spec(name) is None]",
+            "missing = [name for name in NIGHTLY[:1] if importlib.util.find_spec(name) is None]",
+            "test_bare_install.py",
+        ),
+    ),
+)
+MUTANTS = (*MUTANTS, *READ_AGAIN)

@@ -33,7 +33,7 @@ def shared(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same runs without an index, of which three processes shall read three, two and two."""
     _forget(made)
     monkeypatch.setattr(several, "SHARE", 2)
-    monkeypatch.setattr(several, "_processors", lambda: 3)
+    monkeypatch.setattr(several, "threads", lambda: 3)
     return made
 
 
