@@ -16,7 +16,7 @@ from parity.deepseek_v3.checkpoint import build
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core import documents
 from stability.moe import results, training
-from stability.recovery.guard import GuardConfig, guard
+from stability.recovery.guard import GuardConfig, Verdict, guard
 from tests.helpers import ROOT, same_leaves
 
 
@@ -92,6 +92,28 @@ def test_a_run_without_a_guard_ends_where_it_is_not_finite(monkeypatch):
     assert variant["loss"][-1] == [at, None]
     told = results.training_markdown(training.document(plan, [outcome]))
     assert f"; ended early: {outcome.ended} |" in told
+
+
+def test_a_run_without_a_guard_ends_at_a_gradient_that_is_not_finite(monkeypatch):
+    """The loss of that batch is finite."""
+    small = replace(training.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
+    monkeypatch.setattr(training, "TINY_LM", small)
+
+    def scripted(transform):
+        def step(model, state, batch):
+            verdict = Verdict.SKIPPED_GRADIENT if int(batch[3]) == 2 else Verdict.ACCEPTED
+            values = jnp.int32(verdict), jnp.float32(np.inf), jnp.float32(1.5)
+            report = state.report
+            report = eqx.tree_at(lambda r: (r.verdict, r.norm, r.loss), report, values)
+            return model, eqx.tree_at(lambda s: s.report, state, report)
+
+        return step
+
+    monkeypatch.setattr(training, "_step", scripted)
+    plan = training.Plan(steps=6, injected_at=5, batch_size=2, length=8)
+    outcome = training.train("steep", "", plan, training.NORMAL, guarded=False)
+    assert outcome.loss == [(number, 1.5) for number in range(3)]
+    assert outcome.ended == "at batch 2 the loss is 1.5, its gradient norm inf"
 
 
 def test_a_plan_that_injects_after_its_end_is_refused():
