@@ -470,7 +470,7 @@ READ_AGAIN = (
             "a probed query of a packed document sees no key of the row's chunk before its own",
             "if positions is not None:\n        # A chunk of a document",
             "if False:\n        # A chunk of a document",
-            "tests/stability/activations",
+            "tests/stability/activations/test_activations.py",
         ),
     ),
     *of(
@@ -480,7 +480,7 @@ READ_AGAIN = (
             "a run without a guard goes on after a gradient that is not finite",
             "in (Verdict.SKIPPED_LOSS, Verdict.SKIPPED_GRADIENT):",
             "in (Verdict.SKIPPED_LOSS,):",
-            "tests/stability/moe",
+            "tests/stability/moe/test_training.py",
         ),
     ),
     *of(
