@@ -445,3 +445,32 @@ def test_a_result_that_is_transposed_is_another_one_unless_a_pin_says_that_it_is
     found = align(*sides, outputs=(("result",), ("result",)), pins=pins_of_it)
     pair = next(pair for pair in found.pairs if pair.port == "result")
     assert (pair.layout == turned, pair.distance == 0.0) == (pinned, pinned)
+
+
+@pytest.mark.parametrize("side", ["original", "port", "both"])
+def test_a_stage_pinned_to_nothing_has_no_partner_however_equal(side):
+    """The barred stage is out on its own side only: the other side's keeps its place in the list."""
+    stages = network(2)
+    name = "model.layers.0.norm"
+    barred = {
+        "original": [Pin(None, name)],
+        "port": [Pin(name, None)],
+        "both": [Pin(None, name), Pin(name, None)],
+    }
+    found = align(stages, stages, pins=barred[side])
+    assert name not in names(found) and name not in names(found).values()
+    assert name in found.unaligned_original and name in found.unaligned_port
+    assert len(found.pairs) == len(stages) - 1
+
+
+def test_a_pinned_layout_holds_where_another_one_is_nearer():
+    """A pin states what was meant: a port that is not turned as its pin says is different."""
+    x = np.random.default_rng(0).normal(size=(TIME, TIME))
+    turned = Layout(x.shape, x.shape, (1, 0), x.shape)
+    foreign = Layout((TIME * TIME,), x.shape, (1, 0), x.shape)
+    stages = {"stage": x, "other": x @ x}
+    for layout, distant in ((turned, True), (None, False), (foreign, False)):
+        pairs = align(stages, stages, pins=[Pin("stage", "stage", layout)]).pairs
+        pair = next(pair for pair in pairs if pair.port == "stage")
+        assert pair.by is AlignedBy.PIN
+        assert (pair.layout == turned, pair.distance > EQUAL) == (distant, distant), layout

@@ -985,6 +985,10 @@ def test_two_loops_nest_and_a_gap_in_numbers_is_listed():
     high = [Pair(f"l.{n}", copied(f"h.{n - 3}.w", (2,)), Means.VALUE) for n in (3, 4)]
     source, _ = converted(high, {"h.0.w": draw(2), "h.1.w": draw(2)})
     assert "for i in range(3, 5):" in source and 'original[f"h.{i - 3}.w"]' in source
+    # In ascending order, whatever the order of the pairs and of a set of these numbers.
+    gaps = [Pair(f"l.{n}", copied(f"h.{n}.w", (2,)), Means.VALUE) for n in (16, 8, 33)]
+    source, _ = converted(gaps, {f"h.{n}.w": draw(2) for n in (16, 8, 33)})
+    assert "for i in (8, 16, 33):" in source
     back = [Pair(f"l.{n}", copied(f"h.{1 - n}.w", (2,)), Means.VALUE) for n in (0, 1)]
     source, _ = converted(back, {"h.0.w": draw(2), "h.1.w": draw(2)})
     assert "for i in" not in source

@@ -588,6 +588,10 @@ def test_neighbours_whose_shapes_decide_have_a_vote():
     # An order that does not fit is none.
     assert none.axes("h.weight", "l.kernel", (3, 4), (3, 4)) == (0, 1)
     assert none.axes("h.table", "l.embedding", (3, 4), (4, 3)) == (1, 0)
+    # A vote is the order of the original's axes: that of (2, 3, 4) in (4, 2, 3), not its reverse.
+    cube, other = {"h.0.weight": (2, 3, 4), "h.1.weight": (5, 5, 5)}, {"l.0.kernel": (4, 2, 3)}
+    voted = Conventions({"l.0.kernel": "h.0.weight"}, cube, other)
+    assert voted.axes("h.1.weight", "l.1.kernel", (5, 5, 5), (5, 5, 5)) == (2, 0, 1)
     # Squares cast no vote.
     square = Conventions({"l.1.kernel": "h.1.weight"}, shapes_o, shapes_p)
     assert not any(square.votes.values())

@@ -697,6 +697,20 @@ def test_a_record_is_of_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> N
         os.close(end)
 
 
+def test_a_file_that_went_while_files_were_read_hides_no_other(package: Path, monkeypatch) -> None:
+    """An editor renames a file while it saves; the others are read all the same."""
+    read = identity.digest_of_file
+
+    def vanished(path: Path) -> str:
+        if path.name == "a.py":
+            raise FileNotFoundError
+        return read(path)
+
+    before = set(identity.package_files())
+    monkeypatch.setattr(identity, "digest_of_file", vanished)
+    assert set(identity.package_files()) == before - {"parity/a.py"} != set()
+
+
 def test_groups_are_ended_each_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_groups", set())
     sent = []
@@ -724,6 +738,17 @@ def test_groups_are_ended_each_and_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     sent.clear()
     interrupts.end_group(99)
     assert len(sent) == 3
+
+
+def test_the_groups_of_a_process_are_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may have given the number of an ended group to another program since."""
+    ended: list[int] = []
+    monkeypatch.setattr(local, "end_group", ended.append)
+    process = local._Process("local:1", {}, Identity.here())
+    process._pids = [13, 17]
+    process.end()
+    process.close()
+    assert ended == [13, 17] and process.closed
 
 
 def test_a_worker_ends_its_group_only_as_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
