@@ -449,7 +449,7 @@ def test_a_result_that_is_transposed_is_another_one_unless_a_pin_says_that_it_is
 
 @pytest.mark.parametrize("side", ["original", "port", "both"])
 def test_a_stage_pinned_to_nothing_has_no_partner_however_equal(side):
-    """The barred stage is out on its own side only: the other side's keeps its place in the list."""
+    """Its equal on the other side is left over too, and no other stage changes its partner."""
     stages = network(2)
     name = "model.layers.0.norm"
     barred = {

@@ -182,6 +182,19 @@ def test_what_has_no_counterpart_is_named_and_not_invented():
     )
 
 
+def test_a_shape_that_only_two_parameters_have_pairs_them_even_of_other_layers():
+    """Beside a second candidate, parameters of different layers are left without a partner."""
+    original, port = {"h.0.weight": (3, 5)}, {"l.7.mu": (3, 5)}
+    alone = propose(numbered(original), unconverted(numbered(port)))
+    assert [(p.port, p.construction.parameters) for p in alone.pairs] == [
+        ("l.7.mu", ("h.0.weight",))
+    ]
+    assert "unsure" in alone.pairs[0].note
+    for more, other in (({"h.1.weight": (3, 5)}, {}), ({}, {"l.8.nu": (3, 5)})):
+        several = propose(numbered(original | more), unconverted(numbered(port | other)))
+        assert not several.pairs and len(several.unmatched_port) == len(port | other)
+
+
 def test_a_matching_by_value_prints_as_a_converter_too():
     original = torch_like()
     port = flax_like(original)

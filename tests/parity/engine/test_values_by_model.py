@@ -326,6 +326,18 @@ def test_a_stack_of_fusions_is_taken_apart_layer_by_layer():
     assert dissect(stacked, wrong) is None
 
 
+def test_each_layer_of_a_stack_may_order_its_parts_in_its_own_way():
+    parts = {f"l.{i}.{n}": draw(2, 3, seed=10 * i + k) for i in (0, 1) for k, n in enumerate("ab")}
+    stacked = np.stack([np.concatenate([parts[n] for n in names]) for names in
+                        (("l.0.b", "l.0.a"), ("l.1.a", "l.1.b"))])  # fmt: skip
+    pieces = dissect(stacked, parts)
+    assert pieces is not None and sorted(n for n, *_ in pieces) == sorted(parts)
+    for name, place, layout in pieces:
+        assert np.array_equal(layout(place(stacked)), parts[name])
+    made = of_parts(stacked.shape, pieces)
+    assert made.is_complete and np.array_equal(made.from_original(parts), stacked)
+
+
 @pytest.mark.parametrize("start", [0, 2, 3, 7])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_lone_part_is_located_at_its_ends_and_at_multiples_of_its_length(start, axis):

@@ -206,6 +206,22 @@ def test_only_valid_positions_make_a_result():
     assert not both(*constant, valid=valid).holds
 
 
+def test_a_derivative_has_no_positions_even_if_its_shape_has():
+    """It is 0 at the valid positions and not beyond them; valid positions are of outputs alone."""
+    valid = np.ones((4, WIDTH), bool)
+    valid[:, 3:] = False
+    params = {"shift": np.random.default_rng(3).standard_normal((4, WIDTH), np.float32)}
+
+    def rolled(p, x):
+        return jnp.roll(jnp.sin(x + p["shift"]), 3, axis=1)
+
+    sides = [FunctionSide(rolled, params, X) for _ in range(2)]
+    report = compare(Port("rolled", *sides, valid=valid, bfloat16=False))
+    assert report.holds, report.text()
+    assert "grad/shift" in {str(m.quantity) for m in report.measurements}
+    assert not [e for e in report.left_out if e.role is Role.GRADIENT], report.left_out
+
+
 def test_whole_numbers_that_agree_are_gates():
     report = both(
         lambda y: {"y": y, "best": y.argmax(-1), "up": y > 0, "n": 4},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -176,7 +177,8 @@ def test_two_drivers_of_one_night_do_not_mix(options: Options) -> None:
     @dataclass
     class Second(Inline):
         def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-            with pytest.raises(ItemError, match="for this driver alone"):
+            alone = f"for this driver alone, and process {os.getpid()} on .* since 20.* has it; "
+            with pytest.raises(ItemError, match=alone):
                 fan_out(options, Inline(), quiet)
             # Another night in the same folder is no concern of this one.
             fan_out(replace(options, cases=CASES[:1]), Inline(), quiet)
