@@ -20,7 +20,7 @@ from parity.engine import deviation
 from parity.engine.alignment import HORIZON, _best_in_order, _share, align
 from parity.engine.bounds import FORWARD, NoiseFloors, Rule, bound_from
 from parity.engine.compare import METRICS_VERSION, Comparison, Work
-from parity.engine.constructions import Construction, Piece, copied, cut, laid_out, whole
+from parity.engine.constructions import Construction, Part, Piece, copied, cut, laid_out, whole
 from parity.engine.contract import ContractLine
 from parity.engine.converter import converter_source
 from parity.engine.deviation import HIGH, LOW, Deviations, Shape, histogram, worst_elements
@@ -369,6 +369,9 @@ def test_scales_and_their_share_of_the_margin():
     assert (
         flips(0.35, scales={"logits": 5.0}) == 1.0 and flips(0.35, scales={"logits": 10.2}) == 0.0
     )
+    # Logits that are 0 everywhere have no margin: no flip is clear, whatever the norm.
+    nothing = comparing(Table(0.5), scales={"logits": 10.0}).run(left, {"logits": 0 * e})
+    assert next(m.value for m in nothing if m.metric == "top1_flips") == 0.0
     [row] = [m for m in comparing(Table(math.nan)).run(left, right) if m.metric == "top1_flips"]
     assert row.verdict is Verdict.NOT_COMPARABLE and math.isnan(row.value)
     rows = comparing(scales={"logits": 10.0}).run(left, right)
@@ -960,6 +963,29 @@ def test_a_converter_makes_what_the_matching_says():
     assert "# lost (2, 3): no parameter of the original is proposed for it" in lines
     assert source.endswith("    return port\n")
     assert max(map(len, source.split("\n"))) <= 110
+
+
+@pytest.mark.parametrize("view", [(2, 2, 6), (4, 2, 3)])
+def test_pieces_that_adjoin_along_no_single_axis_are_written_one_by_one(view):
+    """A grid of pieces, in the port's own axes or in a view of them."""
+    shape = (4, 6) if view[-1] == 6 else view
+    grid = [(i, j) for i in range(view[0]) for j in range(view[1])]
+    names = [f"{'abcdefgh'[n]}.w" for n in range(len(grid))]
+    pieces = tuple(
+        Piece(
+            name,
+            whole(view[2:]),
+            Layout(view[2:], view[2:], (0,), (1, 1, view[2])),
+            Part(shape, view, (i, j, 0), (i + 1, j + 1, view[2])),
+        )
+        for name, (i, j) in zip(names, grid, strict=True)
+    )
+    original = {name: draw(view[2], seed=n) for n, name in enumerate(names)}
+    pair = Pair("grid", Construction(shape, pieces), Means.VALUE)
+    source, made = converted([pair], original)
+    expected = np.stack([original[name] for name in names]).reshape(shape)
+    assert np.array_equal(made["grid"], expected)
+    assert (f".reshape({view})[" in source) == (view != shape)
 
 
 def test_two_loops_nest_and_a_gap_in_numbers_is_listed():

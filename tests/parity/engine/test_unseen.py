@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from parity.engine import operations
 from parity.engine.unseen import Search, Seen, search
 from parity.sides.traced import trace
 
@@ -113,3 +114,13 @@ def test_a_number_that_is_nowhere_is_unseen_and_whole_ones_are_everywhere(value:
     seen = Seen([X])
     array = np.asarray([0.0, -3.0, X[0, 0], X[0, 0] * (1 + 1e-14), value, -np.inf])
     assert seen.unseen(array).tolist() == [False, False, False, False, True, False]
+
+
+def test_a_mask_is_known_in_either_polarity_and_not_by_other_shares() -> None:
+    """What one program keeps, another may leave out: True and False, or 0 and -1e9."""
+    mask = np.tril(np.ones((6, 8), bool), 1)
+    known = operations._Known([mask.astype(float)], 1e-12)
+    for other in (mask, ~mask, np.where(mask, 0.0, -1e9), np.where(mask, -1e9, 0.0)):
+        assert known.has(np.asarray(other, float))
+    assert not known.has(np.tril(np.ones((6, 8)), 2))
+    assert not known.has(np.where(mask, 0.0, np.arange(48.0).reshape(6, 8)))
