@@ -87,8 +87,13 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
 
 
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray | np.floating:
-    """Return the unit in the last place of a dtype at x: the gap to the next larger magnitude."""
+    """Return the unit in the last place of a dtype at x: the gap to the next larger magnitude.
+
+    At 0 it is the unit of numbers in [0.5, 1), so that an error there counts as an absolute one.
+    """
     info = ml_dtypes.finfo(dtype)
+    # frexp(0) has exponent 0. The gap at 0 is the smallest subnormal number, and in units of that
+    # the rounding of a sum that cancels would be some 1e37 units.
     _, exponent = np.frexp(np.abs(x))
     return np.ldexp(1.0, np.maximum(exponent - 1, int(info.minexp)) - int(info.nmant))
 

@@ -181,6 +181,7 @@ def test_a_token_that_flips_inside_a_tensor_that_holds_fails(comparison, arrays)
 @pytest.mark.parametrize(("dtype", "gap"), [("float32", 2.0**-23), ("bfloat16", 2.0**-7)])
 def test_ulps_count_gaps_of_the_dtype(dtype, gap):
     assert ulp(np.asarray([1.0, -1.5, 2.0]), dtype).tolist() == [gap, gap, 2 * gap]
+    assert ulp(np.asarray([0.0, -0.0, 0.5, 0.99]), dtype).tolist() == [gap / 2] * 4
     e = np.asarray([1.0, 1.0, 1.0, 1.0])
     metrics = tensor_metrics(e + gap * np.asarray([0.0, 1.0, 1.0, 3.0]), e, dtype)
     assert metrics["ulp_p50"] == 1.0
