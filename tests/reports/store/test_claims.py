@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.store import objects, shared, unsent
+from reports.store import objects, sending, shared, unsent
 from reports.store.claims import CLAIMS, claim, held, retire
 from reports.store.objects import TRIES, Objects, again
 from reports.store.schema import MANIFEST, StoreError
@@ -274,6 +274,18 @@ def test_no_run_json_is_sent_below_a_name_that_was_taken_away(tmp_path: Path) ->
     retire(below, NAME)
     assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
     assert not store.written[f"{ROOT}/{NAME}/{MANIFEST}"]
+    assert assert_whole(store) == {f"{NAME}-2": "a"}
+
+
+def test_a_run_json_sent_before_the_name_was_taken_away_is_deleted(tmp_path: Path) -> None:
+    """A writer sent it, was killed before it looked at its claim, and sends the run again."""
+    store, below = storage()
+    folder, token = folder_of(tmp_path, "a"), claim(below, NAME)
+    assert token is not None
+    store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+    retire(below, NAME)
+    unsent.set_name(folder, unsent.Note(NAME, token))
+    assert sending.deliver(below, folder) == (NAME, f"{NAME}-2")
     assert assert_whole(store) == {f"{NAME}-2": "a"}
 
 

@@ -421,6 +421,8 @@ def test_a_folder_that_is_there_is_never_written_to(tmp_path: Path) -> None:
     (tmp_path / f"{night.id}-2").mkdir()
     assert write_run(tmp_path, night).name == f"{night.id}-3"
     assert not list((tmp_path / f"{night.id}-2").iterdir())
+    # Nor does a claim of the names that were taken stay behind.
+    assert not list(tmp_path.glob(".partial-*"))
 
 
 def test_a_deletion_that_is_interrupted_leaves_no_run_with_files_missing(
