@@ -73,20 +73,14 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
     shapes = [(p.construction.pieces[0].layout.source, p.construction.shape) for p in pairs]
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes])
-    # Tied parameters share one original: there is nothing to exchange.
-    gain[(kind[:, None] != kind[None]) | _same(names)] = 0.0
+    # Tied parameters share one original, and exchanging equal names gains nothing.
+    gain[kind[:, None] != kind[None]] = 0.0
     best = gain.argmax(axis=1)
     return {
         ports[i]: f"holds {names[i]}; by name it would be {names[j]}"
         for i, j in enumerate(best.tolist())
         if gain[i, j] > GAIN
     }
-
-
-def _same(names: Sequence[str]) -> np.ndarray:
-    index = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    own = np.array([index[name] for name in names])
-    return own[:, None] == own[None]
 
 
 def _move(pair: Pair) -> tuple[int, ...]:

@@ -1020,6 +1020,22 @@ def test_two_loops_nest_and_a_gap_in_numbers_is_listed():
     assert "for i in" not in source
 
 
+@pytest.mark.parametrize(
+    ("value", "tolerance", "share"),
+    [
+        (0.0, 0.0, 0.0),
+        (1e-30, 0.0, math.inf),
+        (3.0, 2.0, 1.5),
+        (0.0, 2.0, 0.0),
+        (math.inf, 2.0, math.inf),
+    ],
+)
+def test_the_share_of_a_tolerance_of_0_is_none_or_infinite(value, tolerance, share):
+    row = replace(comparing().gate("x", "rel_l2", 0.0, 1.0), value=value, tolerance=tolerance)
+    assert row.fraction == share
+    assert all(math.isnan(replace(row, tolerance=t).fraction) for t in (math.nan, math.inf))
+
+
 @pytest.mark.parametrize("said", list(Verdict))
 @pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 2.0, math.inf, math.nan])
 @pytest.mark.parametrize("tolerance", [1.0, math.nan, math.inf])
