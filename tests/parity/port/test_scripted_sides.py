@@ -18,9 +18,10 @@ from parity.engine.parameter_pairs import Matching, Unmatched
 from parity.engine.quantity import stage_kind
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.stage_pairs import Pair
+from parity.port import localisation
 from parity.port.compare import _Both, _weights
 from parity.port.correspondence import Correspondence
-from parity.port.localisation import Place, localise
+from parity.port.localisation import ROOM, Place, localise
 from parity.port.narrow import NarrowStage, compare_narrow
 from parity.port.rounding_floors import (
     COSTLY,
@@ -271,6 +272,34 @@ def test_a_difference_starts_where_a_stage_is_wrong_fed_the_right_values(name):
         assert place.culprit is place.stages[1] and place.last_right is place.stages[0]
         [first, *_] = place.worst
         assert (first.index, first.actual, first.expected) == ((1,), 6.0, 4.0) and place.where
+
+
+@dataclass
+class Telling(Scripted):
+    """A side with one operation, of which nothing but the search is scripted."""
+
+    def operations_of(self, stage, forced):
+        return {0: stage}, {0: FOUR}
+
+    def operation_results(self):
+        return [FOUR]
+
+
+@pytest.mark.parametrize("off", [0.5, 1e-10])
+def test_operations_are_searched_within_the_tolerance_and_below_the_error(off, monkeypatch):
+    """A search that is coarser than the error would find the wrong operation in the original."""
+    asked: list[float] = []
+    monkeypatch.setattr(localisation, "first_unknown", lambda *args: asked.append(args[-1]))
+    original = SideRuns(Telling(answering({}, can_all)), None)
+    wrong = {Precision.FLOAT64: off, Precision.FLOAT32: off}
+    port = SideRuns(Telling(answering(wrong, can_all)), None)
+    monkeypatch.setattr(localisation, "floors_of", lambda *args: dict.fromkeys(("a", "b"), 0.0))
+    place = localise(same("a", "b"), original, port, {"a": 0.0, "b": 0.0})
+    assert place.culprit is not None and place.culprit.name == "b"
+    tolerance = stage_bound(E.PORT64_ORIGINAL64, Kind.BLOCK, 0.0)
+    [same_within] = asked
+    assert same_within == pytest.approx(min(ROOM * tolerance, off / ROOM))
+    assert (same_within < ROOM * tolerance) == (off < ROOM**2 * tolerance)
 
 
 def test_a_port_without_float64_is_fed_in_float32_and_has_no_floor():
