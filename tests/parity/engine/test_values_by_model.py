@@ -326,10 +326,12 @@ def test_a_stack_of_fusions_is_taken_apart_layer_by_layer():
     assert dissect(stacked, wrong) is None
 
 
-def test_each_layer_of_a_stack_may_order_its_parts_in_its_own_way():
+@pytest.mark.parametrize("axis", [0, 1])
+def test_each_layer_of_a_stack_may_order_its_parts_in_its_own_way(axis):
+    """Side by side in a layer, parts of several layers adjoin along no single axis."""
     parts = {f"l.{i}.{n}": draw(2, 3, seed=10 * i + k) for i in (0, 1) for k, n in enumerate("ab")}
-    stacked = np.stack([np.concatenate([parts[n] for n in names]) for names in
-                        (("l.0.b", "l.0.a"), ("l.1.a", "l.1.b"))])  # fmt: skip
+    orders = (("l.0.b", "l.0.a"), ("l.1.a", "l.1.b"))
+    stacked = np.stack([np.concatenate([parts[n] for n in names], axis) for names in orders])
     pieces = dissect(stacked, parts)
     assert pieces is not None and sorted(n for n, *_ in pieces) == sorted(parts)
     for name, place, layout in pieces:
