@@ -54,9 +54,7 @@ def measure(repeats: bool) -> Measure:
     return measured
 
 
-def parity(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet
-) -> SuiteRun:
+def parity(measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet) -> SuiteRun:
     def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
         yield from measure()
 
@@ -84,9 +82,7 @@ def products(
     return module.run_products(REFERENCE, report, only)
 
 
-def mla_moe(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet
-) -> SuiteRun:
+def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet) -> SuiteRun:
     pool = SimpleNamespace(first={}, measurements=[], responses={})
     answer = SimpleNamespace(kind="recorded", refusal="", versions={"transformers": ""})
     fake = SimpleNamespace(
@@ -244,7 +240,9 @@ def test_a_suite_that_ends_early_counts_no_control(monkeypatch: pytest.MonkeyPat
 
 SAID = {
     parity: ["  length_c: FAIL at loss (jax32:oracle) why (3.0 s)", "    not explained: "],
-    known_differences: [f"  known differences: 1 of {len(KNOWN_DIFFERENCES)} are unchanged (3.0 s)"],
+    known_differences: [
+        f"  known differences: 1 of {len(KNOWN_DIFFERENCES)} are unchanged (3.0 s)"
+    ],
     products: ["  products: 1 gates of GEMM backends hold (3.0 s)"],
     mla_moe: ["  mla-moe: 1 gates hold (3.0 s)"],
     port: ["  as a user's port: 1 gates hold (3.0 s)"],
