@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
+from reports.provenance.host import FIELDS
 from reports.registry import pin as pinning
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
@@ -246,6 +247,55 @@ def test_the_newest_run_is_named_with_what_may_be_newer(tmp_path: Path) -> None:
     assert moved.name in [f.name for f, _ in look_up(root, "latest").newer]
     (moved / "run.json").write_text('{"created": "2026-11-02T00:00:00+00:00"}', encoding="utf-8")
     assert moved.name not in [f.name for f, _ in look_up(root, "latest").newer]
+
+
+def test_a_name_leads_to_one_run_or_to_the_names_that_there_are(
+    tmp_path: Path, pinned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs"
+    with pytest.raises(StoreError) as told:
+        find_run(root, "latest")
+    empty = f"no run 'latest': there are no runs in {root} yet; `nightly` makes one."
+    assert str(told.value) == empty
+    folders = [write_run(root, earlier(measurement(), day=day)) for day in range(2, 9)]
+    names = [folder.name for folder in folders]
+    # Of several that are pinned the newest: one file for each machine names one run.
+    for turn, folder in enumerate((folders[3], folders[1])):
+        night = replace(earlier(measurement(), host=dict.fromkeys(FIELDS, str(turn))))
+        made = pins.pin_of(night, {}, "why", "2026-11-01")
+        pins.write(replace(made, run=folder.name), pins.file_of(made, pinned))
+    monkeypatch.chdir(root)
+    # A folder in the current one, and a path; a keyword is none.
+    for shadow in ("latest", "pinned"):
+        (root / shadow).symlink_to(folders[0])
+    assert find_run(root, "pinned") == folders[3]
+    for name in (names[2], str(folders[2]), f"./{names[2]}"):
+        assert find_run(root, name).resolve() == folders[2]
+    for shadow in ("latest", "pinned"):
+        (root / shadow).unlink()
+    monkeypatch.chdir(tmp_path)
+    assert find_run(root, "latest") == folders[-1]
+    assert find_run(root, names[4][:11]) == folders[4]
+    # A damaged run is named by its beginning too; reading it says what is wrong.
+    (folders[5] / "run.json").write_text("{", encoding="utf-8")
+    assert find_run(root, names[5][:11]) == folders[5]
+    for name, what, listed in (
+        ("2026-11-0", "several runs begin with", [names[2], *names[3:5], names[6], names[5]]),
+        ("none", "no run", [*names[1:5], names[6]]),
+        (f"x/{names[0]}", "no run", [*names[1:5], names[6]]),
+    ):
+        with pytest.raises(StoreError) as told:
+            find_run(root, name)
+        there = f"there are {', '.join(listed)}. `list` shows all of them."
+        assert str(told.value) == f"{what} {name!r} in {root}; {there}"
+    for folder in folders:
+        (folder / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError) as told:
+        find_run(root, "none")
+    said, at = str(told.value), 0
+    for part in (f"no run 'none' can be read in {root}", *names[-3:]):
+        assert (at := said.find(part, at)) >= 0
+    assert said.count("-0000000 is damaged: ") == 3
 
 
 def test_a_whole_copy_is_no_newer_run_and_another_run_of_its_id_is(tmp_path: Path) -> None:

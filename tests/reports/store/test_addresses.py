@@ -64,12 +64,20 @@ def test_a_damaged_address_file_makes_no_copy(spoilt: str, tmp_path: Path) -> No
     assert cli("list", "--out", tmp_path).exit_code == 0
 
 
-def test_each_address_has_a_copy_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_address_has_a_copy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below the cache of the user, named so that a person knows it: the end of its address."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     long = f"s3://bucket/{'x' * 100}/runs"
     names = {}
-    for address in ("s3://bucket/runs", "s3://bucket/runs2", "s3://bucket/a b", "memory://.é", long):
+    for address in (
+        "s3://bucket/runs",
+        "s3://bucket/runs2",
+        "s3://bucket/a b",
+        "memory://.é",
+        long,
+    ):
         copy = copy_of(address)
         assert copy == copy_of(f"{address}/") and not copy.exists()
         assert copy.parent == tmp_path / "megalodon-numerics" / "runs"

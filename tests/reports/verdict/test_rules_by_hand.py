@@ -89,6 +89,9 @@ def test_a_level_is_of_recent_values_and_no_less_than_a_share_of_tolerances():
     assert (level.gates, level.floored, level.worst) == (2, 1, 0.5)
     assert level.typical == pytest.approx(math.sqrt(0.5 * DRIFT_SHARE * 4.0), rel=2 / 100)
     assert level.tolerance == 2.0 and level.spread == STILL
+    # At that share it is not below it: the level is that of its value.
+    [level] = levels([measurement(value=DRIFT_SHARE, tolerance=1.0)], {}).values()
+    assert level.floored == 0
     past = {rows[0].key: Past((99.0, *[0.25] * (RECENT - 1)), True)}
     # The oldest of more than so many is no longer among them.
     assert {level.worst for level in levels(rows, past, settle=max).values()} == {0.5}
