@@ -18,7 +18,7 @@ from parity.engine.measurement import Kind, Verdict
 from reports.provenance.host import FIELDS
 from reports.registry import pin as pinning
 from reports.registry.listing import summarise_runs
-from reports.registry.lookback import look_back
+from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
     AHEAD,
     Found,
@@ -45,6 +45,7 @@ from reports.verdict.decide import Decision, ExitCode, Word, decide
 from reports.verdict.several import GRAVEST, compare_runs
 from stability.core.findings import Severity
 from tests.reports.nights import (
+    bench,
     earlier,
     explained,
     failing,
@@ -548,3 +549,76 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     (spoilt / MEASUREMENTS).unlink()
     answer = look_back(pattern, "baseline", "logits")
     assert len(answer.rows) == 2 and len(answer.unreadable) == 1
+
+
+def test_what_was_never_measured_is_answered_with_what_is_alike(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    hint = "`history` lists all gates, `history CASE` those of a case"
+    rows = [measurement(case=c, quantity=q) for c, q in (("plain", "logits"), ("stream", "loss"))]
+    told = measurement(case="plain", quantity="kl_max", verdict=Verdict.INFO, tolerance=math.nan)
+    for number, asked, expected in (
+        (0, ("plain", None), "no gate of case plain in 0 runs of {}; `nightly` makes one"),
+        (1, ("plian", None), "no gate of case plian in 1 run of {}. Did you mean 'plain'?"),
+        (1, ("x", "logits"), f"no gate of logits in case x in 1 run of {{}}; {hint}"),
+        (
+            2,
+            ("plain", "logit"),
+            "no gate of logit in case plain in 2 runs of {}. Did you mean 'logits'?",
+        ),
+        # Of another case, and a fact without a tolerance: neither is a gate of this case.
+        (2, ("plain", "xyz"), f"no gate of xyz in case plain in 2 runs of {{}}; {hint}"),
+        (2, ("plain", "kl_max"), f"no gate of kl_max in case plain in 2 runs of {{}}; {hint}"),
+        (
+            2,
+            ("plian", "logits"),
+            "no gate of logits in case plian in 2 runs of {}. Did you mean 'plain'?",
+        ),
+        (
+            2,
+            ("steam", "loss"),
+            "no gate of loss in case steam in 2 runs of {}. Did you mean 'stream'?",
+        ),
+    ):
+        while len(list(root.glob("2026*"))) < number:
+            write_run(root, earlier(*rows, told, day=1 + len(list(root.glob("2026*")))))
+        with pytest.raises(StoreError) as error:
+            look_back(str(root), *asked)
+        assert str(error.value) == expected.format(root)
+    assert look_back(str(root)).runs == 2 and measured_names(str(root)) == ["plain", "stream"]
+    assert measured_names(str(root), "plain") == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "asked"),
+    [
+        (["port", "pytest", "nightly", "port"], "nightly"),
+        (["port", "pytest"], "pytest"),
+        (["pytest", "port", "bench"], "port"),
+        (["bench"], "nightly"),
+        ([], "nightly"),
+    ],
+    ids=str,
+)
+def test_without_a_kind_nights_are_looked_back_on_or_what_is_newest(
+    tmp_path: Path, kinds: list[str], asked: str
+) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    for day, kind in enumerate(kinds, 1):
+        made = bench(day) if kind == "bench" else earlier(measurement(), day=day, kind=kind)
+        write_run(root, made)
+    assert look_back(str(root)).runs == kinds.count(asked)
+    # A pattern finds the same runs as the folder does.
+    if kinds:
+        assert look_back(f"{root}/*/").runs == kinds.count(asked)
+    else:
+        with pytest.raises(StoreError, match="and nothing matches"):
+            look_back(f"{root}/*")
+
+
+def test_a_line_of_blocks_goes_from_the_least_to_the_largest() -> None:
+    assert sparkline([]) == "" and sparkline([math.inf, math.nan]) == "??"
+    assert sparkline([-1.0]) == "▁"
+    assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3.0, -4.0, 10.0, math.nan, -math.inf, math.inf]) == "▅▁█!!!"
