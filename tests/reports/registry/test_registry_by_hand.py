@@ -16,6 +16,7 @@ import pytest
 
 from parity.engine.measurement import Kind, Verdict
 from reports.provenance.host import FIELDS
+from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back, measured_names, sparkline
@@ -37,8 +38,8 @@ from reports.registry.pin import pin_run
 from reports.registry.retention import clean, delete
 from reports.registry.several import as_values, more_line, read_several, run_lines, table
 from reports.registry.side_by_side import range_lines
-from reports.store.runs import Run, write_run
-from reports.store.schema import MEASUREMENTS, StoreError
+from reports.store.runs import Run, read_run, write_run
+from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide
@@ -622,3 +623,79 @@ def test_a_line_of_blocks_goes_from_the_least_to_the_largest() -> None:
     assert sparkline([-1.0]) == "▁"
     assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
     assert sparkline([3.0, -4.0, 10.0, math.nan, -math.inf, math.inf]) == "▅▁█!!!"
+
+
+def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lines, pages = tmp_path / "runs", list[str](), list[Path]()
+    monkeypatch.setattr(outcomes, "render", lambda run, decision, history: f"page of {run.id}")
+    monkeypatch.setattr(outcomes, "renew_runs_page", lambda root, report: pages.append(root))
+    night = earlier(measurement())
+    first = outcomes.store(root, night, lines.append)
+    assert lines == ["verdict: PASS"] and pages == [root]
+    assert (first.folder, first.page) == (root / night.id, root / night.id / "report.html")
+    assert first.run.manifest.verdict == read_run(first.folder).manifest.verdict == "PASS"
+    assert first.decision is not None and first.against == ()
+    assert first.page.read_text(encoding="utf-8") == f"page of {night.id}"
+    # The second of one second has another name, and its page knows it.
+    second = outcomes.store(root, night, lines.append)
+    assert lines[1:] == [f"the name {night.id} was taken; the run is {night.id}-2", "verdict: PASS"]
+    assert second.run.id == second.folder.name == f"{night.id}-2"
+    assert second.page.read_text(encoding="utf-8") == f"page of {night.id}-2"
+    # A shard is stored alone; it is judged with the others.
+    lines.clear()
+    shard = outcomes.store(root, replace_kind(night, "shard"), lines.append)
+    assert (shard.decision, shard.against) == (None, ())
+    assert lines == [f"the name {night.id} was taken; the run is {night.id}-3"]
+    assert not shard.page.exists() and pages == [root] * 2
+    assert read_run(shard.folder).manifest.verdict == ""
+
+
+def replace_kind(night: Run, kind: str) -> Run:
+    return replace(night, manifest=replace(night.manifest, kind=RunKind(kind)))
+
+
+def test_a_run_that_cannot_be_judged_or_drawn_is_stored_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lines, pages = tmp_path / "runs", list[str](), list[Path]()
+    monkeypatch.setattr(outcomes, "renew_runs_page", lambda root, report: pages.append(root))
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("why")
+
+    with monkeypatch.context() as patch, pytest.raises(outcomes.UnjudgedError) as told:
+        patch.setattr(outcomes, "judge", broken)
+        outcomes.store(root, run(measurement(), id="one"), lines.append)
+    assert lines == [] and read_run(root / "one").manifest.verdict == ""
+    said = f"the run is stored in {root / 'one'}, but judging it failed with KeyError: 'why'. "
+    assert str(told.value).startswith(said)
+    for command in (f"gate {root / 'one'}` judges", f"report {root / 'one'}` draws"):
+        assert f"`megalodon-numerics {command}" in str(told.value)
+    monkeypatch.setattr(outcomes, "render", broken)
+    with pytest.raises(RuntimeError, match="its page could not be drawn"):
+        outcomes.store(root, run(measurement(), id="two"), lines.append)
+    assert lines == ["verdict: PASS"] and read_run(root / "two").manifest.verdict == "PASS"
+    # The page of all runs shows both.
+    assert pages == [root, root]
+
+
+@pytest.mark.parametrize("kind", ["nightly", "shard"])
+def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def full(*_: Any) -> Any:
+        raise StoreError("no space")
+
+    monkeypatch.setattr(outcomes, "write_run", full)
+    lines: list[str] = []
+    night = replace_kind(run(failing()), kind)
+    with pytest.raises(StoreError, match="no space"):
+        outcomes.store(tmp_path, night, lines.append)
+    assert lines == (["verdict: REGRESSED"] if kind == "nightly" else [])
+    monkeypatch.setattr(outcomes, "judge", full)
+    with pytest.raises(StoreError, match="no space"):
+        outcomes.store(tmp_path, night, lines.append)
+    failed = "judging failed too, with StoreError: no space"
+    assert lines[1:] == ([failed] if kind == "nightly" else [])
