@@ -320,6 +320,38 @@ def test_a_session_is_stored_with_its_plan_and_its_reference(
         assert ("interrupted" in suite.reason) == interrupted
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_session_of_ports_alone_is_of_their_originals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """With a row of Megalodon among them it is a session of Megalodon that has ports too."""
+    stored = []
+    decision = SimpleNamespace(word=Word.REGRESSED, sentence="Why.", exit_code=ExitCode.REGRESSION)
+
+    def store(root: Path, run: Any, told: Any) -> Any:
+        stored.append(run)
+        told("not printed")
+        return SimpleNamespace(decision=decision, folder=root / run.id)
+
+    monkeypatch.setattr(outcome, "store", store)
+    made = collector(tmp_path, **{"--reference": "recorded"})
+    told = report("t", measurement(case="a b", suite="p"))
+    sides = {"original": "a torch module", "port": "a function"}
+    told.ports = [{"name": "p", "title": "a b", "holds": True, "sides": sides, "versions": {}}]
+    made.pytest_runtest_logreport(told)
+    if others:
+        made.pytest_runtest_logreport(report("u", measurement(case="c", suite="parity")))
+    assert made._store(interrupted=False) == int(ExitCode.REGRESSION)
+    [run] = stored
+    assert [document["title"] for document in run.manifest.ports] == ["a b"]
+    assert run.manifest.of_ports_alone is not others
+    assert bool(run.manifest.seams) is others
+    first, second, _ = made.lines
+    originals = "compared with its originals (a b: a torch module)"
+    assert first.endswith(originals) is not others
+    assert second == "REGRESSED: Why."
+
+
 def test_red_lines_are_those_that_are_not_green(tmp_path: Path) -> None:
     made, written = collector(tmp_path), []
     made.lines = ["NOT GREEN: why", "fine"]

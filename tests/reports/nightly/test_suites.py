@@ -21,6 +21,7 @@ from parity.megalodon.cases import by_name
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Suite
+from parity.pooling import POOLED
 from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
 from stability.suite import PROBES
@@ -371,3 +372,69 @@ def test_probes_are_a_suite_of_what_they_found(monkeypatch) -> None:
         "  did not finish: poles: ValueError: why",
         f"  did not finish: {'x' * 500}",
     ]
+
+
+def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
+    """Rows, pooled rows, responses and contract of each; what was found is said once."""
+    cases = module.mla_moe.CASES[:3]
+    asked: list[Any] = []
+
+    def answer(case: Any, which: str) -> Any:
+        asked.append((case.title, which))
+        live = "live" if case is cases[0] else "recorded"
+        return SimpleNamespace(kind=live, refusal=case.title, versions={"transformers": "4"})
+
+    def compare(case: Any, answer: Any, ours: Any, device: str) -> Any:
+        assert ours == f"side of {case.title}"
+        return SimpleNamespace(measurements=[measurement(case=case.title)], report=case.title)
+
+    def pooled(case: Any, live: bool, device: str) -> Any:
+        asked.append(live)
+        rows = [measurement(case=case.title, metric=POOLED)]
+        return SimpleNamespace(first={case.title: 1}, measurements=rows, responses={case.title: 2})
+
+    fake = SimpleNamespace(
+        CASES=cases, answer=answer, compare=compare, pooled=pooled,
+        side=lambda case: f"side of {case.title}",
+    )  # fmt: skip
+    monkeypatch.setattr(module, "mla_moe", fake)
+    gates = lambda case, *_: [Gate.of(measurement(case=case.title))]  # noqa: E731
+    monkeypatch.setattr(module.mla_moe_contract, "gates", gates)
+    of_port = {case.title: None for case in cases} | {cases[1].title: "an account"}
+    monkeypatch.setattr(module.accounts, "of_port", of_port.get)
+    bugs = {cases[0].title: ("one", 1.0), cases[1].title: ("one", 1.0), cases[2].title: ("", 0.0)}
+
+    def scatter(refusal: str, version: str) -> Any:
+        message, value = bugs[refusal]
+        return finding(message=message, value=value)
+
+    monkeypatch.setattr(module, "reference_scatter", scatter)
+    with unchecked():
+        suite = module.run_mla_moe(REFERENCE, quiet)
+        alone = module.run_mla_moe(SimpleNamespace(kind="live"), quiet, {cases[1].title})
+    titles = [case.title for case in cases]
+    assert suite.reason == alone.reason == ""
+    assert (suite.planned, suite.executed, alone.planned, alone.executed) == (3, 3, 1, 1)
+    assert asked == [
+        *(
+            it
+            for t, live in zip(titles, (True, False, False), strict=True)
+            for it in ((t, "recorded"), live)
+        ),
+        (titles[1], "auto"),
+        False,
+    ]
+    assert [(m.case, m.metric) for m in suite.measurements] == [
+        (title, metric) for title in titles for metric in ("rel_l2", POOLED)
+    ]
+    assert {m.deterministic for m in suite.measurements} == {True}
+    assert [gate.case for gate in suite.contract] == titles
+    assert suite.responses == {
+        (title, metric): {title: number}
+        for title in titles
+        for metric, number in (("rel_l2", 1), (POOLED, 2))
+    }
+    assert suite.explanations == ["an account"]
+    assert [f.message for f in suite.findings] == ["one"]
+    assert {m.case for m in alone.measurements} == {gate.case for gate in alone.contract}
+    assert {m.case for m in alone.measurements} == {titles[1]}
