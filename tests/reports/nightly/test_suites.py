@@ -306,6 +306,12 @@ def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
     assert port(lambda: rows, monkeypatch, only=["port/plain"]).planned == 1
     other = port(lambda: rows, monkeypatch, only=["port/other"])
     assert (other.planned, other.executed, other.measurements) == (0, 0, [])
+    # What is wrong with the port is kept in the form of a case's account.
+    monkeypatch.setattr(module.accounts, "of_port", lambda report: report.measurements[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.accounts, "of_port", lambda report: None)
+        assert module.run_port(REFERENCE, quiet).explanations == []
+    assert module.run_port(REFERENCE, quiet).explanations == rows[:1]
     whole = mesh(lambda: rows, monkeypatch)
     assert (whole.planned, whole.executed) == (module.meshes.planned(), 2)
     [subject, *_] = module.meshes.SUBJECTS
