@@ -30,6 +30,7 @@ from reports.registry.lookup import (
     find_run,
     judge_stored,
     look_up,
+    page_of,
     run_line,
     runs_from,
     withheld,
@@ -530,6 +531,17 @@ def test_links_of_a_page_lead_to_the_folder_of_the_runs(tmp_path: Path) -> None:
     assert runs_from(folder / "report.html", folder) == ".."
     assert runs_from(tmp_path / "page.html", folder) == "my%20runs"
     assert runs_from(tmp_path / "a" / "page.html", folder) == "../my%20runs"
+
+
+def test_a_page_that_is_drawn_again_leads_to_the_runs_beside_its_own(tmp_path: Path) -> None:
+    """From the folder of its run, or from wherever it is to lie."""
+    root = tmp_path / "runs"
+    old = write_run(root, earlier(measurement(), day=1))
+    new = write_run(root, earlier(measurement(value=2e-6), day=2))
+    for page, place in ((None, ".."), (new / "report.html", ".."), (tmp_path / "x.html", "runs")):
+        drawn = page_of(new, page)
+        assert f'href="{place}/{old.name}/report.html' in drawn
+        assert drawn.count(f"{old.name}/report.html") == drawn.count(f"{place}/{old.name}/")
 
 
 def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path) -> None:
