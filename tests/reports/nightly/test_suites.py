@@ -303,7 +303,21 @@ def test_what_is_asked_for_alone_is_planned_and_measured_alone(
 
 def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
     rows = [measurement(case=case) for case in ("one", "one", "two")]
-    assert port(lambda: rows, monkeypatch, only=["port/plain"]).planned == 1
+    made: list[Any] = []
+    one = port(lambda: rows, monkeypatch, only=["port/plain"])
+    assert (one.name, one.planned, one.executed) == ("port", 1, 1)
+    assert [gate.case for gate in one.contract] == [row.case for row in rows]
+    # What is compared is the case with its derivatives, on the device of this process.
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            megalodon_port, "port", lambda *asked, **how: made.append((asked, how)) or FakePort()
+        )
+        compare = module.compare_port
+        patch.setattr(module, "compare_port", lambda it: made.append(it) or compare(it))
+        module.run_port(REFERENCE, quiet)
+    asked, *compared = made
+    assert asked == ((by_name("plain"),), {"gradients": True})
+    assert compared == [FakePort("port", "plain", module.device_kind())] * 2
     other = port(lambda: rows, monkeypatch, only=["port/other"])
     assert (other.planned, other.executed, other.measurements) == (0, 0, [])
     # What is wrong with the port is kept in the form of a case's account.
