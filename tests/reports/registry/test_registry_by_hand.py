@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
+from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
 from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
+from reports.registry import runs_page
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
@@ -711,3 +713,64 @@ def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
         outcomes.store(tmp_path, night, lines.append)
     failed = "judging failed too, with StoreError: no space"
     assert lines[1:] == ([failed] if kind == "nightly" else [])
+
+
+def test_each_run_is_an_entry_of_the_page_of_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field by field: a night, its bad day, a planted bug in a few cases, and a damaged folder."""
+    root, drawn = tmp_path / "runs", list[tuple[Any, str, Any]]()
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *told: drawn.append(told) or "page")
+    gates = [("b", "jax32:oracle", "y"), ("b", "jax64:oracle", "z"), ("a", "jax32:oracle", "y")]
+    gates += [("b", "jax32:oracle", "x")]
+
+    def night(day: int, make: Any, **changes: Any) -> Path:
+        rows = [make(case=c, edge=e, quantity=q, identity=c) for c, e, q in gates]
+        return write_run(root, earlier(*rows, day=day, **changes))
+
+    whole = night(2, measurement, commit="a" * 40)
+    (whole / "report.html").write_text("page", encoding="utf-8")
+    bad = night(3, failing, commit="b" * 40, dirty=True, device={"kind": "cpu", "name": None})
+    changes: dict[str, Any] = {"fault": "rope", "selected": ["a", "b"], "reference": {}}
+    changes |= {"device": {}, "commit": None}
+    planted = night(4, measurement, **changes)
+    (root / "2026-11-03T09-08-07Z-damaged").mkdir()
+    (root / "0 undated").mkdir()
+    assert runs_page.draw_runs_page(root) == "page"
+    [(entries, place, omitted)] = drawn
+    assert place == "runs" and omitted == []
+    shared = {"kind": "nightly", "gates": 4}
+    machine, reference = "cpu x86_64", "recorded 082db4b"
+    groups = (
+        GateGroup("b", "jax64:oracle", 1, "z", "rel_l2"),
+        GateGroup("a", "jax32:oracle", 1, "y", "rel_l2"),
+        GateGroup("b", "jax32:oracle", 2, "x", "rel_l2"),
+    )
+    commits = f"{'a' * 10}..{'b' * 10} (a run of it had uncommitted changes)"
+    first, damaged, second, third, undated = entries
+    created = "2026-11-{:02d}T21:30:00+00:00".format
+    assert first == Entry(
+        whole.name, created(2), device=machine, reference=reference, commit="a" * 40, page=True,
+        **shared,
+    )  # fmt: skip
+    assert (damaged.name, damaged.created) == (
+        "2026-11-03T09-08-07Z-damaged",
+        "2026-11-03T09:08:07+00:00",
+    )
+    assert damaged.why and damaged == Entry(damaged.name, damaged.created, damaged.why)
+    assert second == Entry(
+        bad.name, created(3), device="cpu", reference=reference, commit="b" * 40, dirty=True,
+        broken=4, events=(Event(whole.name, commits, groups, ()),), **shared,
+    )  # fmt: skip
+    event = Event(bad.name, "not known", (), groups)
+    assert third == Entry(
+        planted.name, created(4), fault="rope", selected=2, events=(event,), **shared
+    )
+    assert (undated.name, undated.created) == ("0 undated", "") and undated.why
+    # Of more than are shown the older ones are left out, without their changes and pages.
+    monkeypatch.setattr(runs_page, "SHOWN", 1)
+    runs_page.draw_runs_page(root)
+    entries, _, omitted = drawn[-1]
+    assert [entry.name for entry in entries if not entry.why] == [planted.name]
+    assert [entry.name for entry in omitted] == [whole.name, bad.name]
+    assert not any(entry.page or entry.events for entry in (*omitted, *entries))
