@@ -22,7 +22,7 @@ from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
 from tests.helpers import cli
-from tests.reports.nights import earlier, failing, measurement
+from tests.reports.nights import earlier, failing, measurement, unchecked
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 BUCKET = "nights"
@@ -294,6 +294,63 @@ def test_what_is_here_is_asked_for_once(
     monkeypatch.setattr(shared.Storage, "_fetch", counted)
     machine("second")
     assert [ids(storage), ids(storage), sorted(asked)] == [names, names, names]
+
+
+class Counted:
+    """Objects of a storage that count how often its folders are listed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.folders = list(names)
+        self.whole, self.single = 0, list[str]()
+        self.fetched: list[str] = []
+
+    def names(self) -> list[str]:
+        return self.folders
+
+    def inside(self, name: str) -> dict[str, int]:
+        self.single.append(name)
+        return {"run.json": 4, "report.html": 4}
+
+    def inside_all(self) -> dict[str, dict[str, int]]:
+        self.whole += 1
+        # One folder is sent after the listing.
+        return {name: {"run.json": 4, "report.html": 4} for name in self.folders[1:]}
+
+    def fetch(self, path: str, file: Path) -> bool:
+        self.fetched.append(path)
+        file.write_text("fine", encoding="utf-8")
+        return True
+
+
+@pytest.mark.parametrize(
+    ("new", "late", "old", "at_once"),
+    [(3, 0, 0, True), (1, 0, 98, True), (1, 0, 99, False), (0, 1, 98, True), (0, 1, 99, False),
+     (1, 1, 197, True), (1, 1, 198, False), (0, 0, 5, False)],
+)  # fmt: skip
+def test_many_folders_are_listed_at_once_and_few_one_by_one(
+    tmp_path: Path, new: int, late: int, old: int, at_once: bool
+) -> None:
+    """One answer has a thousand objects, those of more than a hundred runs."""
+    names = [
+        f"{kind}{i:03d}" for kind, n in (("a", new), ("b", late), ("c", old)) for i in range(n)
+    ]
+    for name in names[new:]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "deleted").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name in names[new + late :]:
+        os.utime(tmp_path / name, (0, 0))
+    objects = Counted(names)
+    with unchecked():
+        shared.Storage("memory://x", tmp_path, objects).refresh()  # pyright: ignore
+    asked = names[: new + late]
+    assert objects.whole == at_once
+    # The folder that was sent after the listing is listed by itself.
+    assert sorted(objects.single) == (asked[:1] if at_once else asked)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] != ".") == sorted(names)
+    files = [f"{name}/{file}" for name in names[:new] for file in ("report.html", "run.json")]
+    files += [f"{name}/report.html" for name in names[new : new + late]]
+    assert sorted(objects.fetched) == sorted(files)
 
 
 def _written(address: str, cache: str, runs: int) -> list[str]:
