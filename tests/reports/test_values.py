@@ -13,7 +13,8 @@ from reports import nightly, registry, store, verdict
 from reports.nightly.suites import SuiteRun
 from reports.registry.gate_changes import _Followed
 from reports.store.gathered import Gathered
-from reports.store.manifest import CheckpointInfo
+from reports.store.manifest import CheckpointInfo, Device, Environment, ReferenceInfo
+from reports.store.schema import RunKind
 from tests.reports.nights import manifest, measurement, run
 
 COLLECTING = {SuiteRun, Gathered, _Followed}
@@ -41,6 +42,38 @@ def test_only_what_collects_may_be_changed() -> None:
     assert changed == COLLECTING
     with pytest.raises(dataclasses.FrozenInstanceError):
         run(measurement()).manifest.verdict = "PASS"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+SAYING = {
+    ("Change", "stage"): -1,
+    ("GateChanges", "known"): True,
+    ("Level", "spread"): (0.0, 0.0),
+    ("Manifest", "kind"): RunKind.NIGHTLY,
+    ("Manifest", "environment"): Environment(),
+    ("Environment", "device"): Device(),
+    ("Environment", "reference"): ReferenceInfo(),
+    ("Options", "reference"): "auto",
+    ("PartInfo", "attempts"): 1,
+    ("SuiteResult", "status"): "failed",
+}
+"""Defaults that say something: what is not known to have run has failed."""
+
+
+def test_what_is_not_given_is_nothing() -> None:
+    """0, False, no text and no members: a count or a flag that nobody set claims nothing."""
+    found = {}
+    for each in dataclasses_of_reports():
+        for field in dataclasses.fields(each):
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING and each not in COLLECTING:
+                assert not field.default_factory() or field.name in ("environment", "breaches")
+            elif default is not dataclasses.MISSING and default:
+                found[each.__name__, field.name] = default
+    assert found == SAYING
+    suite = SuiteRun("s", 1)
+    assert (suite.executed, suite.reason, suite.seconds) == (0, "", 0.0)
+    assert not (suite.times or suite.contract or suite.measurements or suite.findings)
+    assert not (suite.explanations or suite.responses or suite.shown or list(suite.tensors))
 
 
 def test_where_a_checkpoint_lies_and_how_a_file_hashes_make_no_other_run() -> None:

@@ -25,6 +25,8 @@ from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
     AHEAD,
     Found,
+    JudgedRun,
+    _may_be_newer,
     as_document,
     change_lines,
     check_age,
@@ -46,6 +48,7 @@ from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide
+from reports.verdict.history import History
 from reports.verdict.several import GRAVEST, compare_runs
 from stability.core.findings import Severity
 from tests.reports.nights import (
@@ -367,6 +370,32 @@ def change(i: int, **changes: Any) -> Change:
     return replace(made, **changes)
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 5, 6, 1200])
+def test_the_first_damaged_runs_are_named_and_the_others_counted(damaged: int) -> None:
+    """A pinned file that was not used has a line of its own."""
+    unreadable = tuple((Path(f"runs/d{i}"), f"why {i}") for i in range(damaged))
+    judged = JudgedRun(
+        run(measurement()),
+        decide(run(measurement()), None),
+        History(unreadable=(*unreadable, (Path("pins"), "x is not used"))),
+        ("x is not used",),
+    )
+    expected = [f"not readable: d{i}: why {i}" for i in range(min(damaged, 5))]
+    if damaged > 5:
+        more = {1: "1 more folder", 1195: "1,195 more folders"}[damaged - 5]
+        expected.append(f"not readable: {more}; `list` names them")
+    assert comparison_lines(judged) == ["x is not used", *expected]
+
+
+def test_a_folder_whose_age_nobody_knows_may_be_the_newest(tmp_path: Path) -> None:
+    now = datetime.now(UTC).isoformat()
+    assert _may_be_newer(tmp_path / "gone", now, [])
+    (tmp_path / "old").mkdir()
+    os.utime(tmp_path / "old", (0, 0))
+    assert not _may_be_newer(tmp_path / "old", now, []) and _may_be_newer(tmp_path / "old", "?", [])
+    assert not _may_be_newer(tmp_path / ".gone", now, [])
+
+
 def test_twenty_changes_are_listed_and_the_others_counted() -> None:
     first = change(0, note="why")
     line = f"new failure: {KEY}: relative L2 – → 9.0e-06"
@@ -558,6 +587,12 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     assert [row["value"] for row in answer.rows] == pytest.approx([1e-7, 3e-7])
     [(name, why)] = answer.unreadable
     assert name == str(spoilt) and "is not the file that was stored" in why and answer.runs == 2
+    # A folder that some writer hides is no run.
+    hidden = root / ".partial-x"
+    hidden.mkdir()
+    (hidden / "run.json").write_bytes((source / "run.json").read_bytes())
+    assert look_back(pattern, "baseline", "logits").unreadable == answer.unreadable
+    assert look_back(f"{glob.escape(str(root))}/.*").runs == 0
     # A run without checksums is believed, and one that is gone is named.
     reseal(spoilt, schema=4)
     assert len(look_back(pattern, "baseline", "logits").rows) == 3

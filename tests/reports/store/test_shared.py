@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 
 from reports.registry import shared_index
 from reports.registry.outcome import store
-from reports.store import shared
+from reports.registry.retention import clean, delete
+from reports.store import shared, unsent
+from reports.store.index import Line
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
@@ -351,6 +354,65 @@ def test_many_folders_are_listed_at_once_and_few_one_by_one(
     files = [f"{name}/{file}" for name in names[:new] for file in ("report.html", "run.json")]
     files += [f"{name}/report.html" for name in names[new : new + late]]
     assert sorted(objects.fetched) == sorted(files)
+
+
+def test_a_run_that_is_deleted_here_is_deleted_there(tmp_path: Path, machine: Any) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    copy = shared.open_copy(address)
+    first, second = (write_run(copy, night(day)) for day in (1, 2))
+    delete(first)
+    assert not first.exists() and ids(address) == [second.name]
+    assert not any(path.startswith(f"{first.name}/") for path in objects(address))
+    # What a killed deletion left is deleted by the next clean-up, here and there.
+    storage = shared.storage_of(copy)
+    assert storage is not None
+    storage.objects.create(f".gone-{second.name}", b"")
+    (copy / ".pruned-x").mkdir()
+    clean(copy)
+    assert not (copy / ".pruned-x").exists() and objects(address) == set()
+    # A run that is gone meanwhile gets nothing any more.
+    assert not storage._may_grow("gone") and storage._may_grow(second.name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({}, True),
+        ({"gates": 0}, False),
+        ({"verdict": "PASS"}, False),
+        ({"created": "yesterday"}, False),
+        ({"created": "2026-11-01T00:00:00+00:00"}, False),
+    ],
+    ids=str,
+)
+def test_the_line_of_a_run_waits_for_its_verdict_for_an_hour(
+    changes: dict[str, Any], waits: bool
+) -> None:
+    just = (datetime.now(UTC) - timedelta(minutes=59)).isoformat()
+    made = {"created": just, "verdict": "", "gates": 1, **changes}
+    manifest = replace(night(1).manifest, created=made["created"], verdict=made["verdict"])
+    assert shared_index._to_be_judged(Line("a", "", "", manifest, made["gates"])) is waits
+    late = (datetime.now(UTC) - timedelta(minutes=61)).isoformat()
+    line = Line("a", "", "", replace(manifest, created=late), 1)
+    assert not shared_index._to_be_judged(line)
+
+
+def test_a_file_system_without_locks_sends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of network folders; another process that has the lock is left alone."""
+    for error, ours in ((OSError("no locks"), True), (BlockingIOError(), False), (None, True)):
+
+        def lock(handle: int, how: int, error: OSError | None = error) -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(unsent.fcntl, "flock", lock)
+        with unsent.locked(tmp_path) as own:
+            assert own is ours
+    with unsent.locked(tmp_path / "gone") as own:
+        assert own is False
 
 
 def _written(address: str, cache: str, runs: int) -> list[str]:

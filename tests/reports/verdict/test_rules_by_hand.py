@@ -15,7 +15,7 @@ from parity.tolerances import (
     NOISE_LEAST,
     NOISE_MADS,
 )
-from reports.verdict.decide import _starts
+from reports.verdict.decide import ExitCode, _starts
 from reports.verdict.drift import UNSEEN, Drift, limit
 from reports.verdict.history import Past
 from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
@@ -177,3 +177,15 @@ def test_a_cell_is_of_other_work_than_the_first_run_that_has_it():
     ]
     [ok] = _cells(key, [{}], [{key: finding()}], [None])
     assert ok is not None and (ok.state, ok.value, ok.tolerance) == ("pass", 1.0, 2.0)
+
+
+def test_exit_codes_are_those_that_scripts_rely_on() -> None:
+    assert {code.name: int(code) for code in ExitCode} == {
+        "PASS": 0,
+        "REGRESSION": 1,
+        "USAGE": 2,
+        "INCOMPLETE": 3,
+        "NOT_COMPARABLE": 4,
+        "NOTHING_SELECTED": 5,
+        "INTERNAL_ERROR": 6,
+    }
