@@ -29,6 +29,10 @@ CHECKED = 5
 """First schema with checksums."""
 
 
+_OF_MEGALODON = ("live", "recorded", "absent")
+"""Kinds of Megalodon's reference."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Device on which JAX computed."""
@@ -43,7 +47,7 @@ class ReferenceInfo:
     """The reference: its kind and commit, and the versions it ran with."""
 
     kind: str | None = None
-    """live, recorded or absent."""
+    """live, recorded or absent; of ports the kinds of their originals, such as torch."""
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     capability: str | None = None
@@ -239,9 +243,10 @@ class Manifest:
     def of_ports_alone(self) -> bool:
         """Whether a session of tests compared ports only, without Megalodon.
 
-        A session that measured anything of Megalodon stores the kind of its reference.
+        A session that measured anything of Megalodon stores the kind of Megalodon's reference, one
+        of ports alone the kinds of their originals.
         """
-        alone = self.environment.reference.kind is None
+        alone = self.environment.reference.kind not in _OF_MEGALODON
         return self.kind is RunKind.PYTEST and bool(self.ports) and alone
 
     def shares_subject(self, other: Manifest) -> bool:

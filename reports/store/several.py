@@ -72,10 +72,11 @@ def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[L
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
     arguments = (str(root), str(names), str(answer), "keep" if keep else "")
     try:
-        done = run_module("reports.store.several", arguments, environment, LONGEST)
+        run_module("reports.store.several", arguments, environment, LONGEST)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [] if done.returncode else read_lines(answer)
+    # The answer is written last and whole; that of a helper that failed is missing.
+    return read_lines(answer)
 
 
 def _help(root: str, names: str, answer: str, keep: str) -> None:

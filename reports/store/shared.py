@@ -183,10 +183,6 @@ class Storage:
         take_out(folder, place)
         return place
 
-    def release(self, name: str) -> None:
-        """Give up a claimed name without sending anything; the name stays taken."""
-        self.tokens.pop(name, None)
-
     def delete(self, name: str) -> None:
         """Delete a run; if interrupted it is unreadable, and `clean` completes the deletion."""
         with _refusals_named(self.address):

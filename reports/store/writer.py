@@ -133,8 +133,6 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
         # Also after Ctrl-C. After a rename, another writer may already own the hidden name.
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-            if storage is not None:
-                storage.release(name)
     if draw is not None:
         add_page(folder, run, draw)
     return folder

@@ -136,12 +136,14 @@ def load_history(root: Path, run: Run) -> History:
         baseline = _newest(run, part, columns, unreadable)
         if baseline is not None:
             break
+    # First, since it adds the benches that cannot be read.
+    benches = _benches(earlier[RunKind.BENCH], unreadable)
     return History(
         baseline=baseline,
         runs=tuple(old.folder.name for old in reversed(window)),
         series=_series(_keys(run), len(window), answer),
         unreadable=tuple(unreadable),
-        benches=_benches(earlier[RunKind.BENCH], unreadable),
+        benches=benches,
         past=_past(run, window, answer),
         manifests=tuple(old.manifest for old in reversed(window)),
     )

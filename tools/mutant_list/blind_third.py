@@ -40,6 +40,13 @@ REPORTS_VERDICT_HISTORY = of(
         'answered = set(columns["run"].tolist())',
         "test_history.py test_evidence.py test_hostile_folders.py",
     ),
+    (
+        "broken_bench_not_named",
+        "a bench that cannot be read any more is left out without a word",
+        "unreadable.append((old.folder, str(error)))",
+        "pass",
+        "test_history.py",
+    ),
 )
 REPORTS_VERDICT_PINS = of(
     "reports/verdict/pins.py",

@@ -820,6 +820,13 @@ FINGERPRINT = of(
 WHOLE = of(
     "reports/store/manifest.py",
     (
+        "ports_judged_as_megalodon",
+        "a session of ports whose originals have a kind is judged by pinned nights of Megalodon",
+        "not in _OF_MEGALODON",
+        "is None",
+        "test_first_night.py test_sessions.py",
+    ),
+    (
         "half_a_suite_is_whole",
         "a suite that executed anything is whole",
         "0 < self.planned == self.executed",

@@ -68,6 +68,11 @@ def test_the_cost_is_told_in_words(seconds, workers, known, first) -> None:
     assert cost(expected, workers, False).startswith(f"{first}: a first night compiles")
 
 
+def test_the_table_is_of_one_night() -> None:
+    """A slip in one entry would not show in an estimate: the sum is what its comment says."""
+    assert sum(FIRST.values()) == 23 * MINUTE
+
+
 LONG = [part for part in LONGEST if part in FIRST]
 PLAN = LONG + [part for part in FIRST if part not in LONG]
 """Parts of a night, what takes longest first."""

@@ -19,6 +19,7 @@ from parity.executors.item import Answer, Item, ItemError, lost, no_device, not_
 from parity.executors.sweep import Answers
 from parity.megalodon.cases import BYTE_LM
 from reports.nightly import fan_out as module
+from reports.nightly.expected import cost
 from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
 from reports.nightly.suites import SuiteRun
@@ -118,6 +119,34 @@ def test_a_night_of_parts_is_the_night_of_one_process(options: Options) -> None:
     assert ("workers that died and were replaced", "(probes): 1") in machine(outcome.run.manifest)
     assert any("(probes): 1 of its workers died" in line for line in lines)
     assert [info.folder for info in list_runs(options.out)[0]] == [outcome.folder]
+
+
+def test_a_night_says_what_it_will_take_and_what_each_part_found(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parts that tell the pace begin; each part's own lines come with it, and no others."""
+    seconds = {"length_c": 30.0, "stream_tokens": 100.0, "(probes)": 20.0}
+    monkeypatch.setattr(module, "expected_seconds", lambda out, names: (seconds, True))
+    begun: list[tuple[str, float | None]] = []
+
+    @dataclass
+    class Seen(Inline):
+        def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
+            begun.extend((item.name, item.expected) for item in items)
+            return super().start(items)
+
+    lines: list[str] = []
+    fan_out(options, Seen(), lines.append)
+    assert begun == list(seconds.items())
+    assert lines[0] == f"a night of 3 parts on inline: {cost(seconds, 1, True)}"
+    own = [line for line in lines if "gates hold (" in line]
+    assert [line.split(":")[0] for line in own] == [f"  {case}" for case in CASES]
+    assert not any(line.startswith("comparing JAX") for line in lines)
+    assert [line for line in lines if line.startswith("verdict")] == ["verdict: PASS"]
+    # On another machine than this one the table is a range.
+    monkeypatch.setattr(module, "expected_seconds", lambda out, names: (seconds, False))
+    fan_out(options, Inline(workers=2), lines.append)
+    assert f"a night of 3 parts on inline: {cost(seconds, 2, False)}" in lines
 
 
 def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(

@@ -15,7 +15,7 @@ import pytest
 from parity.engine.localize import Stage
 from parity.engine.measurement import Verdict
 from parity.executors.inputs import contents
-from parity.executors.item import Answer, Place, State
+from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES
 from reports.nightly import accounts, suites
 from reports.nightly import run as nights
@@ -288,8 +288,10 @@ def test_items_of_a_night_are_its_parts_with_its_options() -> None:
         }
         for i in (1, 2)
     ]
-    assert {item.needs.gpus for item in items} == {0} and all(item.needs.memory for item in items)
-    assert {item.needs.gpus for item in items_of(options, "cuda")} == {1}
+    # A worker takes as many parts at a time as its memory holds.
+    for device, gpus in (("cpu", 0), ("cuda", 1)):
+        needs = Needs(gpus=gpus, memory=3 * 2**30)
+        assert all(item.needs == needs for item in items_of(options, device))
     names = [item.name for item in items_of(RECORDED)]
     assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]
     assert names[3:] == [p for p in plan_of(RECORDED) if p not in names[:3]]

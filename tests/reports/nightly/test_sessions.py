@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -12,8 +13,16 @@ from typing import Any
 
 import pytest
 
+from parity.engine.exits import OsExit
 from parity.engine.measurement import Measurement
-from reports.nightly.pytest_session import Collector, Planner, WorkerPlanner, distinct, measures
+from reports.nightly.pytest_session import (
+    Collector,
+    NoExit,
+    Planner,
+    WorkerPlanner,
+    distinct,
+    measures,
+)
 from reports.registry import outcome
 from reports.store.schema import RunKind, StoreError
 from reports.verdict.decide import ExitCode, Word
@@ -272,7 +281,9 @@ def test_the_exit_status_is_the_verdict_s_unless_it_is_0(
         assert made.lines == ["NOT GREEN: disk full"]
         return
     assert session.exitstatus == (verdict if verdict and judged else exits)
+    todo = {3: "run the tests", 4: "nothing is wrong with the command"}
     told = f"exit status {int(verdict)} is the verdict's, not pytest's: "
+    told += todo.get(int(verdict), "the page in the folder above says where it starts")
     assert len(made.lines) == bool(verdict and judged and verdict != exits)
     assert all(line.startswith(told) for line in made.lines)
 
@@ -318,6 +329,61 @@ def test_a_session_is_stored_with_its_plan_and_its_reference(
         [suite] = stored[-1][1].manifest.suites
         assert suite.planned == (2 if sent else 3)
         assert ("interrupted" in suite.reason) == interrupted
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_session_of_ports_alone_is_of_their_originals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """With a row of Megalodon among them it is a session of Megalodon that has ports too."""
+    stored = []
+    decision = SimpleNamespace(word=Word.REGRESSED, sentence="Why.", exit_code=ExitCode.REGRESSION)
+
+    def store(root: Path, run: Any, told: Any) -> Any:
+        stored.append(run)
+        told("not printed")
+        return SimpleNamespace(decision=decision, folder=root / run.id)
+
+    monkeypatch.setattr(outcome, "store", store)
+    made = collector(tmp_path, **{"--reference": "recorded"})
+    told = report("t", measurement(case="a b", suite="p"))
+    sides = {"original": "a torch module", "port": "a function"}
+    told.ports = [{"name": "p", "title": "a b", "holds": True, "sides": sides, "versions": {}}]
+    made.pytest_runtest_logreport(told)
+    if others:
+        made.pytest_runtest_logreport(report("u", measurement(case="c", suite="parity")))
+    assert made._store(interrupted=False) == int(ExitCode.REGRESSION)
+    [run] = stored
+    assert [document["title"] for document in run.manifest.ports] == ["a b"]
+    assert run.manifest.of_ports_alone is not others
+    assert bool(run.manifest.seams) is others
+    first, second, _ = made.lines
+    originals = "compared with its originals (a b: a torch module)"
+    assert first.endswith(originals) is not others
+    assert second == "REGRESSED: Why."
+
+
+def test_a_module_that_would_end_the_session_is_not_collected() -> None:
+    """And a test that would is an error; what they answer otherwise is passed on."""
+    guard, collector = NoExit(), SimpleNamespace(nodeid="test_a.py")
+    hook = guard.pytest_make_collect_report(collector)  # pyright: ignore[reportArgumentType]
+    next(hook)
+    with pytest.raises(StopIteration) as ended:
+        hook.throw(OsExit(7))
+    report = ended.value.value
+    assert (report.nodeid, report.outcome, report.result) == ("test_a.py", "failed", [])
+    assert report.longrepr == "test_a.py called os._exit(7)"
+    for hook in (
+        guard.pytest_make_collect_report(collector),  # pyright: ignore[reportArgumentType]
+        guard.pytest_runtest_setup(),
+        guard.pytest_runtest_call(),
+        guard.pytest_runtest_teardown(),
+    ):
+        next(hook)
+        with pytest.raises(OsExit):
+            os._exit(3)
+        with pytest.raises((StopIteration, OsExit)):
+            hook.send("answer")
 
 
 def test_red_lines_are_those_that_are_not_green(tmp_path: Path) -> None:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from megalodon_jax.quantization.products import BACKENDS
 from parity.engine.contract import Gate, breaches, contract_of
 from parity.engine.measurement import Measurement, Verdict
 from parity.faults.controls import CASE, CONTROLS
 from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Suite
+from parity.pooling import POOLED
 from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
+from stability.suite import PROBES
 from tests.helpers import double
-from tests.reports.nights import measurement
+from tests.reports.nights import failing, finding, measurement, unchecked
 
 REFERENCE = RecordedReference()
 Measure = Callable[[], list[Measurement]]
+Report = Callable[[str], None]
 
 
 def quiet(line: str) -> None:
@@ -49,25 +55,35 @@ def measure(repeats: bool) -> Measure:
     return measured
 
 
-def parity(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+def parity(measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet) -> SuiteRun:
     def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
         yield from measure()
 
     monkeypatch.setattr(Suite, "case", case)
-    return run_parity([by_name("length_c")], REFERENCE, quiet)
+    return run_parity([by_name("length_c")], REFERENCE, report)
 
 
-def known_differences(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+def known_differences(
+    measure: Measure,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Report = quiet,
+    only: Collection[str] = (),
+) -> SuiteRun:
     monkeypatch.setattr(module, "measure_known_differences", lambda *_: measure())
-    return module.run_known_differences(REFERENCE, quiet)
+    return module.run_known_differences(REFERENCE, report, only)
 
 
-def products(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+def products(
+    measure: Measure,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Report = quiet,
+    only: Collection[str] = (),
+) -> SuiteRun:
     monkeypatch.setattr(module, "measure_products", lambda *_: measure())
-    return module.run_products(REFERENCE, quiet)
+    return module.run_products(REFERENCE, report, only)
 
 
-def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = quiet) -> SuiteRun:
     pool = SimpleNamespace(first={}, measurements=[], responses={})
     answer = SimpleNamespace(kind="recorded", refusal="", versions={"transformers": ""})
     fake = SimpleNamespace(
@@ -82,7 +98,7 @@ def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
     monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
     found = SimpleNamespace(message="", value=0.0)
     monkeypatch.setattr(module, "reference_scatter", lambda *_: found)
-    return module.run_mla_moe(REFERENCE, quiet)
+    return module.run_mla_moe(REFERENCE, report)
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,12 @@ class FakePort:
     device: str = ""
 
 
-def port(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+def port(
+    measure: Measure,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Report = quiet,
+    only: Collection[str] = (),
+) -> SuiteRun:
     def compare(made: FakePort) -> Any:
         rows = measure()
         return SimpleNamespace(measurements=rows, contract=[Gate.of(m) for m in rows])
@@ -102,7 +123,17 @@ def port(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
     monkeypatch.setattr(megalodon_port, "port", lambda *_, **__: FakePort())
     monkeypatch.setattr(module, "compare_port", compare)
     monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
-    return module.run_port(REFERENCE, quiet)
+    return module.run_port(REFERENCE, report, only)
+
+
+def mesh(
+    measure: Measure,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Report = quiet,
+    only: Collection[str] = (),
+) -> SuiteRun:
+    monkeypatch.setattr(module.meshes, "measure", lambda only: measure())
+    return module.run_mesh(REFERENCE, report, only)
 
 
 @pytest.mark.parametrize("suite", [parity, known_differences, products, mla_moe, port])
@@ -206,3 +237,224 @@ def test_a_suite_that_ends_early_counts_no_control(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "missed", lambda *_: iter(()))
     suite = run_controls(REFERENCE, quiet)
     assert suite.executed == 0 and not suite.result().whole
+
+
+SAID = {
+    parity: ["  length_c: FAIL at loss (jax32:oracle) why (3.0 s)", "    not explained: "],
+    known_differences: [
+        f"  known differences: 1 of {len(KNOWN_DIFFERENCES)} are unchanged (3.0 s)"
+    ],
+    products: ["  products: 1 gates of GEMM backends hold (3.0 s)"],
+    mla_moe: ["  mla-moe: 1 gates hold (3.0 s)"],
+    port: ["  as a user's port: 1 gates hold (3.0 s)"],
+    mesh: ["  mesh: 1 gates hold on 1 meshes (1.5 s)"],
+}
+"""Lines about one gate that holds and one that fails; each look at them takes 1.5 seconds."""
+
+
+@pytest.mark.parametrize("suite", SAID, ids=lambda suite: suite.__name__)
+def test_a_suite_says_what_holds_and_how_long_it_took(suite, monkeypatch) -> None:
+    now, lines = [0.0], []
+
+    def measured() -> list[Measurement]:
+        now[0] += 1.5
+        rows = [measurement(), failing(quantity="loss", note="why")]
+        return [replace(row, identity="x") for row in rows]
+
+    def explain(*_: Any) -> Any:
+        raise ValueError
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "explain", explain)
+    done = suite(measured, monkeypatch, lines.append)
+    assert done.reason == "" and len(lines) == len(SAID[suite])
+    for line, start in zip(lines, SAID[suite], strict=True):
+        assert line.startswith(start)
+    assert done.seconds == (1.5 if suite is mesh else 3.0)
+
+
+@pytest.mark.parametrize(
+    ("suite", "chosen", "every"),
+    [
+        (known_differences, KNOWN_DIFFERENCES[1].id, [d.id for d in KNOWN_DIFFERENCES]),
+        (products, list(BACKENDS)[1], list(BACKENDS)),
+    ],
+    ids=["known differences", "products"],
+)
+def test_what_is_asked_for_alone_is_planned_and_measured_alone(
+    suite, chosen, every, monkeypatch
+) -> None:
+    """All are measured together; a row of another name is left out, and so is its contract."""
+    by_case = suite is products
+
+    def measured() -> list[Measurement]:
+        return [measurement(**{"case" if by_case else "quantity": name}) for name in every]
+
+    def names(rows: Any) -> set[str]:
+        return {row.case if by_case else row.quantity for row in rows}
+
+    whole, alone = (suite(measured, monkeypatch, quiet, only) for only in ((), {chosen}))
+    assert (whole.planned, whole.executed) == (len(every), len(every))
+    assert names(whole.measurements) == names(whole.contract) == set(every)
+    assert (alone.planned, alone.executed) == (1, 1)
+    assert names(alone.measurements) == names(alone.contract) == {chosen}
+    assert all(row.deterministic for row in (*whole.measurements, *alone.measurements))
+
+
+def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
+    rows = [measurement(case=case) for case in ("one", "one", "two")]
+    made: list[Any] = []
+    one = port(lambda: rows, monkeypatch, only=["port/plain"])
+    assert (one.name, one.planned, one.executed) == ("port", 1, 1)
+    assert [gate.case for gate in one.contract] == [row.case for row in rows]
+    # What is compared is the case with its derivatives, on the device of this process.
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            megalodon_port, "port", lambda *asked, **how: made.append((asked, how)) or FakePort()
+        )
+        compare = module.compare_port
+        patch.setattr(module, "compare_port", lambda it: made.append(it) or compare(it))
+        module.run_port(REFERENCE, quiet)
+    asked, *compared = made
+    assert asked == ((by_name("plain"),), {"gradients": True})
+    assert compared == [FakePort("port", "plain", module.device_kind())] * 2
+    other = port(lambda: rows, monkeypatch, only=["port/other"])
+    assert (other.planned, other.executed, other.measurements) == (0, 0, [])
+    # What is wrong with the port is kept in the form of a case's account.
+    monkeypatch.setattr(module.accounts, "of_port", lambda report: report.measurements[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.accounts, "of_port", lambda report: None)
+        assert module.run_port(REFERENCE, quiet).explanations == []
+    assert module.run_port(REFERENCE, quiet).explanations == rows[:1]
+    whole = mesh(lambda: rows, monkeypatch)
+    assert (whole.planned, whole.executed) == (module.meshes.planned(), 2)
+    [subject, *_] = module.meshes.SUBJECTS
+    asked = mesh(lambda: rows, monkeypatch, only=[subject])
+    assert 0 < asked.planned == module.meshes.planned([subject]) < whole.planned
+    assert 0 < len(asked.contract) < len(whole.contract)
+
+
+def test_a_case_that_breaks_down_leaves_the_others(monkeypatch) -> None:
+    """Each case is a step; its rows, seconds and responses count where it came to its end."""
+    cases = [by_name(name) for name in ("plain", "length_c", "stream")]
+    now, lines, steps = [0.0], [], []
+
+    def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
+        now[0] += 2.0
+        yield measurement(case=case.name)
+        if case.name == "length_c":
+            raise KeyError("lost")
+
+    monkeypatch.setattr(Suite, "case", case)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    suite = run_parity(cases, REFERENCE, lines.append, steps.append)
+    assert steps == [0, 1, 2]
+    assert lines == [
+        "  plain: 1 gates hold (4.0 s)",
+        "  length_c: did not finish: case length_c: KeyError: 'lost' (2.0 s)",
+        "  stream: 1 gates hold (4.0 s)",
+    ]
+    assert (suite.planned, suite.executed, suite.seconds) == (3, 2, 10.0)
+    assert suite.result().status == "failed"
+    assert [row.case for row in suite.measurements] == ["plain", "stream"]
+    assert suite.responses.keys() == {("plain", "rel_l2"), ("stream", "rel_l2")}
+    assert all(suite.responses.values())
+    assert {gate.case for gate in suite.contract} == {case.name for case in cases}
+
+
+def test_probes_are_a_suite_of_what_they_found(monkeypatch) -> None:
+    """A probe that broke down is named, and the night goes on."""
+    now, lines = [0.0], []
+    ok = finding()
+    probed = SimpleNamespace(
+        findings=[ok],
+        shown={"poles": 1},
+        executed=3,
+        seconds={"values": 2.0},
+        failures=["poles: ValueError: why", "x" * 500],
+    )
+
+    def run(*_: Any) -> Any:
+        now[0] += 7.0
+        return probed
+
+    monkeypatch.setattr(module.stability, "run", run)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    checkpoint = SimpleNamespace(folder=Path("here/mine"))
+    with unchecked():
+        suite = module.run_stability(checkpoint, None, lines.append)  # pyright: ignore
+    assert (suite.name, suite.planned, suite.executed) == ("stability", len(PROBES), 3)
+    assert (suite.findings, suite.shown, suite.seconds) == ([ok], {"poles": 1}, 7.0)
+    assert suite.times == {("values", ""): 2.0}
+    assert suite.reason == f"poles: ValueError: why; {'x' * 500}"[:400]
+    assert lines == [
+        f"probing mine: {', '.join(PROBES)}",
+        "  did not finish: poles: ValueError: why",
+        f"  did not finish: {'x' * 500}",
+    ]
+
+
+def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
+    """Rows, pooled rows, responses and contract of each; what was found is said once."""
+    cases = module.mla_moe.CASES[:3]
+    asked: list[Any] = []
+
+    def answer(case: Any, which: str) -> Any:
+        asked.append((case.title, which))
+        live = "live" if case is cases[0] else "recorded"
+        return SimpleNamespace(kind=live, refusal=case.title, versions={"transformers": "4"})
+
+    def compare(case: Any, answer: Any, ours: Any, device: str) -> Any:
+        assert ours == f"side of {case.title}"
+        return SimpleNamespace(measurements=[measurement(case=case.title)], report=case.title)
+
+    def pooled(case: Any, live: bool, device: str) -> Any:
+        asked.append(live)
+        rows = [measurement(case=case.title, metric=POOLED)]
+        return SimpleNamespace(first={case.title: 1}, measurements=rows, responses={case.title: 2})
+
+    fake = SimpleNamespace(
+        CASES=cases, answer=answer, compare=compare, pooled=pooled,
+        side=lambda case: f"side of {case.title}",
+    )  # fmt: skip
+    monkeypatch.setattr(module, "mla_moe", fake)
+    gates = lambda case, *_: [Gate.of(measurement(case=case.title))]  # noqa: E731
+    monkeypatch.setattr(module.mla_moe_contract, "gates", gates)
+    of_port = {case.title: None for case in cases} | {cases[1].title: "an account"}
+    monkeypatch.setattr(module.accounts, "of_port", of_port.get)
+    bugs = {cases[0].title: ("one", 1.0), cases[1].title: ("one", 1.0), cases[2].title: ("", 0.0)}
+
+    def scatter(refusal: str, version: str) -> Any:
+        message, value = bugs[refusal]
+        return finding(message=message, value=value)
+
+    monkeypatch.setattr(module, "reference_scatter", scatter)
+    with unchecked():
+        suite = module.run_mla_moe(REFERENCE, quiet)
+        alone = module.run_mla_moe(SimpleNamespace(kind="live"), quiet, {cases[1].title})
+    titles = [case.title for case in cases]
+    assert suite.reason == alone.reason == ""
+    assert (suite.planned, suite.executed, alone.planned, alone.executed) == (3, 3, 1, 1)
+    assert asked == [
+        *(
+            it
+            for t, live in zip(titles, (True, False, False), strict=True)
+            for it in ((t, "recorded"), live)
+        ),
+        (titles[1], "auto"),
+        False,
+    ]
+    assert [(m.case, m.metric) for m in suite.measurements] == [
+        (title, metric) for title in titles for metric in ("rel_l2", POOLED)
+    ]
+    assert {m.deterministic for m in suite.measurements} == {True}
+    assert [gate.case for gate in suite.contract] == titles
+    assert suite.responses == {
+        (title, metric): {title: number}
+        for title in titles
+        for metric, number in (("rel_l2", 1), (POOLED, 2))
+    }
+    assert suite.explanations == ["an account"]
+    assert [f.message for f in suite.findings] == ["one"]
+    assert {m.case for m in alone.measurements} == {gate.case for gate in alone.contract}
+    assert {m.case for m in alone.measurements} == {titles[1]}

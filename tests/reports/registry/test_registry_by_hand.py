@@ -15,12 +15,18 @@ from typing import Any
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
+from reports.page.all_runs import Entry, Event, GateGroup
+from reports.provenance.host import FIELDS
+from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
+from reports.registry import runs_page
 from reports.registry.listing import summarise_runs
-from reports.registry.lookback import look_back
+from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
     AHEAD,
     Found,
+    JudgedRun,
+    _may_be_newer,
     as_document,
     change_lines,
     check_age,
@@ -28,6 +34,7 @@ from reports.registry.lookup import (
     find_run,
     judge_stored,
     look_up,
+    page_of,
     run_line,
     runs_from,
     withheld,
@@ -36,14 +43,16 @@ from reports.registry.pin import pin_run
 from reports.registry.retention import clean, delete
 from reports.registry.several import as_values, more_line, read_several, run_lines, table
 from reports.registry.side_by_side import range_lines
-from reports.store.runs import Run, write_run
-from reports.store.schema import MEASUREMENTS, StoreError
+from reports.store.runs import Run, read_run, write_run
+from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide
+from reports.verdict.history import History
 from reports.verdict.several import GRAVEST, compare_runs
 from stability.core.findings import Severity
 from tests.reports.nights import (
+    bench,
     earlier,
     explained,
     failing,
@@ -248,6 +257,55 @@ def test_the_newest_run_is_named_with_what_may_be_newer(tmp_path: Path) -> None:
     assert moved.name not in [f.name for f, _ in look_up(root, "latest").newer]
 
 
+def test_a_name_leads_to_one_run_or_to_the_names_that_there_are(
+    tmp_path: Path, pinned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs"
+    with pytest.raises(StoreError) as told:
+        find_run(root, "latest")
+    empty = f"no run 'latest': there are no runs in {root} yet; `nightly` makes one."
+    assert str(told.value) == empty
+    folders = [write_run(root, earlier(measurement(), day=day)) for day in range(2, 9)]
+    names = [folder.name for folder in folders]
+    # Of several that are pinned the newest: one file for each machine names one run.
+    for turn, folder in enumerate((folders[3], folders[1])):
+        night = replace(earlier(measurement(), host=dict.fromkeys(FIELDS, str(turn))))
+        made = pins.pin_of(night, {}, "why", "2026-11-01")
+        pins.write(replace(made, run=folder.name), pins.file_of(made, pinned))
+    monkeypatch.chdir(root)
+    # A folder in the current one, and a path; a keyword is none.
+    for shadow in ("latest", "pinned"):
+        (root / shadow).symlink_to(folders[0])
+    assert find_run(root, "pinned") == folders[3]
+    for name in (names[2], str(folders[2]), f"./{names[2]}"):
+        assert find_run(root, name).resolve() == folders[2]
+    for shadow in ("latest", "pinned"):
+        (root / shadow).unlink()
+    monkeypatch.chdir(tmp_path)
+    assert find_run(root, "latest") == folders[-1]
+    assert find_run(root, names[4][:11]) == folders[4]
+    # A damaged run is named by its beginning too; reading it says what is wrong.
+    (folders[5] / "run.json").write_text("{", encoding="utf-8")
+    assert find_run(root, names[5][:11]) == folders[5]
+    for name, what, listed in (
+        ("2026-11-0", "several runs begin with", [names[2], *names[3:5], names[6], names[5]]),
+        ("none", "no run", [*names[1:5], names[6]]),
+        (f"x/{names[0]}", "no run", [*names[1:5], names[6]]),
+    ):
+        with pytest.raises(StoreError) as told:
+            find_run(root, name)
+        there = f"there are {', '.join(listed)}. `list` shows all of them."
+        assert str(told.value) == f"{what} {name!r} in {root}; {there}"
+    for folder in folders:
+        (folder / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError) as told:
+        find_run(root, "none")
+    said, at = str(told.value), 0
+    for part in (f"no run 'none' can be read in {root}", *names[-3:]):
+        assert (at := said.find(part, at)) >= 0
+    assert said.count("-0000000 is damaged: ") == 3
+
+
 def test_a_whole_copy_is_no_newer_run_and_another_run_of_its_id_is(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     folder = write_run(root, earlier(measurement(), day=6))
@@ -310,6 +368,32 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
 def change(i: int, **changes: Any) -> Change:
     made = Change(What.NEW, "baseline", "jax32:oracle", "logits", "rel_l2", None, 9e-6, 4e-6)
     return replace(made, **changes)
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 5, 6, 1200])
+def test_the_first_damaged_runs_are_named_and_the_others_counted(damaged: int) -> None:
+    """A pinned file that was not used has a line of its own."""
+    unreadable = tuple((Path(f"runs/d{i}"), f"why {i}") for i in range(damaged))
+    judged = JudgedRun(
+        run(measurement()),
+        decide(run(measurement()), None),
+        History(unreadable=(*unreadable, (Path("pins"), "x is not used"))),
+        ("x is not used",),
+    )
+    expected = [f"not readable: d{i}: why {i}" for i in range(min(damaged, 5))]
+    if damaged > 5:
+        more = {1: "1 more folder", 1195: "1,195 more folders"}[damaged - 5]
+        expected.append(f"not readable: {more}; `list` names them")
+    assert comparison_lines(judged) == ["x is not used", *expected]
+
+
+def test_a_folder_whose_age_nobody_knows_may_be_the_newest(tmp_path: Path) -> None:
+    now = datetime.now(UTC).isoformat()
+    assert _may_be_newer(tmp_path / "gone", now, [])
+    (tmp_path / "old").mkdir()
+    os.utime(tmp_path / "old", (0, 0))
+    assert not _may_be_newer(tmp_path / "old", now, []) and _may_be_newer(tmp_path / "old", "?", [])
+    assert not _may_be_newer(tmp_path / ".gone", now, [])
 
 
 def test_twenty_changes_are_listed_and_the_others_counted() -> None:
@@ -480,6 +564,17 @@ def test_links_of_a_page_lead_to_the_folder_of_the_runs(tmp_path: Path) -> None:
     assert runs_from(tmp_path / "a" / "page.html", folder) == "../my%20runs"
 
 
+def test_a_page_that_is_drawn_again_leads_to_the_runs_beside_its_own(tmp_path: Path) -> None:
+    """From the folder of its run, or from wherever it is to lie."""
+    root = tmp_path / "runs"
+    old = write_run(root, earlier(measurement(), day=1))
+    new = write_run(root, earlier(measurement(value=2e-6), day=2))
+    for page, place in ((None, ".."), (new / "report.html", ".."), (tmp_path / "x.html", "runs")):
+        drawn = page_of(new, page)
+        assert f'href="{place}/{old.name}/report.html' in drawn
+        assert drawn.count(f"{old.name}/report.html") == drawn.count(f"{place}/{old.name}/")
+
+
 def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path) -> None:
     """A pattern is read by DuckDB, which asks each file for its checksum too."""
     root = tmp_path / "runs [1]"
@@ -492,9 +587,225 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     assert [row["value"] for row in answer.rows] == pytest.approx([1e-7, 3e-7])
     [(name, why)] = answer.unreadable
     assert name == str(spoilt) and "is not the file that was stored" in why and answer.runs == 2
+    # A folder that some writer hides is no run.
+    hidden = root / ".partial-x"
+    hidden.mkdir()
+    (hidden / "run.json").write_bytes((source / "run.json").read_bytes())
+    assert look_back(pattern, "baseline", "logits").unreadable == answer.unreadable
+    assert look_back(f"{glob.escape(str(root))}/.*").runs == 0
     # A run without checksums is believed, and one that is gone is named.
     reseal(spoilt, schema=4)
     assert len(look_back(pattern, "baseline", "logits").rows) == 3
     (spoilt / MEASUREMENTS).unlink()
     answer = look_back(pattern, "baseline", "logits")
     assert len(answer.rows) == 2 and len(answer.unreadable) == 1
+
+
+def test_what_was_never_measured_is_answered_with_what_is_alike(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    hint = "`history` lists all gates, `history CASE` those of a case"
+    rows = [measurement(case=c, quantity=q) for c, q in (("plain", "logits"), ("stream", "loss"))]
+    told = measurement(case="plain", quantity="kl_max", verdict=Verdict.INFO, tolerance=math.nan)
+    for number, asked, expected in (
+        (0, ("plain", None), "no gate of case plain in 0 runs of {}; `nightly` makes one"),
+        (1, ("plian", None), "no gate of case plian in 1 run of {}. Did you mean 'plain'?"),
+        (1, ("x", "logits"), f"no gate of logits in case x in 1 run of {{}}; {hint}"),
+        (
+            2,
+            ("plain", "logit"),
+            "no gate of logit in case plain in 2 runs of {}. Did you mean 'logits'?",
+        ),
+        # Of another case, and a fact without a tolerance: neither is a gate of this case.
+        (2, ("plain", "xyz"), f"no gate of xyz in case plain in 2 runs of {{}}; {hint}"),
+        (2, ("plain", "kl_max"), f"no gate of kl_max in case plain in 2 runs of {{}}; {hint}"),
+        (
+            2,
+            ("plian", "logits"),
+            "no gate of logits in case plian in 2 runs of {}. Did you mean 'plain'?",
+        ),
+        (
+            2,
+            ("steam", "loss"),
+            "no gate of loss in case steam in 2 runs of {}. Did you mean 'stream'?",
+        ),
+    ):
+        while len(list(root.glob("2026*"))) < number:
+            write_run(root, earlier(*rows, told, day=1 + len(list(root.glob("2026*")))))
+        with pytest.raises(StoreError) as error:
+            look_back(str(root), *asked)
+        assert str(error.value) == expected.format(root)
+    assert look_back(str(root)).runs == 2 and measured_names(str(root)) == ["plain", "stream"]
+    assert measured_names(str(root), "plain") == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "asked"),
+    [
+        (["port", "pytest", "nightly", "port"], "nightly"),
+        (["port", "pytest"], "pytest"),
+        (["pytest", "port", "bench"], "port"),
+        (["bench"], "nightly"),
+        ([], "nightly"),
+    ],
+    ids=str,
+)
+def test_without_a_kind_nights_are_looked_back_on_or_what_is_newest(
+    tmp_path: Path, kinds: list[str], asked: str
+) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    for day, kind in enumerate(kinds, 1):
+        made = bench(day) if kind == "bench" else earlier(measurement(), day=day, kind=kind)
+        write_run(root, made)
+    assert look_back(str(root)).runs == kinds.count(asked)
+    # A pattern finds the same runs as the folder does.
+    if kinds:
+        assert look_back(f"{root}/*/").runs == kinds.count(asked)
+    else:
+        with pytest.raises(StoreError, match="and nothing matches"):
+            look_back(f"{root}/*")
+
+
+def test_a_line_of_blocks_goes_from_the_least_to_the_largest() -> None:
+    assert sparkline([]) == "" and sparkline([math.inf, math.nan]) == "??"
+    assert sparkline([-1.0]) == "▁"
+    assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3.0, -4.0, 10.0, math.nan, -math.inf, math.inf]) == "▅▁█!!!"
+
+
+def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lines, pages = tmp_path / "runs", list[str](), list[Path]()
+    monkeypatch.setattr(outcomes, "render", lambda run, decision, history: f"page of {run.id}")
+    monkeypatch.setattr(outcomes, "renew_runs_page", lambda root, report: pages.append(root))
+    night = earlier(measurement())
+    first = outcomes.store(root, night, lines.append)
+    assert lines == ["verdict: PASS"] and pages == [root]
+    assert (first.folder, first.page) == (root / night.id, root / night.id / "report.html")
+    assert first.run.manifest.verdict == read_run(first.folder).manifest.verdict == "PASS"
+    assert first.decision is not None and first.against == ()
+    assert first.page.read_text(encoding="utf-8") == f"page of {night.id}"
+    # The second of one second has another name, and its page knows it.
+    second = outcomes.store(root, night, lines.append)
+    assert lines[1:] == [f"the name {night.id} was taken; the run is {night.id}-2", "verdict: PASS"]
+    assert second.run.id == second.folder.name == f"{night.id}-2"
+    assert second.page.read_text(encoding="utf-8") == f"page of {night.id}-2"
+    # A shard is stored alone; it is judged with the others.
+    lines.clear()
+    shard = outcomes.store(root, replace_kind(night, "shard"), lines.append)
+    assert (shard.decision, shard.against) == (None, ())
+    assert lines == [f"the name {night.id} was taken; the run is {night.id}-3"]
+    assert not shard.page.exists() and pages == [root] * 2
+    assert read_run(shard.folder).manifest.verdict == ""
+
+
+def replace_kind(night: Run, kind: str) -> Run:
+    return replace(night, manifest=replace(night.manifest, kind=RunKind(kind)))
+
+
+def test_a_run_that_cannot_be_judged_or_drawn_is_stored_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lines, pages = tmp_path / "runs", list[str](), list[Path]()
+    monkeypatch.setattr(outcomes, "renew_runs_page", lambda root, report: pages.append(root))
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("why")
+
+    with monkeypatch.context() as patch, pytest.raises(outcomes.UnjudgedError) as told:
+        patch.setattr(outcomes, "judge", broken)
+        outcomes.store(root, run(measurement(), id="one"), lines.append)
+    assert lines == [] and read_run(root / "one").manifest.verdict == ""
+    said = f"the run is stored in {root / 'one'}, but judging it failed with KeyError: 'why'. "
+    assert str(told.value).startswith(said)
+    for command in (f"gate {root / 'one'}` judges", f"report {root / 'one'}` draws"):
+        assert f"`megalodon-numerics {command}" in str(told.value)
+    monkeypatch.setattr(outcomes, "render", broken)
+    with pytest.raises(RuntimeError, match="its page could not be drawn"):
+        outcomes.store(root, run(measurement(), id="two"), lines.append)
+    assert lines == ["verdict: PASS"] and read_run(root / "two").manifest.verdict == "PASS"
+    # The page of all runs shows both.
+    assert pages == [root, root]
+
+
+@pytest.mark.parametrize("kind", ["nightly", "shard"])
+def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def full(*_: Any) -> Any:
+        raise StoreError("no space")
+
+    monkeypatch.setattr(outcomes, "write_run", full)
+    lines: list[str] = []
+    night = replace_kind(run(failing()), kind)
+    with pytest.raises(StoreError, match="no space"):
+        outcomes.store(tmp_path, night, lines.append)
+    assert lines == (["verdict: REGRESSED"] if kind == "nightly" else [])
+    monkeypatch.setattr(outcomes, "judge", full)
+    with pytest.raises(StoreError, match="no space"):
+        outcomes.store(tmp_path, night, lines.append)
+    failed = "judging failed too, with StoreError: no space"
+    assert lines[1:] == ([failed] if kind == "nightly" else [])
+
+
+def test_each_run_is_an_entry_of_the_page_of_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field by field: a night, its bad day, a planted bug in a few cases, and a damaged folder."""
+    root, drawn = tmp_path / "runs", list[tuple[Any, str, Any]]()
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *told: drawn.append(told) or "page")
+    gates = [("b", "jax32:oracle", "y"), ("b", "jax64:oracle", "z"), ("a", "jax32:oracle", "y")]
+    gates += [("b", "jax32:oracle", "x")]
+
+    def night(day: int, make: Any, **changes: Any) -> Path:
+        rows = [make(case=c, edge=e, quantity=q, identity=c) for c, e, q in gates]
+        return write_run(root, earlier(*rows, day=day, **changes))
+
+    whole = night(2, measurement, commit="a" * 40)
+    (whole / "report.html").write_text("page", encoding="utf-8")
+    bad = night(3, failing, commit="b" * 40, dirty=True, device={"kind": "cpu", "name": None})
+    changes: dict[str, Any] = {"fault": "rope", "selected": ["a", "b"], "reference": {}}
+    changes |= {"device": {}, "commit": None}
+    planted = night(4, measurement, **changes)
+    (root / "2026-11-03T09-08-07Z-damaged").mkdir()
+    (root / "0 undated").mkdir()
+    assert runs_page.draw_runs_page(root) == "page"
+    [(entries, place, omitted)] = drawn
+    assert place == "runs" and omitted == []
+    shared = {"kind": "nightly", "gates": 4}
+    machine, reference = "cpu x86_64", "recorded 082db4b"
+    groups = (
+        GateGroup("b", "jax64:oracle", 1, "z", "rel_l2"),
+        GateGroup("a", "jax32:oracle", 1, "y", "rel_l2"),
+        GateGroup("b", "jax32:oracle", 2, "x", "rel_l2"),
+    )
+    commits = f"{'a' * 10}..{'b' * 10} (a run of it had uncommitted changes)"
+    first, damaged, second, third, undated = entries
+    created = "2026-11-{:02d}T21:30:00+00:00".format
+    assert first == Entry(
+        whole.name, created(2), device=machine, reference=reference, commit="a" * 40, page=True,
+        **shared,
+    )  # fmt: skip
+    assert (damaged.name, damaged.created) == (
+        "2026-11-03T09-08-07Z-damaged",
+        "2026-11-03T09:08:07+00:00",
+    )
+    assert damaged.why and damaged == Entry(damaged.name, damaged.created, damaged.why)
+    assert second == Entry(
+        bad.name, created(3), device="cpu", reference=reference, commit="b" * 40, dirty=True,
+        broken=4, events=(Event(whole.name, commits, groups, ()),), **shared,
+    )  # fmt: skip
+    event = Event(bad.name, "not known", (), groups)
+    assert third == Entry(
+        planted.name, created(4), fault="rope", selected=2, events=(event,), **shared
+    )
+    assert (undated.name, undated.created) == ("0 undated", "") and undated.why
+    # Of more than are shown the older ones are left out, without their changes and pages.
+    monkeypatch.setattr(runs_page, "SHOWN", 1)
+    runs_page.draw_runs_page(root)
+    entries, _, omitted = drawn[-1]
+    assert [entry.name for entry in entries if not entry.why] == [planted.name]
+    assert [entry.name for entry in omitted] == [whole.name, bad.name]
+    assert not any(entry.page or entry.events for entry in (*omitted, *entries))

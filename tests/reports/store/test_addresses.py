@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.store.addresses import ADDRESS, address_of, check_address
+from reports.store.addresses import ADDRESS, address_of, check_address, copy_of
 from reports.store.schema import StoreError
 from reports.store.shared import open_copy
 from tests.helpers import cli
@@ -62,6 +62,41 @@ def test_a_damaged_address_file_makes_no_copy(spoilt: str, tmp_path: Path) -> No
         file.write_bytes(contents.get(spoilt, b"file://"))
     assert address_of(tmp_path) == str(tmp_path)
     assert cli("list", "--out", tmp_path).exit_code == 0
+
+
+def test_each_address_has_a_copy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the cache of the user, named so that a person knows it: the end of its address."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    long = f"s3://bucket/{'x' * 100}/runs"
+    names = {}
+    for address in (
+        "s3://bucket/runs",
+        "s3://bucket/runs2",
+        "s3://bucket/a b",
+        "memory://.é",
+        long,
+    ):
+        copy = copy_of(address)
+        assert copy == copy_of(f"{address}/") and not copy.exists()
+        assert copy.parent == tmp_path / "megalodon-numerics" / "runs"
+        words, digest = copy.name.rsplit("-", 1)
+        assert len(digest) == 12 and set(digest) <= set("0123456789abcdef")
+        names[copy.name] = words
+    assert list(names.values()) == [
+        "s3-bucket-runs",
+        "s3-bucket-runs2",
+        "s3-bucket-a-b",
+        "memory-.-",
+        f"{'x' * 55}-runs",
+    ]
+    # Two addresses whose names are alike have two copies.
+    assert copy_of("s3://bucket/a b") != copy_of("s3://bucket/a-b")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    place = tmp_path / "home" / ".cache" / "megalodon-numerics" / "runs"
+    assert copy_of("s3://bucket/runs").parent == place
 
 
 def test_a_copy_whose_address_file_is_damaged_is_a_copy_again(

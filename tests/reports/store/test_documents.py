@@ -213,8 +213,12 @@ def test_runs_share_a_subject_where_they_are_of_one_kind_and_about_one_port() ->
 def test_tests_of_ports_alone_chose_no_reference() -> None:
     alone = Manifest("id", "now", kind=RunKind.PYTEST, ports=({"title": "p"},))
     assert alone.of_ports_alone
-    live = Environment(reference=ReferenceInfo("live"))
-    for changes in ({"kind": RunKind.PORT}, {"ports": ()}, {"environment": live}):
+    live, recorded, originals = (
+        {"environment": Environment(reference=ReferenceInfo(kind))}
+        for kind in ("live", "recorded", "torch and flax")
+    )
+    assert replace(alone, **originals).of_ports_alone
+    for changes in ({"kind": RunKind.PORT}, {"ports": ()}, live, recorded):
         assert not replace(alone, **changes).of_ports_alone
 
 

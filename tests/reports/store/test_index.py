@@ -7,10 +7,13 @@ import json
 import math
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from parity.engine.measurement import Verdict
@@ -18,7 +21,8 @@ from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
 from reports.store import examine, gathered, index
 from reports.store.examine import KEY
-from reports.store.index import INDEX
+from reports.store.index import INDEX, Line
+from reports.store.reader import checksum
 from reports.store.runs import list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS
 from tests.reports.nights import earlier, failing, measurement, reseal, run
@@ -247,3 +251,103 @@ def test_work_is_which_row_is_about_what_and_which_is_a_gate(tmp_path: Path) -> 
         rows = [measurement(quantity=f"q{i}", **change) for i, change in enumerate(changes)]
         write_run(tmp_path, earlier(*rows, day=day))
     assert len({info.work for info in list_runs(tmp_path)[0]}) == len(works)
+
+
+def combined(root: Path) -> tuple[gathered.Gathered, Any]:
+    """The combined files of a folder, and how to write one of these runs."""
+    files = gathered.Gathered(root, {})
+
+    def write(*runs: str) -> str:
+        return files.write(pa.table({"run": list(runs), "value": [1.0] * len(runs)}))
+
+    return files, write
+
+
+def test_a_combined_file_is_trusted_while_it_is_the_one_that_was_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, write = combined(tmp_path)
+    assert files.holds("") and not files.holds("none")
+    name = write("a")
+    path = tmp_path / ".values" / f"{name}.parquet"
+    assert path == files.path(name) and checksum(path.read_bytes()) == name
+    assert files.holds(name) and write("a") == name and write("b") != name
+    # Its bytes are read once for each status of the file, and not again by another process.
+    looks: list[Path] = []
+    read = gathered.read_bytes
+    monkeypatch.setattr(gathered, "read_bytes", lambda p, n: (looks.append(p), read(p, n))[1])
+    later = gathered.Gathered(tmp_path, dict(files.verified))
+    assert later.holds(name) and later.holds(name) and looks == []
+    assert gathered.Gathered(tmp_path, {}).holds(name) and looks == [path]
+    content = path.read_bytes()
+    for change in (content[:-1] + b"x", content[:-1]):
+        path.write_bytes(change)
+        assert not gathered.Gathered(tmp_path, dict(files.verified)).holds(name)
+    os.utime(path, (0, 0))
+    assert files.holds(name), "asked for before in one look"
+    path.unlink()
+    assert not gathered.Gathered(tmp_path, dict(files.verified)).holds(name)
+    # Of a folder that cannot be written there is none.
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert combined(tmp_path / "file")[1]("a") == ""
+
+
+@pytest.mark.parametrize(("small", "merged"), [(gathered.FEW, False), (gathered.FEW + 1, True)])
+def test_only_too_many_small_files_are_merged(tmp_path: Path, small: int, merged: bool) -> None:
+    """A file of many runs stays, and so do lines without one; every line keeps what else it has."""
+    files, write = combined(tmp_path)
+    large = [f"l{i}" for i in range(gathered.RUNS)]
+    few = [[f"{n} {i}" for n in range(2)] for i in range(small)]
+    lines = {"none": Line("none", "s", "why")}
+    for runs in (large, *few):
+        file = write(*runs)
+        lines |= {n: Line(n, f"signature {n}", gates=3, gathered=file) for n in runs}
+    made = files.compact(lines)
+    assert list(made) == list(lines) and made["none"] == lines["none"]
+    assert all(made[name] == lines[name] for name in large)
+    names = {made[name].gathered for runs in few for name in runs}
+    assert (len(names) == 1) is merged and (made == lines) is not merged
+    for name in (name for runs in few for name in runs):
+        assert made[name] == replace(lines[name], gathered=made[name].gathered)
+    # Where the merged file cannot be written, the small ones stay.
+    files.write = lambda table: ""
+    assert files.compact(lines) == lines
+
+
+def test_files_that_no_line_names_are_deleted_after_an_hour(tmp_path: Path) -> None:
+    """A younger one may be that of a process which is about to write its index."""
+    files, write = combined(tmp_path)
+    used, old, young = write("a"), write("b"), write("c")
+    other = files.path("x").with_suffix(".txt")
+    other.write_text("", encoding="utf-8")
+    now = time.time()
+    for path, age in ((files.path(used), 9e9), (files.path(old), 3700), (other, 9e9)):
+        os.utime(path, (now - age, now - age))
+    os.utime(files.path(young), (now - 3500, now - 3500))
+    gathered.forget(files, iter([used, "gone"]))
+    assert {path.name for path in files.path("x").parent.iterdir()} == {
+        files.path(used).name,
+        files.path(young).name,
+        other.name,
+    }
+    assert files.verified.keys() == {used}
+
+
+def test_gates_of_runs_are_gathered_with_the_names_of_their_runs(tmp_path: Path) -> None:
+    """Also where one run has a column as text and another as numbers of texts."""
+    folders = [write_run(tmp_path, night(day, measurement(case=f"c{day}"))) for day in (1, 2)]
+    found = [examine.examine(folder) for folder in folders]
+    empty = examine.examine(tmp_path / "none")
+    assert empty.rows is None and empty.why
+    files = gathered.Gathered(tmp_path, {})
+    assert gathered.gather(files, [empty]) == ""
+    plain = [replace(one, rows=gathered._plain(one.rows)) for one in found if one.rows is not None]
+    assert all(not pa.types.is_dictionary(f.type) for f in plain[0].rows.schema)  # pyright: ignore
+    tables = []
+    for rows in (found, [found[0], plain[1]], plain):
+        name = gathered.gather(files, [rows[0], empty, rows[1]])
+        tables.append(pq.read_table(files.path(name)))
+    assert tables[0] == tables[1] == tables[2]
+    assert tables[0].column_names[0] == "run"
+    assert tables[0]["run"].to_pylist() == [folder.name for folder in folders]
+    assert tables[0]["case"].to_pylist() == ["c1", "c2"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,38 @@ def test_what_a_helper_did_not_do_is_done(
 
     monkeypatch.setattr(several, "run_module", helper)
     assert _answer(shared) == expected
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_helper_is_asked_for_its_share_by_name(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    """It finds the modules of this process, needs no GPU, and is given up after half an hour."""
+    asked: list[tuple[Any, ...]] = []
+
+    def helper(module: str, arguments: tuple[str, ...], *how: Any) -> Any:
+        root, names, answer, kept = arguments
+        names = json.loads(Path(names).read_text(encoding="utf-8"))
+        asked.append((names, module, root, kept, Path(answer).exists(), *how))
+        several._help(*arguments)
+
+    monkeypatch.setattr(several, "run_module", helper)
+    path = ["/one", *filter(None, sys.path)]
+    monkeypatch.setattr(sys, "path", ["", *path])
+    monkeypatch.setenv("OWN", "kept")
+    folders = sorted(path for path in shared.iterdir() if path.name[0] != ".")
+    _forget(shared)
+    lines = several.learn_together(shared, folders, keep)
+    assert sorted(line.name for line in lines) == [folder.name for folder in folders]
+    assert all(bool(line.gathered) == (keep and bool(line.work)) for line in lines)
+    asked.sort(key=lambda each: each[0])
+    shares = [[folder.name for folder in folders[i::3]] for i in (1, 2)]
+    assert [names for names, *_ in asked] == shares
+    for _, module, root, kept, answered, environment, seconds in asked:
+        assert (module, root, kept) == ("reports.store.several", str(shared), "keep" * keep)
+        assert not answered and seconds == several.LONGEST
+        expected = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", "OWN": "kept"}
+        assert (expected | {"JAX_PLATFORMS": "cpu"}).items() <= environment.items()
 
 
 def test_a_run_that_changed_after_it_was_read_is_read_again(

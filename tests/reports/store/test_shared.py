@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 
 from reports.registry import shared_index
 from reports.registry.outcome import store
-from reports.store import shared
+from reports.registry.retention import clean, delete
+from reports.store import shared, unsent
+from reports.store.index import Line
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
 from tests.helpers import cli
-from tests.reports.nights import earlier, failing, measurement
+from tests.reports.nights import earlier, failing, measurement, unchecked
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 BUCKET = "nights"
@@ -170,7 +173,6 @@ def test_two_writers_of_one_name_get_two(storage: str, machine: Any) -> None:
     claims = shared.storage_of(first), shared.storage_of(second)
     assert [c and c.claim("night") for c in claims] == [True, False]
     assert claims[0] and claims[1]
-    claims[0].release("night")
     assert not claims[1].claim("night")
 
 
@@ -295,6 +297,122 @@ def test_what_is_here_is_asked_for_once(
     monkeypatch.setattr(shared.Storage, "_fetch", counted)
     machine("second")
     assert [ids(storage), ids(storage), sorted(asked)] == [names, names, names]
+
+
+class Counted:
+    """Objects of a storage that count how often its folders are listed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.folders = list(names)
+        self.whole, self.single = 0, list[str]()
+        self.fetched: list[str] = []
+
+    def names(self) -> list[str]:
+        return self.folders
+
+    def inside(self, name: str) -> dict[str, int]:
+        self.single.append(name)
+        return {"run.json": 4, "report.html": 4}
+
+    def inside_all(self) -> dict[str, dict[str, int]]:
+        self.whole += 1
+        # One folder is sent after the listing.
+        return {name: {"run.json": 4, "report.html": 4} for name in self.folders[1:]}
+
+    def fetch(self, path: str, file: Path) -> bool:
+        self.fetched.append(path)
+        file.write_text("fine", encoding="utf-8")
+        return True
+
+
+@pytest.mark.parametrize(
+    ("new", "late", "old", "at_once"),
+    [(3, 0, 0, True), (1, 0, 98, True), (1, 0, 99, False), (0, 1, 98, True), (0, 1, 99, False),
+     (1, 1, 197, True), (1, 1, 198, False), (0, 0, 5, False)],
+)  # fmt: skip
+def test_many_folders_are_listed_at_once_and_few_one_by_one(
+    tmp_path: Path, new: int, late: int, old: int, at_once: bool
+) -> None:
+    """One answer has a thousand objects, those of more than a hundred runs."""
+    names = [
+        f"{kind}{i:03d}" for kind, n in (("a", new), ("b", late), ("c", old)) for i in range(n)
+    ]
+    for name in names[new:]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "deleted").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name in names[new + late :]:
+        os.utime(tmp_path / name, (0, 0))
+    objects = Counted(names)
+    with unchecked():
+        shared.Storage("memory://x", tmp_path, objects).refresh()  # pyright: ignore
+    asked = names[: new + late]
+    assert objects.whole == at_once
+    # The folder that was sent after the listing is listed by itself.
+    assert sorted(objects.single) == (asked[:1] if at_once else asked)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] != ".") == sorted(names)
+    files = [f"{name}/{file}" for name in names[:new] for file in ("report.html", "run.json")]
+    files += [f"{name}/report.html" for name in names[new : new + late]]
+    assert sorted(objects.fetched) == sorted(files)
+
+
+def test_a_run_that_is_deleted_here_is_deleted_there(tmp_path: Path, machine: Any) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    copy = shared.open_copy(address)
+    first, second = (write_run(copy, night(day)) for day in (1, 2))
+    delete(first)
+    assert not first.exists() and ids(address) == [second.name]
+    assert not any(path.startswith(f"{first.name}/") for path in objects(address))
+    # What a killed deletion left is deleted by the next clean-up, here and there.
+    storage = shared.storage_of(copy)
+    assert storage is not None
+    storage.objects.create(f".gone-{second.name}", b"")
+    (copy / ".pruned-x").mkdir()
+    clean(copy)
+    assert not (copy / ".pruned-x").exists() and objects(address) == set()
+    # A run that is gone meanwhile gets nothing any more.
+    assert not storage._may_grow("gone") and storage._may_grow(second.name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({}, True),
+        ({"gates": 0}, False),
+        ({"verdict": "PASS"}, False),
+        ({"created": "yesterday"}, False),
+        ({"created": "2026-11-01T00:00:00+00:00"}, False),
+    ],
+    ids=str,
+)
+def test_the_line_of_a_run_waits_for_its_verdict_for_an_hour(
+    changes: dict[str, Any], waits: bool
+) -> None:
+    just = (datetime.now(UTC) - timedelta(minutes=59)).isoformat()
+    made = {"created": just, "verdict": "", "gates": 1, **changes}
+    manifest = replace(night(1).manifest, created=made["created"], verdict=made["verdict"])
+    assert shared_index._to_be_judged(Line("a", "", "", manifest, made["gates"])) is waits
+    late = (datetime.now(UTC) - timedelta(minutes=61)).isoformat()
+    line = Line("a", "", "", replace(manifest, created=late), 1)
+    assert not shared_index._to_be_judged(line)
+
+
+def test_a_file_system_without_locks_sends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of network folders; another process that has the lock is left alone."""
+    for error, ours in ((OSError("no locks"), True), (BlockingIOError(), False), (None, True)):
+
+        def lock(handle: int, how: int, error: OSError | None = error) -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(unsent.fcntl, "flock", lock)
+        with unsent.locked(tmp_path) as own:
+            assert own is ours
+    with unsent.locked(tmp_path / "gone") as own:
+        assert own is False
 
 
 def _written(address: str, cache: str, runs: int) -> list[str]:

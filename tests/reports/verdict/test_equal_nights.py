@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from parity.engine.measurement import Measurement, Verdict
 from reports.page import side_by_side
 from reports.store.runs import Run, write_run
-from reports.verdict.agreement import agreement
+from reports.verdict.agreement import Agreement, agreement
 from reports.verdict.decide import Word, decide
 from stability.core.findings import Severity
 from tests.helpers import cli
@@ -138,6 +139,14 @@ def test_one_difference_alone_on_either_side_makes_runs_unequal(rows, turned: bo
     one, other = reversed(rows) if turned else rows
     assert not agreement(made(one, earlier), made(other, run)).equal
     assert agreement(made(one, earlier), made(one, run)).equal
+
+
+def test_no_difference_cancels_another() -> None:
+    """Runs are equal where something was compared and no count of a difference is above 0."""
+    for compared, differ, *counts in itertools.product(range(3), repeat=6):
+        other, before, now, findings = counts
+        found = Agreement(compared, compared - differ, other, before, now, 7, findings)
+        assert found.equal is (compared > 0 and not (differ or any(counts))), found
 
 
 def test_nothing_measured_is_not_equal() -> None:

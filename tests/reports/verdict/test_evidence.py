@@ -192,6 +192,28 @@ def test_the_anchor_that_is_spared_is_that_of_the_newest_whole_night(tmp_path: P
     assert spared[folders[1]].startswith("anchor of the machine of")
 
 
+def test_a_machine_with_a_pinned_run_needs_no_anchor_and_others_do(tmp_path: Path, pinned) -> None:
+    root, folders = tmp_path / "runs", {}
+    for day, host in enumerate((HERE, HERE, THERE, THERE, HERE, THERE), 1):
+        folders[day] = write_run(root, night(day=day, host=host))
+    pin = pin_of(night(day=1, host=HERE), {}, "as measured", "2026-10-01")
+    pins.write(pin, pins.file_of(pin))
+    planned = plan(root, 1)
+    assert planned.spared == (
+        (folders[1], "pinned"),
+        (folders[3], f"anchor of the machine of {folders[6].name}"),
+        (folders[4], f"baseline of {folders[6].name}"),
+    )
+    assert planned.goes == (folders[2], folders[5]) and planned.newest == 1
+    # Negative control: without a pin both machines have one.
+    pins.file_of(pin).unlink()
+    assert [why for _, why in plan(root, 1).spared] == [
+        f"anchor of the machine of {folders[5].name}",
+        f"anchor of the machine of {folders[6].name}",
+        f"baseline of {folders[6].name}",
+    ]
+
+
 def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:
     """Its levels would anchor the machine although nobody saw the rest of that night."""
     root = tmp_path / "runs"

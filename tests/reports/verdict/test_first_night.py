@@ -201,9 +201,11 @@ def test_tests_of_ports_are_held_against_no_night_of_megalodon(tmp_path: Path) -
     """Negative control: a session that measured Megalodon is."""
     asked = {"kind": "pytest", "selected": ["everything"]}
     port = {"name": "mlp", "title": "mlp", "holds": True, "sides": {"original": "torch"}}
-    alone = run(measurement(suite="mlp"), ports=[port], cases=[], reference={}, **asked)
-    assert pins.home(tmp_path / "runs", alone.manifest).is_relative_to(tmp_path)
-    assert first_night(alone, []) == ""
+    # The reference of a session of ports is the kind of their originals.
+    for reference in ({}, {"kind": "torch"}):
+        alone = run(measurement(suite="mlp"), ports=[port], cases=[], reference=reference, **asked)
+        assert pins.home(tmp_path / "runs", alone.manifest).is_relative_to(tmp_path)
+        assert first_night(alone, []) == ""
     # Beside a port too, and though its rows are of no case that the package knows.
     both = [measurement(), measurement(suite="mlp")]
     for rows, changes in ((both[:1], {}), (both, {"ports": [port], "cases": []})):

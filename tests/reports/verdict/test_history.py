@@ -14,7 +14,7 @@ from reports.store.runs import Run, list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict import history as history_module
 from reports.verdict.history import WINDOW, History, Past, load_history, worst_over
-from tests.reports.nights import earlier, failing, measurement, run
+from tests.reports.nights import bench, earlier, failing, measurement, run
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
 
@@ -190,3 +190,49 @@ def test_a_run_that_cannot_be_asked_says_nothing_of_others_that_did_the_same(
         history = load_history(tmp_path, run(measurement()))
     assert history.baseline is not None and history.baseline.id == whole.name
     assert [folder for folder, _ in history.unreadable] == [damaged]
+
+
+def test_benches_are_the_newest_and_those_of_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a window of them, oldest first; one that broke meanwhile is named."""
+    for day, identity in ((1, "a"), (2, "a"), (3, "b"), (4, "a"), (5, "a"), (6, "a")):
+        write_run(tmp_path, bench(day, identity=identity))
+    names = {day: bench(day).id for day in range(1, 7)}
+
+    def found() -> list[str]:
+        return [it.id for it in load_history(tmp_path, run(measurement())).benches]
+
+    assert found() == [names[day] for day in (1, 2, 4, 5, 6)]
+    read = history_module.read_run
+
+    def damaged(folder: Path) -> Run:
+        if folder.name == names[5]:
+            raise StoreError("damaged meanwhile")
+        return read(folder)
+
+    monkeypatch.setattr(history_module, "read_run", damaged)
+    history = load_history(tmp_path, run(measurement()))
+    assert [it.id for it in history.benches] == [names[day] for day in (1, 2, 4, 6)]
+    assert history.unreadable == ((tmp_path / names[5], "damaged meanwhile"),)
+    monkeypatch.setattr(history_module, "WINDOW", 2)
+    assert found() == [names[day] for day in (4, 6)]
+
+
+def test_runs_of_a_work_that_shares_nothing_are_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "WINDOW", 3)
+    other = measurement(identity="other")
+    write_run(tmp_path, earlier(measurement(), day=1))
+    for day in range(2, 8):
+        write_run(tmp_path, earlier(other, day=day))
+    asked: list[int] = []
+    table = history_module.Table
+    monkeypatch.setattr(
+        history_module, "Table", lambda files: (asked.append(len(files)), table(files))[1]
+    )
+    found = load_history(tmp_path, run(measurement()))
+    assert found.baseline is not None and found.baseline.manifest.created[8:10] == "01"
+    # The newest two; of the next windows only what may have done today's work.
+    assert asked == [2, 1]

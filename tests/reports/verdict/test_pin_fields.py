@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from reports.store.manifest import Device, Environment, ReferenceInfo
 from reports.verdict import pins
 from reports.verdict.decide import decide
+from reports.verdict.levels import name_of
 from reports.verdict.pins import LARGEST, SCHEMA, file_of, load, pin_of, pinned_ids, read, write
 from tests.reports.nights import earlier, measurement, run
 
@@ -94,6 +96,70 @@ def test_what_older_versions_wrote_is_used(path: Path) -> None:
     [group] = old.groups
     assert group == ("a | baseline", "jax32:oracle", "logits", "rel_l2")
     assert pinned_ids(path.parent) == {old.run}
+
+
+def test_a_pinned_file_is_text_to_review_with_a_line_for_each_level(tmp_path: Path) -> None:
+    """What does not decide whether levels may be compared is no part of it."""
+    reference = ReferenceInfo("live", "c0ffee", {"torch": "2"}, "AVX2", "a sentence", 3)
+    host = {"vendor": "known"}
+    environment = Environment(Device("cpu", "x"), host, 2, {"F": ""}, {"jax": "1"}, reference)
+    rows = [
+        measurement(case=case, value=value, identity=case)
+        for case, value in (("b", 2e-6), ("a", 1e-6))
+    ]
+    night = run(*rows, spreads={name_of(("b", *GROUP.split(" | ")[1:])): [0.25, 0.5]})
+    night = replace(night, manifest=replace(night.manifest, environment=environment))
+    path = tmp_path / "new" / "folder" / "cpu-x.json"
+    write(pin := pin_of(night, {}, "größer, weil", "2026-11-01"), path)
+    text = path.read_text(encoding="utf-8")
+    digest = json.loads(text)["digest"]
+    assert len(digest) == 16
+    rest = "jax32:oracle | logits | rel_l2"
+    works = [pin.groups[case, "jax32:oracle", "logits", "rel_l2"].work for case in "ab"]
+    level = (
+        '"gates": 1, "typical": {0}, "worst": {0}, "spread": {1}, "tolerance": 4e-06, "floored": 0'
+    )
+    assert (
+        text
+        == f"""{{
+ "schema": 4,
+ "run": "2026-11-20T21-30-00Z-1a2b3c4",
+ "commit": "1a2b3c4d5e6f",
+ "pinned": "2026-11-01",
+ "reason": "größer, weil",
+ "environment": {{
+  "device": {{
+   "kind": "cpu",
+   "name": "x"
+  }},
+  "host": {{
+   "vendor": "known"
+  }},
+  "threads": 2,
+  "flags": {{
+   "F": ""
+  }},
+  "versions": {{
+   "jax": "1"
+  }},
+  "reference": {{
+   "kind": "live",
+   "commit": "c0ffee",
+   "versions": {{
+    "torch": "2"
+   }},
+   "capability": "AVX2"
+  }}
+ }},
+ "digest": "{digest}",
+ "groups": {{
+  "a | {rest}": {{"work": "{works[0]}", {level.format("1e-06", "[0.0, 0.0]")}}},
+  "b | {rest}": {{"work": "{works[1]}", {level.format("2e-06", "[0.25, 0.5]")}}}
+ }}
+}}
+"""
+    )
+    assert works[0] != works[1] and list(path.parent.iterdir()) == [path]
 
 
 def test_a_name_that_is_there_twice_and_a_file_too_large_are_not_used(path: Path) -> None:

@@ -15,7 +15,7 @@ from parity.tolerances import (
     NOISE_LEAST,
     NOISE_MADS,
 )
-from reports.verdict.decide import _starts
+from reports.verdict.decide import ExitCode, _starts
 from reports.verdict.drift import UNSEEN, Drift, limit
 from reports.verdict.history import Past
 from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
@@ -89,6 +89,9 @@ def test_a_level_is_of_recent_values_and_no_less_than_a_share_of_tolerances():
     assert (level.gates, level.floored, level.worst) == (2, 1, 0.5)
     assert level.typical == pytest.approx(math.sqrt(0.5 * DRIFT_SHARE * 4.0), rel=2 / 100)
     assert level.tolerance == 2.0 and level.spread == STILL
+    # At that share it is not below it: the level is that of its value.
+    [level] = levels([measurement(value=DRIFT_SHARE, tolerance=1.0)], {}).values()
+    assert level.floored == 0
     past = {rows[0].key: Past((99.0, *[0.25] * (RECENT - 1)), True)}
     # The oldest of more than so many is no longer among them.
     assert {level.worst for level in levels(rows, past, settle=max).values()} == {0.5}
@@ -174,3 +177,15 @@ def test_a_cell_is_of_other_work_than_the_first_run_that_has_it():
     ]
     [ok] = _cells(key, [{}], [{key: finding()}], [None])
     assert ok is not None and (ok.state, ok.value, ok.tolerance) == ("pass", 1.0, 2.0)
+
+
+def test_exit_codes_are_those_that_scripts_rely_on() -> None:
+    assert {code.name: int(code) for code in ExitCode} == {
+        "PASS": 0,
+        "REGRESSION": 1,
+        "USAGE": 2,
+        "INCOMPLETE": 3,
+        "NOT_COMPARABLE": 4,
+        "NOTHING_SELECTED": 5,
+        "INTERNAL_ERROR": 6,
+    }

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
 
-from reports.verdict.levels import STILL, levels, spread_by_jackknife, spread_over_seeds
+from parity.engine.measurement import Kind, Measurement
+from parity.pooling import POOLED
+from reports.verdict.levels import (
+    STILL,
+    levels,
+    spread_by_jackknife,
+    spread_over_seeds,
+    spreads_of,
+)
 from tests.reports.nights import measurement
 
 SEEDS = 4
@@ -56,3 +65,35 @@ def test_the_order_of_gates_is_no_work() -> None:
     assert level == turned
     [other] = levels(rows[:2], {}).values()
     assert other.work != level.work
+
+
+def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
+    """Over seeds, or where draws were pooled by the jackknife; with three digits, as stored."""
+
+    def gate(quantity: str, metric: str = "rel_l2", case: str = "a", **changes: Any) -> Measurement:
+        return measurement(case=case, quantity=quantity, metric=metric, **changes)
+
+    x, y = responses(gates=2).tolist()
+    rows = [gate("x"), gate("y"), gate("x", POOLED, "b"), gate("y", POOLED, "b")]
+    rows += [gate("x", case="c"), gate("z", case="c"), gate("x", case="d"), gate("x", case="e")]
+    rows += [gate("y", kind=Kind.BLOCK)]
+    calibrated = {"x": x, "y": y}
+    found = spreads_of(
+        rows,
+        {
+            ("a", "rel_l2"): calibrated,
+            ("b", POOLED): calibrated,
+            # Of the gates of c one has no response; d was calibrated in another metric.
+            ("c", "rel_l2"): calibrated,
+            ("d", POOLED): calibrated,
+        },
+    )
+    expected = {
+        "a | jax32:oracle | logits | rel_l2": spread_over_seeds([x, y]),
+        f"b | jax32:oracle | logits | {POOLED}": spread_by_jackknife([x, y]),
+        "a | jax32:oracle | block | rel_l2": spread_over_seeds([y]),
+    }
+    assert found == {
+        name: tuple(float(f"{value:.2e}") for value in spread) for name, spread in expected.items()
+    }
+    assert len(set(found.values())) == 3 and not set(found.values()) & set(expected.values())
