@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 SUFFIXES = (".py", ".md", ".toml", ".yml", ".html", ".j2", ".js")
-MENTION = re.compile(r"\bdocs/([a-z][a-z0-9-]*)\.md\b")
+MENTION = re.compile(r"\bdocs/((?:tables/)?[a-z][a-z0-9-]*)\.md\b")
 HEADING = re.compile(r' \\?"([^"\\]+)\\?"')
 """What follows a document in a citation; TOML writes quotation marks with a backslash."""
 LOOSE = re.compile(r'(?:,|\'s|:) \\?"[A-Z]')
@@ -103,9 +103,29 @@ def test_every_link_of_the_documents_resolves() -> None:
     assert not found
 
 
+def reached(start: Path) -> set[Path]:
+    """Return the documents that a reader of `start` reaches by links."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        document = waiting.pop()
+        text = without_code(document.read_text(encoding="utf-8"))
+        for target in LINK.findall(re.sub(r"`[^`\n]+`", "", text)):
+            there = (document.parent / target.partition("#")[0]).resolve()
+            if there.suffix == ".md" and there.is_file() and there not in seen:
+                seen.add(there)
+                waiting.append(there)
+    return seen
+
+
 def test_every_document_is_reached_from_the_readme() -> None:
-    linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
-    assert {f"docs/{document.name}" for document in DOCS.glob("*.md")} <= linked
+    documents = {*DOCS.glob("*.md"), *DOCS.glob("tables/*.md")}
+    assert documents <= reached(ROOT / "README.md")
+
+
+def test_a_document_without_a_link_is_not_reached(tmp_path: Path) -> None:
+    for name, text in {"a": "[b](b.md#b)", "b": "[a](a.md) `[c](c.md)`", "c": "[a](a.md)"}.items():
+        (tmp_path / f"{name}.md").write_text(text, encoding="utf-8")
+    assert {document.stem for document in reached(tmp_path / "a.md")} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +142,8 @@ def test_every_document_is_reached_from_the_readme() -> None:
         ('Source: docs/model.md\n    "State of things".', True),
         ('reason = "... (docs/model.md \\"RoPES\\")"', True),
         ("prints the table of docs/no-such-page.md.", True),
+        ("writes docs/tables/mutants.md.", False),
+        ("writes docs/tables/no-such-table.md.", True),
         ('See docs/verdicts.md, "Another machine".', True),
         ('Source: spec/model.md "Loss".', True),
         ("Source: spec/api.md.", True),

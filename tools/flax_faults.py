@@ -1,4 +1,4 @@
-"""Bugs planted in Transformers' Flax models: the tables of docs/ports-detection.md.
+"""Bugs planted in Transformers' Flax models: the tables of docs/tables/ports-detection.md.
 
     python -m tools.flax_faults               # plant every bug that was not planted yet
     python -m tools.flax_faults gpt2 t5_scaled    # only those of these models or names, again
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.parity.ports.faults.bench import Finding
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "ports-detection.md"
+DOCUMENT = ROOT / "docs" / "tables" / "ports-detection.md"
 RESULTS = ROOT / "build" / "flax_faults"
 TOTALS, FAULT_TABLE, CONTROL_TABLE = "totals", "planted bugs", "changes that are none"
 """Names of the tables, in the comments around each of them in the document."""

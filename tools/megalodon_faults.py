@@ -1,4 +1,6 @@
-"""Detection of Megalodon's own planted bugs as in any port; a table of docs/ports-detection.md.
+"""Detection of Megalodon's own planted bugs as in any port.
+
+It writes a table of docs/tables/ports-detection.md.
 
     python -m tools.megalodon_faults                 # compare every bug that was not compared yet
     python -m tools.megalodon_faults rope_base_ignored   # only these, again
@@ -29,7 +31,7 @@ from stability.experiments.document import renew
 from tools.recorded import add_executor, run_recorded
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "ports-detection.md"
+DOCUMENT = ROOT / "docs" / "tables" / "ports-detection.md"
 RESULTS = ROOT / "build" / "megalodon_faults"
 TABLE = "Megalodon's own bugs"
 Record = dict[str, Any]

@@ -1,7 +1,7 @@
 """Mutation testing: which test and which nightly run finds each mutant of the source, as a table.
 
     python -m tools.mutants                     # run what was not run yet, print the counts
-    python -m tools.mutants --write             # ... and put the tables in docs/mutants.md
+    python -m tools.mutants --write             # ... and put the tables in docs/tables/mutants.md
     python -m tools.mutants --no-run --write    # only the tables of what was run
     python -m tools.mutants --again             # run those again that nothing found
     python -m tools.mutants --only NAME         # run this one again
@@ -47,7 +47,7 @@ from tools.mutant_list import CONTROLS, MUTANTS, ROOT, Mutant
 from tools.mutant_list.survivors import ARGUED
 from tools.recorded import add_executor
 
-DOCUMENT = ROOT / "docs" / "mutants.md"
+DOCUMENT = ROOT / "docs" / "tables" / "mutants.md"
 RESULTS = ROOT / "tools" / "mutant_list" / "results.jsonl"
 """Kept in the repository, so that no machine repeats what another has run with the same edit."""
 COUNTS, TABLE, SURVIVORS, EQUIVALENT = "counts", "mutants", "survivors", "controls"
@@ -553,7 +553,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--wide", action="store_true", help="then the rest of a package's tests")
     add_executor(parser)
     parser.add_argument("--run", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--write", action="store_true", help="put the table in docs/mutants.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table in docs/tables/mutants.md"
+    )
     asked = parser.parse_args(arguments)
     # Exit normally on SIGTERM, so that the copy of the tree is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

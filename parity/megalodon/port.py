@@ -1,7 +1,8 @@
 """Megalodon as a port by a user: live megalodon-hf against our model, without any annotation.
 
 The suites of this folder know every intermediate and have calibrated bounds. This comparison shows
-what a user without that knowledge gets. Source: docs/ports-detection.md "Megalodon's own bugs".
+what a user without that knowledge gets. Source: docs/tables/ports-detection.md
+"Megalodon's own bugs".
 """
 
 from __future__ import annotations

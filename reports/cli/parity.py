@@ -131,7 +131,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     "--markdown",
     "as_markdown",
     is_flag=True,
-    help="Print docs/detection.md: all faults on both edges, and the margins of the tolerances.",
+    help="Print docs/tables/detection.md: faults on both edges, and the margins of the tolerances.",
 )
 @click.option(
     "--healthy",

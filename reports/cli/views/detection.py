@@ -52,7 +52,7 @@ def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
 
 
 def markdown(table: DetectionTable) -> str:
-    """Return docs/detection.md for a table that has each fault on each edge."""
+    """Return docs/tables/detection.md for a table that has each fault on each edge."""
     # `detection.run` returns the rows of each fault in the order of `EDGES`.
     by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]

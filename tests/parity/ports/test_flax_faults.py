@@ -1,6 +1,7 @@
 """Bugs planted in Flax models of Transformers are found where they are, and what is none is not.
 
-A few of one model are in every run, all of them in a sweep; docs/ports-detection.md has the table.
+A few of one model are in every run, all of them in a sweep.
+docs/tables/ports-detection.md has the table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MISPLACED = {
     "bert_query_is_key": "bert.encoder.layer.1.attention.self[0]",
     "llama_gate_is_up": "model.layers.1.mlp.down_proj",
 }
-"""What is found elsewhere than it is; docs/ports-detection.md says why."""
+"""What is found elsewhere than it is; docs/tables/ports-detection.md says why."""
 pytestmark = [
     pytest.mark.flax_models,
     # Transformers tells of its own deprecations, and of the end of its Flax models.

@@ -1,7 +1,8 @@
 """Flax twins of Transformers' models, converted by Transformers: matched and proposed as they are.
 
 What is right is known independently: every element of the torch model is a number of its own, and
-after the conversion each number says where it came from. The table is in docs/ports-parameters.md.
+after the conversion each number says where it came from. docs/tables/ports-parameters.md has the
+table.
 """
 
 import jax
