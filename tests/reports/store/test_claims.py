@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.store import objects, sending, shared, unsent
+from reports.store import claims, objects, sending, shared, unsent
 from reports.store.claims import CLAIMS, claim, held, retire
 from reports.store.objects import TRIES, Objects, again
 from reports.store.schema import MANIFEST, StoreError
@@ -58,6 +58,27 @@ def test_two_that_claim_at_once_without_conditions_both_give_up() -> None:
         store.before, _ = at_request(number, another)
         found.append(claim(below, NAME))
         assert len(found) == 2 and None in found
+
+
+def test_who_gives_up_to_another_waits_a_while_that_chance_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else both would meet again at the next name; who has a name, or finds it taken, goes on."""
+    pauses: list[float] = []
+    monkeypatch.setattr(claims.time, "sleep", pauses.append)
+    for _ in range(20):
+        store, below = storage(conditions="ignored")
+
+        def another(request: str, path: str, store: Faulty = store) -> None:
+            store.before = lambda *_: None
+            store.pipe_file(f"{ROOT}/{CLAIMS}/{NAME}/another", b"")
+
+        store.before = another
+        assert claim(below, NAME) is None
+    assert len(set(pauses)) > 10 and min(pauses) >= 0 and max(pauses) <= claims.COLLISION
+    pauses.clear()
+    _, below = storage()
+    assert claim(below, NAME) and claim(below, NAME) is None and pauses == []
 
 
 def test_a_claim_that_is_retired_or_wiped_is_not_held() -> None:
