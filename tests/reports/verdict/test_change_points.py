@@ -48,10 +48,26 @@ def test_a_change_is_found_where_it_is(index: int, factor: float) -> None:
     assert (change.ratio > 1) == (factor > 1)
 
 
-def test_two_changes_are_found_in_order() -> None:
-    changes = change_points(series(1, 40, "normal", (12, 2.0), (27, 0.25)))
+@pytest.mark.parametrize("factors", [(2.0, 0.25), (4.0, 0.6)])
+def test_two_changes_are_found_in_order(factors: tuple[float, float]) -> None:
+    """Whichever is larger, and so is found first: the other lies before or after it."""
+    changes = change_points(series(1, 40, "normal", (12, factors[0]), (27, factors[1])))
     assert [c.index for c in changes] == [12, 27]
     assert changes[0].after == changes[1].before
+
+
+@pytest.mark.parametrize("reached", [8, 9, 10])
+def test_a_hundredth_of_a_thousand_orders_is_rare_and_the_one_at_hand_is_one_of_them(
+    reached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9 of 999 permutations and the observed order are 10 of 1,000: at most 1 % reach the gain."""
+    turns = iter(range(999))
+
+    def gains(rows: np.ndarray) -> np.ndarray:
+        return np.array([[float(next(turns) < reached)] for _ in rows])
+
+    monkeypatch.setattr(change_points_module, "_gains", gains)
+    assert change_points_module._is_rare(np.zeros(12), 1.0) == (reached <= 9)
 
 
 @pytest.mark.parametrize("place", [0, 9, 18, 19])
