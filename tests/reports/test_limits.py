@@ -1,4 +1,4 @@
-"""Limits, windows and times in the units that documents give them in: to change one is a decision.
+"""Limits, windows and times of reports in units to read: to change one is a decision.
 
 Most are far from anything that a test reaches, so that a slip would show on somebody's machine.
 """
@@ -93,7 +93,7 @@ def _name(each: object) -> str:
 
 
 @pytest.mark.parametrize(("place", "limit"), LIMITS.items(), ids=_name)
-def test_a_limit_is_what_the_documents_say(place, limit) -> None:
+def test_a_limit_is_the_one_that_was_decided(place, limit) -> None:
     module, name = place
     assert getattr(module, name) == limit
 

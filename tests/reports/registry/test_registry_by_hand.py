@@ -6,6 +6,7 @@ import glob
 import math
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,9 +18,9 @@ import pytest
 from parity.engine.measurement import Kind, Verdict
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
+from reports.registry import lookback, runs_page
 from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
-from reports.registry import runs_page
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
@@ -665,6 +666,35 @@ def test_without_a_kind_nights_are_looked_back_on_or_what_is_newest(
     else:
         with pytest.raises(StoreError, match="and nothing matches"):
             look_back(f"{root}/*")
+
+
+def test_runs_are_listed_by_their_time_and_those_of_one_second_by_name(tmp_path: Path) -> None:
+    """Also where names say otherwise; a copy is named beside the run in the folder of its name."""
+    for name, day in (("c", 1), ("b", 2), ("a", 2), ("0", 3)):
+        write_run(tmp_path, earlier(measurement(), id=name, day=day))
+    for place in ("A copy", "z copy"):
+        shutil.copytree(tmp_path / "c", tmp_path / place)
+    listed, unreadable = summarise_runs(tmp_path)
+    assert [it.id for it in listed] == ["c", "a", "b", "0"]
+    assert sorted(folder.name for folder, _ in unreadable) == ["A copy", "z copy"]
+    shutil.rmtree(tmp_path / "c")
+    listed, [(folder, _)] = summarise_runs(tmp_path)
+    assert [it.id for it in listed] == ["A copy", "a", "b", "0"] and folder.name == "z copy"
+
+
+def test_names_are_asked_of_runs_that_have_gates_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is not there would have every file asked by itself."""
+    write_run(tmp_path, bench(1))
+    folder = write_run(tmp_path, earlier(measurement(), day=2))
+    asked: list[list[Path]] = []
+    whole = lookback.Table
+    monkeypatch.setattr(
+        lookback, "Table", lambda files, *them: (asked.append(list(files)), whole(files, *them))[1]
+    )
+    assert measured_names(str(tmp_path)) == ["baseline"]
+    assert asked == [[str(folder / MEASUREMENTS)]]
 
 
 def test_a_line_of_blocks_goes_from_the_least_to_the_largest() -> None:
