@@ -340,6 +340,18 @@ def test_a_comparison_of_two_says_what_they_share_and_the_commits_between(tmp_pa
     assert commits.endswith(": not the code, so the environment or the machine")
 
 
+def test_what_cannot_be_compared_has_no_account_of_a_failure(tmp_path: Path) -> None:
+    """Only a gate that fails began to fail in some run."""
+    blocked = measurement(
+        case="plain", value=math.nan, tolerance=math.nan, verdict=Verdict.NOT_COMPARABLE
+    )
+    write_run(tmp_path, earlier(blocked, day=1))
+    night = replace(earlier(blocked, day=2), explanations=(explained("plain"),))
+    judged = judge_stored(write_run(tmp_path, night))
+    assert judged.decision.word is Word.NOT_COMPARABLE and judged.decision.starts
+    assert not [line for line in comparison_lines(judged) if not line.startswith("levels ")]
+
+
 def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     held = write_run(root, earlier(measurement(case="plain"), day=1, commit="a" * 40))

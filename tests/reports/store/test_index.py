@@ -22,6 +22,7 @@ from reports.registry.lookback import look_back
 from reports.store import examine, gathered, index
 from reports.store.examine import KEY
 from reports.store.index import INDEX, Line
+from reports.store.query import Table
 from reports.store.reader import checksum
 from reports.store.runs import list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS
@@ -290,6 +291,23 @@ def test_a_combined_file_is_trusted_while_it_is_the_one_that_was_verified(
     # Of a folder that cannot be written there is none.
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert combined(tmp_path / "file")[1]("a") == ""
+
+
+def test_a_run_that_was_gathered_again_has_its_newest_rows_alone(tmp_path: Path) -> None:
+    """The old file still has those of before, beside other runs that are read from it."""
+    files = gathered.Gathered(tmp_path, {})
+    old, new = (
+        files.write(pa.table({"run": names, "value": [value] * len(names)}))
+        for names, value in ((["a", "b"], 1.0), (["a"], 2.0))
+    )
+    runs = [str(tmp_path / name / MEASUREMENTS) for name in ("a", "b")]
+    with Table(runs, [str(files.path(name)) for name in (new, old)]) as table:
+        answer, broken = table.ask("SELECT run, value FROM measurements ORDER BY ALL")
+    assert not broken
+    assert list(zip(answer["run"].tolist(), answer["value"].tolist(), strict=True)) == [
+        (0, 2.0),
+        (1, 1.0),
+    ]
 
 
 @pytest.mark.parametrize(("small", "merged"), [(gathered.FEW, False), (gathered.FEW + 1, True)])
