@@ -219,3 +219,22 @@ def test_a_pin_without_tolerances_had_those_of_the_baseline(
     assert (found.comparable, len(found.rescaled)) == (comparable, rescaled)
     if rescaled:
         assert (found.rescaled[0].before, found.rescaled[0].now) == (before, 4e-4)
+
+
+def test_pins_lie_where_the_code_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ports beside their runs; of runs on shared storage in the current folder."""
+    here, root = tmp_path / "here", tmp_path / "there" / "runs"
+    here.mkdir()
+    root.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    suites = [{"name": name} for name in ("b/c", "a d", "a")]
+    port = run(kind="port", suites=suites).manifest
+    tests = run(kind="pytest", ports=[{"title": "p"}], reference={"kind": "torch"}).manifest
+    for folder in (root.parent, here):
+        assert pins.beside(root) == pins.beside(root / ".." / "runs") == folder
+        assert pins.home(root, port) == folder / "pinned" / "a+a-d+b-c"
+        assert pins.home(root, tests) == folder / "pinned" / "(pytest)"
+        assert pins.home(root, run().manifest) == pins.FOLDER
+        (root / ".shared").write_text("s3://bucket/runs", encoding="utf-8")
