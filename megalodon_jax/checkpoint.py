@@ -131,6 +131,29 @@ def load_checkpoint(
     return Checkpoint(model, manifest["step"], opt_state, manifest.get("mesh"))
 
 
+def resume(
+    folder: str | os.PathLike[str], model: MegalodonForCausalLM, opt_state: Any
+) -> tuple[MegalodonForCausalLM, Any, int]:
+    """Return model, optimiser state and step of a run, which may not have begun.
+
+    Args:
+        folder: where the run saves its checkpoints, by `save_checkpoint`.
+        model: a new model of the run's configuration; may have parameters that a user added.
+        opt_state: its new optimiser state.
+
+    Returns:
+        The content of the checkpoint, or what was given and step 0 if `folder` does not exist.
+
+    Raises:
+        FileNotFoundError: a file of the checkpoint is missing.
+        ValueError: the checkpoint is of another configuration or optimiser; see `load_checkpoint`.
+    """
+    if not Path(folder).exists():
+        return model, opt_state, 0
+    found = load_checkpoint(folder, opt_state_like=opt_state, model_like=model)
+    return found.model, found.opt_state, found.step
+
+
 def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: str) -> None:
     """Check that the leaves of a model match its configuration, whatever was added to it.
 

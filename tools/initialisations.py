@@ -27,6 +27,7 @@ from stability.experiments.train import (
     Recipe,
     make_step,
     mean_loss,
+    optimiser,
     read_text,
     windows,
 )
@@ -91,13 +92,14 @@ def curve(draw: str, seed: int) -> list[float]:
             parts = [mean_loss(model, windows(held_out, s, recipe.length)) for s in batches]
             losses.append(float(np.mean([float(part) for part in parts])))
         starts = rng.integers(0, len(text) - recipe.length, recipe.batch_size)
-        model, state, _ = step(model, state, windows(text, starts, recipe.length))
+        model, state, _ = step((windows(text, starts, recipe.length), None), model, state)
     return losses
 
 
 @cache
 def _step():
-    return make_step(RECIPE)
+    transform = optimiser(RECIPE)
+    return make_step(transform), transform
 
 
 def starts_table(seed: int = 0) -> str:

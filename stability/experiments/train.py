@@ -23,10 +23,11 @@ import optax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from megalodon_jax import training
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.optimiser import decay_mask, optimiser_update
+from megalodon_jax.training import adamw, make_step, mean_loss
 from stability.core.documents import versions
 
 BYTE_LM_CONFIG = MegalodonConfig(
@@ -92,19 +93,21 @@ def text_identity() -> dict[str, str]:
 
 def optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """Return clipped AdamW with warmup and cosine decay; weight decay applies to matrices only."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, recipe.lr, recipe.warmup, recipe.steps, end_value=recipe.lr / 20
+    return optax.chain(
+        optax.clip_by_global_norm(recipe.clip),
+        adamw(
+            recipe.lr,
+            recipe.steps,
+            warmup=recipe.warmup,
+            b2=recipe.beta2,
+            weight_decay=recipe.weight_decay,
+        ),
     )
-
-    adamw = optax.adamw(
-        schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decay_mask
-    )
-    return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw)
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
-    """Return (B, length) int32 windows of the text at the given starts."""
-    return jnp.asarray(text[starts[:, None] + np.arange(length)].astype(np.int32))
+    """Return (B, length) int32 windows of the text at the given starts, on the device."""
+    return jnp.asarray(training.windows(text, starts, length))
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
@@ -112,32 +115,13 @@ def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)
 
 
-@eqx.filter_jit
-def mean_loss(model: MegalodonForCausalLM, ids: jax.Array) -> jax.Array:
-    """Return the mean loss on (B, L) ids, in nats per byte."""
-    return model.compute_loss(ids, ids)
-
-
-def make_step(recipe: Recipe):
-    """Return the jitted training step: (model, state, ids) -> (model, state, loss)."""
-    transform = optimiser(recipe)
-
-    @eqx.filter_jit(donate="all")
-    def step(model, state, ids):
-        loss, grads = eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids))(model)
-        params = eqx.filter(model, eqx.is_array)
-        updates, state = optimiser_update(transform, grads, state, params)
-        return eqx.apply_updates(model, updates), state, loss
-
-    return step, transform
-
-
 def train(config: MegalodonConfig, recipe: Recipe, console: Console):
     """Train and return (model, curves); curves are lists by name, losses in nats per byte."""
     text, held_out = read_text()
     key, rng = jax.random.key(recipe.seed), np.random.default_rng(recipe.seed)
     model = MegalodonForCausalLM(config, key=key)
-    step, transform = make_step(recipe)
+    transform = optimiser(recipe)
+    step = make_step(transform)
     state = transform.init(eqx.filter(model, eqx.is_array))
     validation = np.arange(0, len(held_out) - recipe.length, recipe.length)
     batches = [
@@ -149,7 +133,7 @@ def train(config: MegalodonConfig, recipe: Recipe, console: Console):
         bar = progress.add_task("training", total=recipe.steps, loss="")
         for index in range(1, recipe.steps + 1):
             starts = rng.integers(0, len(text) - recipe.length, recipe.batch_size)
-            model, state, loss = step(model, state, windows(text, starts, recipe.length))
+            model, state, loss = step((windows(text, starts, recipe.length), None), model, state)
             if index % 10 == 0 or index == 1:
                 curves["step"].append(index)
                 curves["train_loss"].append(round(float(loss), 4))
@@ -175,14 +159,14 @@ def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float
     }
 
 
-def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
+def write(out: Path, model: MegalodonForCausalLM, history: dict) -> None:
     """Write the checkpoint folder atomically."""
     aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         save_safetensors(model, aside / "model.safetensors")
         dump = partial(json.dumps, indent=1)
         (aside / "config.json").write_text(dump(model.config.to_dict()) + "\n", encoding="utf-8")
-        (aside / "training.json").write_text(dump(training) + "\n", encoding="utf-8")
+        (aside / "training.json").write_text(dump(history) + "\n", encoding="utf-8")
         (aside / "heldout.txt").write_bytes(read_text()[1][:HELDOUT_BYTES].tobytes())
         aside.chmod(0o755)
         _replace(out, aside)

@@ -149,12 +149,13 @@ def test_the_numbers_of_a_step_are_printed_and_logged(script, monkeypatch, capsy
         return SimpleNamespace(log=lambda numbers, step: logged.append((step, numbers)))
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    log = script.make_log("project", Path("runs/mine"), {"lr": "0.1"})
+    log = script.make_log(script.parse(["--wandb", "project", "--out", "runs/mine"]))
     log(3, loss=0.1 + 0.2)
     assert logged == [(3, {"loss": 0.1 + 0.2})]
     assert started["project"] == "project" and started["id"] == "mine"
+    assert started["config"]["lr"] == "0.003"
     assert capsys.readouterr().out == "step 3  loss 0.3\n"
-    script.make_log(None, Path("runs/mine"), {})(4, loss=1.0)
+    script.make_log(script.parse([]))(4, loss=1.0)
     assert len(logged) == 1
 
 

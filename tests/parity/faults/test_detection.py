@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -210,3 +212,17 @@ def test_healthy_cases_are_distinct_and_reproducible():
 @pytest.mark.parametrize("first", [0, pytest.param(16, marks=pytest.mark.sweep)])
 def test_healthy_cases_raise_no_alarm(first):
     assert not list(alarms(range(first, first + 5)))
+
+
+ROOT = Path(__file__).parents[3]
+COUNTED = re.compile(r"(\d+)(?: porting)? bugs")
+
+
+def test_the_table_in_the_documents_has_every_fault_and_the_texts_its_number():
+    rows = (ROOT / "docs" / "tables" / "detection.md").read_text(encoding="utf-8").splitlines()
+    named = [found[1] for row in rows if (found := re.match(r"\| `(\w+)` \| ", row))]
+    assert sorted(named) == sorted(fault.name for fault in FAULTS)
+    for name in ("parity.md", "when-a-test-fails.md"):
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        counts = {int(n) for n in COUNTED.findall(text) if int(n) > 100}
+        assert counts == {len(FAULTS)}, name
