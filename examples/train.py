@@ -16,6 +16,7 @@ from pydoc_data.topics import topics
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM, generate
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def ids(source: np.ndarray, number: int) -> jax.Array:
         rows = batch(source, number, args.rows, args.length, args.seed)
-        return shard_batch(rows, mesh, chunk_size=CONFIG.chunk_size)
+        return shard_batch(jnp.asarray(rows), mesh, chunk_size=CONFIG.chunk_size)
 
     while done < args.steps:
         given = ids(text, done), jax.random.fold_in(key, done)  # the key is dropout's

@@ -19,7 +19,7 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.optimiser import decay_mask, optimiser_update
 from megalodon_jax.sharding import shard_model, shard_state
 
-Batch = tuple[Array | np.ndarray, Array | None]
+Batch = tuple[Array, Array | None]
 """Token ids (B, L) int32, and the key of dropout, or None to train without dropout."""
 Step = Callable[[Batch, Any, Any], tuple[Any, Any, Array]]
 

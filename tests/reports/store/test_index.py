@@ -23,7 +23,7 @@ from reports.store import examine, gathered, index
 from reports.store.examine import KEY
 from reports.store.index import INDEX, Line
 from reports.store.query import Table
-from reports.store.reader import checksum
+from reports.store.reader import checksum, read_table
 from reports.store.runs import list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS
 from tests.reports.nights import earlier, failing, measurement, reseal, run
@@ -369,3 +369,13 @@ def test_gates_of_runs_are_gathered_with_the_names_of_their_runs(tmp_path: Path)
     assert tables[0].column_names[0] == "run"
     assert tables[0]["run"].to_pylist() == [folder.name for folder in folders]
     assert tables[0]["case"].to_pylist() == ["c1", "c2"]
+
+
+def test_a_file_without_a_single_group_of_rows_has_no_rows(tmp_path: Path) -> None:
+    """As other writers leave one that was opened and closed."""
+    schema = pa.schema([("a", pa.string())])
+    path = tmp_path / "x.parquet"
+    pq.ParquetWriter(path, schema).close()
+    assert pq.ParquetFile(path).num_row_groups == 0
+    table = read_table(path.read_bytes(), path, schema, frozenset())
+    assert table.num_rows == 0 and table.column_names == ["a"]
