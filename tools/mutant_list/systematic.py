@@ -522,3 +522,27 @@ READ_AGAIN = (
     ),
 )
 MUTANTS = (*MUTANTS, *READ_AGAIN)
+# Planted blind a fourth and a fifth time: one survivor of each class.
+BLIND_AGAIN = (
+    *of(
+        "reports/store/sending.py",
+        (
+            "lost_claim_leaves_run_json",
+            "run.json that was sent before the name was taken away stays there",
+            "    elif not _has_manifest(objects, folder, name):\n        return False\n",
+            "    else:\n        return False\n",
+            "test_claims.py",
+        ),
+    ),
+    *of(
+        "reports/store/query.py",
+        (
+            "gates_of_a_namesake_elsewhere",
+            "a run that was gathered again has the gates of its older file too",
+            "JOIN places ON filename = together AND rows.run = folder",
+            "JOIN places ON rows.run = folder",
+            "test_index.py",
+        ),
+    ),
+)
+MUTANTS = (*MUTANTS, *BLIND_AGAIN)
