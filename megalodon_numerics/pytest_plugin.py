@@ -7,7 +7,7 @@ pytest-xdist transfers them to the controller, and a crashed worker loses only i
 
 pytest loads the plugin by its entry point in every project of an environment with this package.
 Therefore nothing else of this project is imported until a test or an option needs it.
-Source: docs/testing.md "Measurements of tests".
+Source: docs/developing.md "Measurements of tests".
 """
 
 from __future__ import annotations

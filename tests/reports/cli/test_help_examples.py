@@ -183,7 +183,7 @@ def test_the_help_has_every_command_once_in_a_line_that_fits_a_terminal() -> Non
     assert "..." not in text.partition("Begin here")[2]
 
 
-@pytest.mark.parametrize("name", ["docs/commands.md", "docs/first-steps.md", "README.md"])
+@pytest.mark.parametrize("name", ["docs/commands.md", "docs/guide.md", "README.md"])
 def test_every_command_that_a_document_names_exists(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     calls = re.findall(r"megalodon-numerics ((?:[a-z][a-z-]*\s?)+)", text)
