@@ -32,6 +32,13 @@ from parity.tolerances import NoiseFloors, rule
 ROOT = Path(__file__).parents[1]
 """Of the repository."""
 
+
+def section(page: str, heading: str) -> str:
+    """Text of a page of docs/ below a heading of the second level, up to the next one."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
 EXACT_GRADIENT = rule("jax64:oracle", Kind.GRADIENT).absolute

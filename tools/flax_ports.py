@@ -1,4 +1,4 @@
-"""Comparison of Transformers' Flax models with their torch originals: the tables of docs/ports.md.
+"""Comparison of Transformers' Flax models with their torch originals: docs/tables/ports.md.
 
     python -m tools.flax_ports                  # compare every case that was not compared yet
     python -m tools.flax_ports bert gpt2/cache  # only these models or cases, again
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.parity.ports.twins import Twin
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "ports.md"
+DOCUMENT = ROOT / "docs" / "tables" / "ports.md"
 RESULTS = ROOT / "build" / "flax_ports"
 HOSTS = ROOT / "build" / "flax_ports_hosts"
 """Folder of the results on simulated hosts."""
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="models, or cases as MODEL/CASE")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/ports.md")
+    parser.add_argument("--write", action="store_true", help="write docs/tables/ports.md")
     add_executor(parser)
     parser.add_argument("--plain", action="store_true", help="only the plain case of each model")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where each case's file goes")

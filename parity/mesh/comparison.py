@@ -1,7 +1,7 @@
 """Comparison of a jitted function on one device and on meshes, with the location of differences.
 
 float64 is compared first: only the order of sums may differ. The function's own precision follows,
-with the response to reordered sums as the noise floor. Source: docs/meshes.md.
+with the response to reordered sums as the noise floor. Source: docs/sharding.md.
 """
 
 from __future__ import annotations

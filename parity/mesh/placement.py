@@ -1,6 +1,6 @@
 """Assembles a value from the blocks of devices by their global index.
 
-Replicas, which are blocks that must be equal, are compared bit for bit. Source: docs/meshes.md
+Replicas, which are blocks that must be equal, are compared bit for bit. Source: docs/sharding.md
 "Replicas".
 """
 

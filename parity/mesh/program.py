@@ -1,7 +1,7 @@
 """A jitted function on one mesh in one precision, with all its values assembled on the host.
 
 Arguments are placed as requested. Values are host arrays by name, with the number of unequal
-replicas of each. Source: docs/meshes.md "What is compared".
+replicas of each. Source: docs/sharding.md "What is compared".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ On a mesh, sums are split over devices and taken in another order. This module i
 product, convolution and sum, and every scatter onto one element, starts at another term, takes
 strides, and is split into two parts. Grouped convolutions, cumulative sums such as `cumsum`, and
 everything inside a `while` or branch are unchanged. The response of the results is the noise floor
-of a mesh. Source: docs/meshes.md "The noise floor".
+of a mesh. Source: docs/sharding.md "The noise floor".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every mark of `jax.ad_checkpoint.checkpoint_name` becomes an extra output: with a leading loop axis
 inside a scan, and one block per device inside `shard_map`. Marks inside a branch or `while` do not
-have a single value, so these are evaluated as a whole. Source: docs/meshes.md "What is compared".
+have a single value, so these are evaluated as a whole. Source: docs/sharding.md "What is compared".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A user's step with the meshes to compare it on: the content of a step file.
 
 A step file is a Python file with a function `step()` that returns a `MeshComparison`. It does not
-ask for devices; meshes are made later, when devices exist. Source: docs/meshes.md "A step file".
+ask for devices; meshes are made later, when devices exist. Source: docs/sharding.md "A step file".
 """
 
 from __future__ import annotations

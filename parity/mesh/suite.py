@@ -2,7 +2,7 @@
 
 Virtual devices must be requested before JAX starts, and the nightly process has one device. So the
 suite runs in a separate process unless there are enough devices. Run as a program, it prints its
-measurements. Source: docs/meshes.md "Every night".
+measurements. Source: docs/sharding.md "Every night".
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def mesh(
 ) -> None:
     """Compare the step in the Python file STEP on one device and on meshes of several.
 
-    The file has a function step() that returns a parity.mesh.MeshComparison: docs/meshes.md.
+    The file has a function step() that returns a parity.mesh.MeshComparison: docs/sharding.md.
     """
     unchecked()
     from parity.mesh.step import parse_mesh, prepare_devices, read_step

@@ -2,7 +2,7 @@
 
 When logits grow until a softmax sees a single key, training fails. A logit of magnitude x has a
 rounding error of up to x * 2^-9 in bfloat16; the relative error of its softmax weight is the
-exponential of that, minus 1. Source: docs/audits.md "Activations and attention".
+exponential of that, minus 1. Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranges of activations and gradients, and what bfloat16 or float16 would lose of them.
 
 Ranges per intermediate and per cotangent, and gradient norms by module in float32, from one forward
-and one backward pass. Source: docs/audits.md "Activations and attention".
+and one backward pass. Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _of_norm(module: str, norm: float) -> Finding:
     gone = [f.name for f in formats if square > f.max or 0.0 < square < f.min_subnormal]
     outside = f"; its square is outside {' and '.join(gone)}" if gone else ""
     message = f"gradient norm {norm:.3g}{outside}"
-    source, metric = 'docs/audits.md "Activations and attention"', "norm"
+    source, metric = 'docs/formats.md "Activations and attention"', "norm"
     severity, remedy = (Severity.NOTE, "") if np.isfinite(norm) else (Severity.ERROR, REPLAY)
     nan = math.nan
     return Finding("gradient_norm", severity, module, metric, norm, nan, source, message, remedy)

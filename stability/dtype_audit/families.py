@@ -1,7 +1,7 @@
 """Families of operations, common to JAX primitives, HLO instructions and ATen operators.
 
 Only operations that round, accumulate or change dtype are listed, not data movement. Source:
-docs/audits.md "The dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
+docs/formats.md "The dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
 """
 
 from __future__ import annotations

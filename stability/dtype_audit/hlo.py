@@ -2,7 +2,7 @@
 
 `preferred_element_type` only determines the dtype of a product's result. The compiler chooses the
 dtype of the accumulation, may omit a rounding, and may widen operations that the hardware lacks.
-Source: docs/audits.md "The dtype audit".
+Source: docs/formats.md "The dtype audit".
 """
 
 from __future__ import annotations

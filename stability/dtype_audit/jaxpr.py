@@ -1,6 +1,6 @@
 """Audit of a jaxpr: the dtypes of every equation, including those in loops and calls.
 
-Source: docs/audits.md "The dtype audit".
+Source: docs/formats.md "The dtype audit".
 """
 
 from __future__ import annotations

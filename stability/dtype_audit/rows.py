@@ -1,7 +1,7 @@
 """Rows of the audit table: input, output and accumulation dtypes of operations, by module.
 
 One row stands for all equations that differ in their location only. Line numbers are shown but not
-compared, so that pinned rows survive edits above the line. Source: docs/audits.md "The dtype
+compared, so that pinned rows survive edits above the line. Source: docs/formats.md "The dtype
 audit".
 """
 

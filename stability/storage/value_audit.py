@@ -1,6 +1,6 @@
 """Audit of stored parameters: correct dtypes, no values rounded earlier, no NaN or infinity.
 
-Source: docs/model.md "Precision", docs/audits.md "Stored parameters".
+Source: docs/model.md "Precision", docs/formats.md "Stored parameters".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megalodon_jax.precision import (
 from megalodon_jax.weights import named_leaves, role_of
 from stability.core.findings import Finding, Severity, judge, non_finite
 
-SOURCE = 'docs/audits.md "Stored parameters"'
+SOURCE = 'docs/formats.md "Stored parameters"'
 
 
 def audit_parameters(model: Any) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The programs of docs/gpu.md "Programs", lowered for CUDA on a machine that has none.
+"""The programs of docs/many-machines.md "Programs", lowered for CUDA on a machine that has none.
 
 Everything is traced from shapes: no array is made and nothing is compiled. What a program holds is
 read from the StableHLO text of its export, whose operations say in which function they were made.

@@ -1,4 +1,4 @@
-"""What a GPU would be handed, read without one; the truth is docs/gpu.md "Programs"."""
+"""What a GPU would be handed, read without one; the truth is docs/many-machines.md "Programs"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from megalodon_jax.layers import complex_ema
-from tests.helpers import ROOT
+from tests.helpers import section
 from tests.megalodon_jax.cuda_programs import (
     CONFIG,
     LONG,
@@ -26,13 +26,13 @@ from tests.megalodon_jax.cuda_programs import (
     text_of,
 )
 
-PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+PAGE = section("many-machines.md", "On a GPU")
 
 
 def rows(heading: str) -> list[dict[str, str]]:
     """The rows of the table below a heading of the page, by column."""
-    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    below = PAGE.split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
+    lines = [line for line in below.splitlines() if line.startswith("|")]
     columns, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return [dict(zip(columns, row, strict=True)) for row in body]
 

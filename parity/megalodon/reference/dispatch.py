@@ -1,6 +1,6 @@
 """Operations that torch dispatches for megalodon-hf: operator, dtypes, module, forward or backward.
 
-Source: docs/audits.md "The dtype audit": the torch side under autocast and under `.to(bfloat16)`.
+Source: docs/formats.md "The dtype audit": the torch side under autocast and under `.to(bfloat16)`.
 """
 
 from __future__ import annotations

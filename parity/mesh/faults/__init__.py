@@ -1,7 +1,7 @@
 """Planted parallel bugs, which the mesh edge must find and locate.
 
 A fault is a named patch of one exchange of a small sharded program. Both sides have the patch, and
-only the mesh is affected. Source: docs/meshes.md "Planted bugs".
+only the mesh is affected. Source: docs/sharding.md "Planted bugs".
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _WITNESSES = {
 
 
 class Family(StrEnum):
-    """Family of a parallel bug (docs/meshes.md "Planted bugs")."""
+    """Family of a parallel bug (docs/sharding.md "Planted bugs")."""
 
     GRADIENTS = "gradients"
     COUNTS = "counts"

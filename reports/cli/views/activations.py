@@ -1,6 +1,6 @@
 """Ranges of activations and gradients of a user's checkpoint, and its attention per head.
 
-Source: docs/audits.md "Activations and attention".
+Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations

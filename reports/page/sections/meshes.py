@@ -1,4 +1,4 @@
-"""Section of the page about meshes: one device compared with many. Source: docs/meshes.md."""
+"""Section of the page about meshes: one device compared with many. Source: docs/sharding.md."""
 
 from __future__ import annotations
 

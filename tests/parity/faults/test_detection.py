@@ -222,7 +222,7 @@ def test_the_table_in_the_documents_has_every_fault_and_the_texts_its_number():
     rows = (ROOT / "docs" / "tables" / "detection.md").read_text(encoding="utf-8").splitlines()
     named = [found[1] for row in rows if (found := re.match(r"\| `(\w+)` \| ", row))]
     assert sorted(named) == sorted(fault.name for fault in FAULTS)
-    for name in ("parity.md", "when-a-test-fails.md"):
+    for name in ("parity.md", "verdicts.md"):
         text = (ROOT / "docs" / name).read_text(encoding="utf-8")
         counts = {int(n) for n in COUNTED.findall(text) if int(n) > 100}
         assert counts == {len(FAULTS)}, name

@@ -1,4 +1,4 @@
-"""docs/meshes.md is run as written, and what it says of the planted bugs is counted."""
+"""A section of docs/sharding.md is run as written, and its numbers of bugs are counted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import Counter
 import jax
 
 from parity.mesh.faults import FAULTS
-from tests.helpers import ROOT
+from tests.helpers import section
 
-TEXT = (ROOT / "docs" / "meshes.md").read_text(encoding="utf-8")
+TEXT = section("sharding.md", "One device against many")
 
 
 def test_the_snippets_run_and_print_what_the_page_shows(capsys):

@@ -1,6 +1,6 @@
 """Flax models of Transformers against their torch originals: what holds, and what is known not to.
 
-A few pairs are compared in every run, all of them in a sweep; docs/ports.md has the table.
+A few pairs are compared in every run, all of them in a sweep; docs/tables/ports.md has the table.
 """
 
 from __future__ import annotations

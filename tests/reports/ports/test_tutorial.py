@@ -8,14 +8,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.helpers import ROOT, cli
+from tests.helpers import cli, section
 
-DOCUMENT = ROOT / "docs" / "tutorial-port.md"
+TEXT = section("your-own-port.md", "Tutorial: a port with three bugs")
 FILES = ("original.py", "twin.py", "my_port.py")
 
 
 def parts_of(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(rf"```{kind}\n(.*?)```", TEXT, re.DOTALL)
 
 
 def words_of(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Megalodon's time axis on `data` x `sequence`: norm statistics, EMA states, positions, labels.
 
 Each device holds whole chunks. Devices exchange the moments of TimestepNorm, the states of the EMA
-and one label; attention is local. Source: docs/meshes.md "Planted bugs".
+and one label; attention is local. Source: docs/sharding.md "Planted bugs".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A layer and its loss on `data` x `tensor`: heads, channels and vocabulary are split.
 
 The embedding is tied to the head. Its rows are padded to a number divisible by every mesh. Source:
-docs/meshes.md "Planted bugs".
+docs/sharding.md "Planted bugs".
 """
 
 from __future__ import annotations
