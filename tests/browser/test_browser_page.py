@@ -113,6 +113,18 @@ def test_the_first_screen_holds_the_verdict(visit, request, kind):
     assert page.locator(".overview .spark").count() == (4 if kind == "broken" else 0)
 
 
+@pytest.mark.parametrize("kind", ["healthy", "broken"])
+def test_the_first_table_fits_a_telephone(visit, request, kind):
+    page = visit(request.getfixturevalue(kind), width=390).page
+    too_wide = "e => { const s = e.closest('.scroll'); return s.scrollWidth - s.clientWidth }"
+    assert page.locator(".overview").evaluate(too_wide) <= 0
+    # Nothing is lost by it: what the head of a column said stands in each card.
+    heads = page.locator(".overview [data-head]").evaluate_all(
+        "all => all.map(e => getComputedStyle(e, '::before').content)"
+    )
+    assert heads and "none" not in heads
+
+
 def test_verdict_and_tables_need_no_script(visit, broken):
     page = visit(broken, java_script_enabled=False).page
     assert page.locator("#word").inner_text() == "REGRESSED"

@@ -85,7 +85,7 @@ def test_the_first_table_counts_what_holds_and_shows_what_does_not(verdict, valu
         assert shown.value == "not comparable"
     night = run(*rows)
     page = render(night, decide(night, None), History())
-    first = page[page.index('<table class="overview"') :].partition("</table>")[0]
+    first = page[page.index('<table class="overview ') :].partition("</table>")[0]
     assert "✓" not in first and " 1 / 2" in first
 
 
