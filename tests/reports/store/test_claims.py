@@ -163,6 +163,19 @@ def test_an_unfinished_run_goes_when_nothing_came_for_an_hour(
     assert (f"{ROOT}/{CLAIMS}/{NAME}/retired" in store.objects) is not stays
 
 
+def test_what_stays_ends_no_cleaning(tmp_path: Path) -> None:
+    """Between remains of killed writers stand a run that is whole and one that is still written."""
+    store, below = storage()
+    names = [f"2026-11-0{n}T00-00-00Z-abcdefa" for n in range(1, 6)]
+    for age, number, path in ((2, 0, "a"), (2, 1, MANIFEST), (2, 2, "a"), (0, 3, "a"), (2, 4, "a")):
+        store.shift = -age * HOURS
+        assert below.create(f"{names[number]}/{path}", b"")
+    store.shift = timedelta()
+    assert below.names() == names
+    machine(tmp_path, "cleaner").clean()
+    assert below.names() == [names[1], names[3]]
+
+
 def test_the_age_of_objects_is_told_by_the_clock_of_the_storage(tmp_path: Path) -> None:
     store, below = storage()
     store.shift = -5 * HOURS

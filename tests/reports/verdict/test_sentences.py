@@ -13,7 +13,7 @@ from parity.tolerances import DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import FIELDS
 from reports.store.runs import Run
 from reports.verdict import sentences as say
-from reports.verdict.changes import Change, Counts, What
+from reports.verdict.changes import Change, Counts, What, machine_name
 from reports.verdict.drift import Drift, PinComparison
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
@@ -411,3 +411,10 @@ def test_a_drift_is_told_with_its_limit_and_both_machines() -> None:
     )
     [better] = decide(night(1e-7), None, {}, [pin]).changes
     assert math.isnan(better.tolerance) and better.what is What.BETTER
+
+
+@pytest.mark.parametrize(("kind", "word"), [(None, "absent"), ("", "absent"), ("live", "live")])
+def test_a_machine_is_named_with_what_it_compared_with(kind: str | None, word: str) -> None:
+    environment = run().manifest.environment
+    of = replace(environment, reference=replace(environment.reference, kind=kind))
+    assert machine_name(of).endswith(f", reference {word}")
