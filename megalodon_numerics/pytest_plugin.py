@@ -22,7 +22,7 @@ import pytest
 from megalodon_numerics import own
 
 if TYPE_CHECKING:
-    from parity.engine.measurement import Measurement
+    from parity.engine.measure.measurement import Measurement
 
 _ROWS = pytest.StashKey[list[Any]]()
 _PORTS = pytest.StashKey[list[Any]]()

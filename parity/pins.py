@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.files import read_json_object, written_aside
-from parity.engine.alignment import Alignment, AlignmentError, Pin
-from parity.engine.layouts import Layout
+from parity.engine.pairing.alignment import Alignment, AlignmentError, Pin
+from parity.engine.pairing.layouts import Layout
 
 SCHEMA = 1
 _LISTS = ("pairs", "only_in_port", "only_in_original")

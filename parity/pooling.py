@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.engine import rounding_noise
-from parity.engine.bounds import NoiseFloors, bound_from, rule
-from parity.engine.compare import Comparison, Work
-from parity.engine.instrument import capture
-from parity.engine.measurement import Measurement
-from parity.engine.metrics import relative_l2
-from parity.engine.quantity import kind_of
-from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, summed
-from parity.engine.yardstick import RUN_OFTEN, known_options
+from parity.engine.measure import rounding_noise
+from parity.engine.measure.bounds import NoiseFloors, bound_from, rule
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.quantity import kind_of
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
+from parity.engine.programs.instrument import capture
+from parity.engine.programs.yardstick import RUN_OFTEN, known_options
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 

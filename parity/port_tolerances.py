@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from parity.engine.bounds import FORWARD, Rule
-from parity.engine.edge import Edge
-from parity.engine.measurement import Kind
+from parity.engine.measure.bounds import FORWARD, Rule
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.measurement import Kind
 
 
 class PortEdge(Edge):

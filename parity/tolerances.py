@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parity.engine.bounds import EXACT_ENOUGH, FORWARD, Rule, bound_from
-from parity.engine.bounds import rule as _rule
-from parity.engine.edge import Edge
-from parity.engine.measurement import Kind
+from parity.engine.measure.bounds import EXACT_ENOUGH, FORWARD, Rule, bound_from
+from parity.engine.measure.bounds import rule as _rule
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.measurement import Kind
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.tolerance_table import (
     KNOWN_DIFFERENCE_BOUNDS,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.engine.exits import os_exit_raises
+from parity.engine.programs.exits import os_exit_raises
 
 _OURS = ("megalodon_jax", "parity", "stability", "reports")
 """Top-level packages of this project."""

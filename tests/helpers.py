@@ -22,8 +22,8 @@ from click.testing import CliRunner, Result
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
-from parity.engine.measurement import Kind
-from parity.engine.quantity import kind_of
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.quantity import kind_of
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import extended

@@ -110,7 +110,7 @@ def used(report: Report) -> dict[str, dict[str, int]]:
 
     The factor of an edge with two floors is twice that of the others; all are normalised to one.
     """
-    from parity.engine.bounds import rule
+    from parity.engine.measure.bounds import rule
     from parity.port_tolerances import PORTS
 
     counts: dict[str, Counter[str]] = {}

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from parity.engine.quantity import Quantity, Role
+from parity.engine.measure.quantity import Quantity, Role
 from parity.executors.item import Item
 from parity.faults import FAULTS, Fault, by_name
 from parity.megalodon import cases

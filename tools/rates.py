@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parity.engine.contract import Gate, contract_of
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.contract import Gate, contract_of
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import FIELDS
 from reports.store.manifest import Device, Environment, Manifest, SuiteResult

@@ -28,7 +28,7 @@ from stability.experiments.document import renew
 from tools.recorded import add_executor
 
 if TYPE_CHECKING:
-    from parity.engine.measurement import Measurement
+    from parity.engine.measure.measurement import Measurement
     from parity.tolerances import Rule
 
 ROOT = Path(__file__).parents[1]

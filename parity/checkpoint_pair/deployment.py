@@ -26,11 +26,11 @@ from megalodon_jax.tensor_files import Tensor
 from megalodon_jax.weights import HEAD, weight_table
 from parity.checkpoint_pair.files import config_differences
 from parity.checkpoint_pair.whole_model import text_case
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import relative_l2
-from parity.engine.quantity import LOGITS
-from parity.engine.rounding_noise import row_blocks
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.quantity import LOGITS
+from parity.engine.measure.rounding_noise import row_blocks
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import forward_responses
 from parity.megalodon.reference import identity, why_unavailable

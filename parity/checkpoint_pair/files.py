@@ -27,8 +27,8 @@ from megalodon_jax.convert import (
 from megalodon_jax.convert import state_dict as exported
 from megalodon_jax.tensor_files import ArrayTensor, FileTensor, Tensor
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
-from parity.engine.measurement import Verdict
-from parity.engine.rounding_noise import row_blocks
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
 # Fields that do not affect an uncached evaluation: precision, streams and training.

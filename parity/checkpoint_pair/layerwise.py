@@ -35,10 +35,10 @@ from parity.checkpoint_pair.one_layer import (
     return_freed_memory,
 )
 from parity.checkpoint_pair.whole_model import text_case
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.metrics import relative_l2
-from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, row_blocks, summed
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, row_blocks, summed
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.tolerance_table import NoiseFloors
 

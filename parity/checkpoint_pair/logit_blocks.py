@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Kind, Measurement
-from parity.engine.quantity import LOGITS
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Kind, Measurement
+from parity.engine.measure.quantity import LOGITS
 from parity.megalodon.edges import MegalodonEdge
 
 _FORCED = {

@@ -26,7 +26,7 @@ from megalodon_jax.model import MegalodonBlock
 from megalodon_jax.tensor_files import ArrayTensor
 from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weight_table
 from parity.checkpoint_pair.files import Stored, WeightRow, compare_values
-from parity.engine.rounding_noise import SEEDS, floors, moved, row_blocks
+from parity.engine.measure.rounding_noise import SEEDS, floors, moved, row_blocks
 from parity.megalodon import oracle
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate, capture
 from parity.megalodon.perturbation import of_weight

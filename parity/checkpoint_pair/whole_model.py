@@ -18,7 +18,7 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
 from parity.checkpoint_pair.files import Stored
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.megalodon.cases import IGNORED, Batch, Case
 from parity.megalodon.noise_floors import noise_responses
 from parity.megalodon.reference import LiveReference

@@ -24,10 +24,10 @@ from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.recordings import OF_LOSS, Answer, answer, live, named, recorded
 from parity.deepseek_v3.router import choose, scores_of
-from parity.engine.bounds import NoiseFloors
-from parity.engine.compare import Comparison, Work
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import Quantity
+from parity.engine.measure.bounds import NoiseFloors
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.quantity import Quantity
 from parity.pooling import DRAWS, Draw, Pool, digest_of, pool
 from parity.port import Port, Report
 from parity.port import compare as compare_port

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from parity.deepseek_v3.cases import BUFFER, SUBJECT, Case
 from parity.deepseek_v3.recordings import RECORDED64, Answer
 from parity.deepseek_v3.reference import CHOSEN
-from parity.engine.contract import Gate
-from parity.engine.quantity import LOGITS, WEIGHTS, Quantity
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.quantity import LOGITS, WEIGHTS, Quantity
 from parity.pooling import POOLED
 from parity.port.compare import FORCED
 from parity.port_tolerances import PortEdge

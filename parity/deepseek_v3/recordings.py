@@ -13,8 +13,8 @@ from parity import recordings
 from parity.deepseek_v3 import reference
 from parity.deepseek_v3.cases import CASES, Case, by_name
 from parity.deepseek_v3.checkpoint import stacked, unstacked
-from parity.engine.alignment import Pin
-from parity.engine.quantity import Quantity, Role
+from parity.engine.measure.quantity import Quantity, Role
+from parity.engine.pairing.alignment import Pin
 from parity.sides.side import AS_IS, OUTPUT, Precision, Run, Side, SideError, Trace
 
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"

@@ -4,14 +4,14 @@
 `rounding_noise` measures the effect of rounding alone, `instrument` captures named intermediates.
 """
 
-from parity.engine.bounds import NoiseFloors, Rule
-from parity.engine.compare import Arrays, Bounds, Comparison, Work
-from parity.engine.deviation import Deviation, Deviations
-from parity.engine.edge import Edge
-from parity.engine.instrument import capture
-from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.quantity import Quantity, Role, kind_of
+from parity.engine.measure.bounds import NoiseFloors, Rule
+from parity.engine.measure.compare import Arrays, Bounds, Comparison, Work
+from parity.engine.measure.deviation import Deviation, Deviations
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.localize import Stage, first_divergence
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.quantity import Quantity, Role, kind_of
+from parity.engine.programs.instrument import capture
 
 __all__ = [
     "Arrays",

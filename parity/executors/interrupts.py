@@ -21,7 +21,7 @@ GRACE = 3.0
 """Seconds after SIGINT or SIGTERM in which a process may stop by itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
-# Saved before `parity.engine.exits` replaces it while user code runs.
+# Saved before `parity.engine.programs.exits` replaces it while user code runs.
 _exit = os._exit
 _answers: list[int] = []
 """Exit codes set by `end_with`."""

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import linear
 from megalodon_jax.layers.attention import MegalodonAttention
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Verdict
-from parity.engine.quantity import WEIGHTS
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.quantity import WEIGHTS
 from parity.faults.fault import Family, Fault, Patch, Plant, marked, rounded
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from megalodon_jax.checks import traced_checks
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.executors.item import Item
 from parity.executors.sweep import Executor, collect
 from parity.megalodon.cases import Case

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parity.engine.bounds import bound_from, rule
-from parity.engine.deviation import Worst, worst_elements
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
-from parity.engine.where import culprits, where
+from parity.engine.measure.bounds import bound_from, rule
+from parity.engine.measure.deviation import Worst, worst_elements
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.where import culprits, where
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import axes_of

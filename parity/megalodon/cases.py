@@ -21,8 +21,8 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
-from parity.engine.compare import Work
-from parity.engine.metrics import IGNORED
+from parity.engine.measure.compare import Work
+from parity.engine.measure.metrics import IGNORED
 from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 SUITE = "parity"

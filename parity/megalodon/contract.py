@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from megalodon_jax.weights import weight_table
-from parity.engine.contract import Gate
-from parity.engine.measurement import Kind
-from parity.engine.quantity import GENERATED, LOGITS, LOSS, WEIGHTS, Quantity
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.quantity import GENERATED, LOGITS, LOSS, WEIGHTS, Quantity
 from parity.megalodon import known_differences, low_precision
 from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.edges import MegalodonEdge

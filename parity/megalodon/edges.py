@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.engine.edge import Edge
+from parity.engine.measure.edge import Edge
 
 
 class MegalodonEdge(Edge):

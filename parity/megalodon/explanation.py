@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parity.engine.deviation import Worst
-from parity.engine.localize import Stage
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import Quantity, Role
-from parity.engine.source_lines import Line
+from parity.engine.measure.deviation import Worst
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.quantity import Quantity, Role
+from parity.engine.programs.source_lines import Line
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from megalodon_jax.config import MegalodonConfig
-from parity.engine import instrument
-from parity.engine.quantity import LOSSES, Quantity, Role
-from parity.engine.where import Axis
+from parity.engine.measure.quantity import LOSSES, Quantity, Role
+from parity.engine.measure.where import Axis
+from parity.engine.programs import instrument
 
 
 @dataclass(frozen=True, slots=True)

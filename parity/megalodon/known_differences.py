@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.metrics import relative_l2
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.engine.operations import Operation, Recorder, first_narrow
-from parity.engine.source_lines import Line
-from parity.engine.unseen import Seen, search
+from parity.engine.programs.operations import Operation, Recorder, first_narrow
+from parity.engine.programs.source_lines import Line
+from parity.engine.programs.unseen import Seen, search
 from parity.megalodon import oracle_operations
 from parity.megalodon.cases import Case
 from parity.megalodon.runner import JaxSubject

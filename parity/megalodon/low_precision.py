@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from parity.engine.compare import Bounds, Comparison
-from parity.engine.measurement import Measurement
-from parity.engine.metrics import logit_metrics, relative_l2
-from parity.engine.quantity import LOGITS, LOSS, kind_of
+from parity.engine.measure.compare import Bounds, Comparison
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.metrics import logit_metrics, relative_l2
+from parity.engine.measure.quantity import LOGITS, LOSS, kind_of
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject

@@ -1,9 +1,9 @@
 """Results of the oracle, and their noise floors under a rounding perturbation.
 
 The oracle is run again with every value perturbed by float32's unit roundoff
-(`parity.engine.rounding_noise`). The floor is the root mean square of the relative L2 responses to
-several seeds, which are stored. A correctly rounding float32 implementation cannot be expected to
-be below it. Source: docs/parity.md "Tolerances".
+(`parity.engine.measure.rounding_noise`). The floor is the root mean square of the relative L2
+responses to several seeds, which are stored. A correctly rounding float32 implementation cannot be
+expected to be below it. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from megalodon_jax.files import written_aside
-from parity.engine import rounding_noise
-from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
+from parity.engine.measure import rounding_noise
+from parity.engine.measure.rounding_noise import SEEDS, UNIT_ROUNDOFF
 from parity.executors.item import Item
 from parity.executors.sweep import Executor, collect
 from parity.megalodon import oracle, perturbation, trajectory

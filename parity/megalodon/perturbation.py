@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.weights import Role, role_of
-from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, summed
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
 
 
 def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.engine.quantity import Quantity, Role
+from parity.engine.measure.quantity import Quantity, Role
 from parity.megalodon import known_differences, low_precision
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.reference import LiveReference

@@ -18,9 +18,9 @@ from megalodon_jax.loss import next_token_loss
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.types import ModelCache, NormState, index_cache, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
-from parity.engine.metrics import IGNORED
-from parity.engine.quantity import Quantity
-from parity.engine.yardstick import compiled
+from parity.engine.measure.metrics import IGNORED
+from parity.engine.measure.quantity import Quantity
+from parity.engine.programs.yardstick import compiled
 from parity.megalodon import trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import capture

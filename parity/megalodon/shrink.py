@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parity.engine.compare import Comparison
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import Quantity
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.quantity import Quantity
 from parity.megalodon.cases import SMALL, Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import stages

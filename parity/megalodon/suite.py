@@ -11,10 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from parity.engine.compare import Comparison, OnFailure
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.quantity import LOGITS, WEIGHTS
+from parity.engine.measure.compare import Comparison, OnFailure
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.quantity import LOGITS, WEIGHTS
 from parity.megalodon import low_precision as lowprecision
 from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.contract import ALL

@@ -2,8 +2,8 @@
 
 float32 bounds are multiples of a calibrated noise floor. The floor is the response of the oracle
 when every weight, named intermediate and sum is perturbed by its rounding error
-(`parity.engine.rounding_noise`), per case and quantity (`parity.megalodon.noise_floors`, stored in
-`data/noise.json`). Source: docs/parity.md "Tolerances".
+(`parity.engine.measure.rounding_noise`), per case and quantity (`parity.megalodon.noise_floors`,
+stored in `data/noise.json`). Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from parity.engine import bounds
-from parity.engine.bounds import FORWARD, Rule
-from parity.engine.measurement import Kind
+from parity.engine.measure import bounds
+from parity.engine.measure.bounds import FORWARD, Rule
+from parity.engine.measure.measurement import Kind
 from parity.megalodon.edges import MegalodonEdge as Edge
 
 NOISE_FILE = Path(__file__).parents[1] / "data" / "noise.json"

@@ -20,8 +20,8 @@ import optax
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
-from parity.engine.quantity import LOSSES, Quantity
-from parity.engine.yardstick import compiled
+from parity.engine.measure.quantity import LOSSES, Quantity
+from parity.engine.programs.yardstick import compiled
 from parity.megalodon import oracle, perturbation
 from parity.megalodon.cases import Batch, Case
 

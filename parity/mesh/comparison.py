@@ -15,13 +15,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from parity.engine.bounds import NoiseFloors
-from parity.engine.compare import Comparison, Work
-from parity.engine.constants import without_constants
-from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.metrics import relative_l2, without_shared_infinities
-from parity.engine.quantity import kind_of
+from parity.engine.measure.bounds import NoiseFloors
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.constants import without_constants
+from parity.engine.measure.localize import Stage, first_divergence
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
+from parity.engine.measure.quantity import kind_of
 from parity.mesh.collectives import CompiledProgram, between
 from parity.mesh.placement import Placement, path_name, placement_of
 from parity.mesh.program import Arrays, Program, Values

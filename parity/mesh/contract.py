@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from megalodon_jax.checks import traced_checks
-from parity.engine.contract import Gate
-from parity.engine.measurement import Kind
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Kind
 from parity.mesh.comparison import EDGES, kind_of_mark, layouts, sizes_name
 from parity.mesh.program import Program
 from parity.mesh.step import MeshComparison, mesh_of

@@ -18,8 +18,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 
-from parity.engine.exits import exits_named
-from parity.engine.yardstick import RUN_ONCE, known_options
+from parity.engine.programs.exits import exits_named
+from parity.engine.programs.yardstick import RUN_ONCE, known_options
 from parity.mesh.placement import (
     Placement,
     assembled,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from parity.engine.jaxprs import bind
+from parity.engine.programs.jaxprs import bind
 
 SEEDS = 4
 """Number of orders of every sum; the floor is the root mean square of the responses."""

@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
-from parity.engine.jaxprs import bind, interpret
+from parity.engine.programs.jaxprs import bind, interpret
 
 Taken = dict[str, Any]
 Operation = Callable[[JaxprEqn, list[Any]], list[Any]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.localize import Stage, first_divergence
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.mesh.collectives import Collective
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from parity.engine.exits import exits_named
+from parity.engine.programs.exits import exits_named
 from parity.mesh.comparison import compare_meshes, layouts
 from parity.mesh.report import MeshReport
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from megalodon_jax.checks import traced_checks
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.executors.interrupts import run_module
 from parity.mesh.comparison import sizes_name
 from parity.mesh.report import MeshResult

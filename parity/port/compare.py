@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from parity.engine.alignment import Pin, align
-from parity.engine.closeness import EQUAL
-from parity.engine.compare import Comparison, Work
-from parity.engine.constants import without_constants
-from parity.engine.exits import exits_named
-from parity.engine.matching import match_parameters
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.metrics import without_shared_infinities
-from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import WEIGHTS, Quantity, Role, stage_kind
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.constants import without_constants
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.metrics import without_shared_infinities
+from parity.engine.measure.quantity import WEIGHTS, Quantity, Role, stage_kind
+from parity.engine.pairing.alignment import Pin, align
+from parity.engine.pairing.closeness import EQUAL
+from parity.engine.pairing.matching import match_parameters
+from parity.engine.pairing.parameter_pairs import Matching
+from parity.engine.programs.exits import exits_named
 from parity.port.consequences import compensated, idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
 from parity.port.exact import compare_exactly, exact_partners

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from parity.engine.alignment import AlignedBy, Alignment
-from parity.engine.closeness import EQUAL
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.stage_pairs import Pair
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.pairing.alignment import AlignedBy, Alignment
+from parity.engine.pairing.closeness import EQUAL
+from parity.engine.pairing.stage_pairs import Pair
 from parity.port.localisation import Place
 
 

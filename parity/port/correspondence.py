@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parity.engine.alignment import Alignment
-from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
+from parity.engine.pairing.alignment import Alignment
+from parity.engine.pairing.parameter_pairs import Matching
 from parity.sides.projection import only_valid
 
 Arrays = dict[str, np.ndarray]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Measurement
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Measurement
 
 METRIC = "unequal"
 """Metric: the number of elements that differ; the largest that passes is 0."""

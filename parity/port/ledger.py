@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import Quantity
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.quantity import Quantity
+from parity.engine.pairing.parameter_pairs import Matching
 from parity.port_tolerances import PortEdge
 from parity.sides.side import Trace
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parity.engine.deviation import SHOWN, Worst, worst_elements
-from parity.engine.exits import exits_named
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2, without_shared_infinities
-from parity.engine.operations import Unknown, first_narrow, first_unknown
-from parity.engine.source_lines import LINES, Line
-from parity.engine.where import culprits, where
+from parity.engine.measure.deviation import SHOWN, Worst, worst_elements
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
+from parity.engine.measure.where import culprits, where
+from parity.engine.programs.exits import exits_named
+from parity.engine.programs.operations import Unknown, first_narrow, first_unknown
+from parity.engine.programs.source_lines import LINES, Line
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import Floors, floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns

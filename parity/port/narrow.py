@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Kind, Measurement
-from parity.engine.metrics import relative_l2, without_shared_infinities
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Kind, Measurement
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, stage_bound
 from parity.port.side_runs import SideRuns

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parity.engine.alignment import Alignment
-from parity.engine.contract import Gate
-from parity.engine.irregularities import irregularities
-from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.parameter_pairs import Matching, Means
-from parity.engine.quantity import Quantity, Role
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.localize import Stage, first_divergence
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.quantity import Quantity, Role
+from parity.engine.pairing.alignment import Alignment
+from parity.engine.pairing.irregularities import irregularities
+from parity.engine.pairing.parameter_pairs import Matching, Means
 from parity.port.ledger import NO_OUTPUT, Entry, has_output
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage

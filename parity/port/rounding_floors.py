@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from parity.engine.bounds import EXACT_ENOUGH, bound_from, rule
-from parity.engine.compare import Work
-from parity.engine.edge import Edge
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
-from parity.engine.quantity import stage_kind
-from parity.engine.rounding_noise import UNIT_ROUNDOFF, floor
+from parity.engine.measure.bounds import EXACT_ENOUGH, bound_from, rule
+from parity.engine.measure.compare import Work
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, floor
 from parity.port.hidden import Hidden, Squares, hidden
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.side import Rounding

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.engine.exits import exits_named
+from parity.engine.programs.exits import exits_named
 from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 

@@ -13,9 +13,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from parity.engine.exits import exits_named
-from parity.engine.metrics import relative_l2, without_shared_infinities
-from parity.engine.parameter_pairs import Matching
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
+from parity.engine.pairing.parameter_pairs import Matching
+from parity.engine.programs.exits import exits_named
 from parity.port.correspondence import Correspondence
 from parity.port.localisation import Place, replaceable
 from parity.port.report import first_use

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.engine.jaxprs import aval
-from parity.engine.operations import Operation
+from parity.engine.programs.jaxprs import aval
+from parity.engine.programs.operations import Operation
 from parity.sides.complex_pairs import as_pairs, from_pairs
 from parity.sides.jax_leaves import (
     arrays_of,

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from parity.engine.operations import Operation
+from parity.engine.programs.operations import Operation
 
 Arrays = Mapping[str, np.ndarray]
 OUTPUT = "output"

@@ -2,7 +2,7 @@
 
 A dispatch mode intercepts each operation below autograd, including those of the backward pass. It
 widens casts to float32, so that the result is the true value of the mathematics. It perturbs
-results by random signs, as `parity.engine.evaluation` does for a jaxpr.
+results by random signs, as `parity.engine.programs.evaluation` does for a jaxpr.
 Source: docs/your-own-port.md.
 """
 
@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parity.engine.rounding_noise import UNIT_ROUNDOFF
-from parity.engine.rounding_rules import ELEMENTARY_UNITS
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.rounding_rules import ELEMENTARY_UNITS
 
 WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from parity.engine.rounding import is_short
+from parity.engine.programs.rounding import is_short
 from parity.sides.side import (
     AS_IS,
     OUTPUT,

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from parity.engine.evaluation import Evaluation
-from parity.engine.jaxprs import aval, equations
-from parity.engine.marks import Change, Marks
-from parity.engine.operations import Operation, Recorder
-from parity.engine.rounding import Signs, pool
-from parity.engine.yardstick import LARGE, RUN_OFTEN, known_options
+from parity.engine.programs.evaluation import Evaluation
+from parity.engine.programs.jaxprs import aval, equations
+from parity.engine.programs.marks import Change, Marks
+from parity.engine.programs.operations import Operation, Recorder
+from parity.engine.programs.rounding import Signs, pool
+from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, known_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
 from parity.sides.side import (

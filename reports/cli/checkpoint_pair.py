@@ -22,7 +22,7 @@ from parity.checkpoint_pair.files import (
 )
 from parity.checkpoint_pair.layerwise import Outcome, Walk
 from parity.checkpoint_pair.whole_model import triangle
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.reference import why_unavailable
 from parity.megalodon.suite import culprit

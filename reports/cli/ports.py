@@ -161,7 +161,7 @@ def capture(
     Writes parameters, inputs and stages of every run that a comparison needs, with versions and
     hashes; a comparison rejects a capture whose files were changed.
     """
-    from parity.engine.exits import exits_named
+    from parity.engine.programs.exits import exits_named
     from parity.sides import CapturedSide, comparison_runs
     from parity.sides import capture as write_capture
     from reports.ports import side_of

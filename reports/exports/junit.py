@@ -11,8 +11,8 @@ import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.store.runs import Run
 from reports.text import count, edge_name, label, metric_name, number
 from reports.verdict.decide import Decision, ExitCode, Word

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.exports.levels import largest_shares
 from reports.store.manifest import Manifest
 from reports.store.runs import Run

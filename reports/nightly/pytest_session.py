@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, no_type_check
 
 import pytest
 
-from parity.engine.exits import OsExit, os_exit_raises
-from parity.engine.measurement import Key, Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Key, Kind, Measurement, Verdict
+from parity.engine.programs.exits import OsExit, os_exit_raises
 from stability.core.findings import Finding, Severity
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from parity.engine.contract import contract_of
+from parity.engine.measure.contract import contract_of
 from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name

@@ -17,9 +17,9 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.deepseek_v3 import contract as mla_moe_contract
-from parity.engine.contract import Gate
-from parity.engine.deviation import Deviations
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.deviation import Deviations
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon import contract as megalodon_contract
 from parity.megalodon.cases import Case, by_name

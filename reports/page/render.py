@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from reports.page import svg
 from reports.page.glossary import Words, anchor, explain, glossary, once
 from reports.page.sections import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.render import environment, script, style
 from reports.page.sections import facts, heat, tables
 from reports.page.sections.starts import page_link

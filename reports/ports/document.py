@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from parity.engine.alignment import Alignment
-from parity.engine.parameter_pairs import Matching, Unmatched
+from parity.engine.pairing.alignment import Alignment
+from parity.engine.pairing.parameter_pairs import Matching, Unmatched
 from parity.port import Port, Report
 from parity.port.localisation import Place
 from parity.sides import CapturedSide

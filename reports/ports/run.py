@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from parity.engine.alignment import AlignmentError
-from parity.engine.contract import contract_of
-from parity.engine.exits import ExitError
+from parity.engine.measure.contract import contract_of
+from parity.engine.pairing.alignment import AlignmentError
+from parity.engine.programs.exits import ExitError
 from parity.pins import read as read_pins
 from parity.port import Port, PortError, Report, compare
 from parity.port_tolerances import PORTS

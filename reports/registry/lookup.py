@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest, read_manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.files import written_aside
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.page.several import render
 from reports.registry.lookup import SHOWN, read_judgeable, runs_from
 from reports.text import contrast_all, count, edge_name, edge_rank, for_json, metric_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.reader import read_checked
 from reports.store.run import rows_table

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.engine.deviation import Worst
-from parity.engine.localize import Stage
-from parity.engine.source_lines import Line
+from parity.engine.measure.deviation import Worst
+from parity.engine.measure.localize import Stage
+from parity.engine.programs.source_lines import Line
 from parity.megalodon.explanation import Explanation
 from reports.store.failures import WORST, read_rows, write_rows
 

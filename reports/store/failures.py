@@ -20,7 +20,7 @@ from reports.store.schema import StoreError
 T = TypeVar("T")
 INDICES = pa.list_(pa.int64())
 WORST = pa.struct([("index", INDICES), ("actual", pa.float64()), ("expected", pa.float64())])
-"""One differing element (`parity.engine.deviation.Worst`)."""
+"""One differing element (`parity.engine.measure.deviation.Worst`)."""
 
 
 def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parity.engine.contract import ContractLine
+from parity.engine.measure.contract import ContractLine
 from reports.store.reader import checksum, parse_json, read_bytes, read_json
 from reports.store.schema import (
     MANIFEST,
@@ -202,7 +202,7 @@ class Manifest:
     plan: tuple[str, ...] = ()
     """Parts of a night in order; for a shard, those of the whole night."""
     contract: tuple[ContractLine, ...] = ()
-    """Gates that must be measured, determined before the measurement (`parity.engine.contract`)."""
+    """Gates that must be measured, determined beforehand (`parity.engine.measure.contract`)."""
     shards: tuple[str, ...] = ()
     """Ids of the shards that were merged into this night."""
     parts: tuple[PartInfo, ...] = ()

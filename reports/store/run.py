@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from parity.engine.deviation import Deviation
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.deviation import Deviation
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.explanation import Explanation
 from reports.store.explanations import read_explanations
 from reports.store.manifest import Manifest, read_manifest

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.store.timings import Timing
 from stability.core.findings import Finding
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.engine.deviation import Deviation, Worst
+from parity.engine.measure.deviation import Deviation, Worst
 from reports.store.failures import INDICES, WORST, read_rows, write_rows
 
 TENSORS = "tensors.parquet"

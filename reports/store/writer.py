@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megalodon_jax.files import folder_written_aside, written_aside
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.store.explanations import write_explanations
 from reports.store.reader import PARQUET_BYTES, checksum, read_bytes
 from reports.store.run import Run

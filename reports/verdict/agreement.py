@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.store.runs import Run
 from reports.text import count
 from stability.core.findings import Finding

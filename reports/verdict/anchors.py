@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run

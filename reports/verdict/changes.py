@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from parity.engine.measurement import Key, Measurement, Verdict
+from parity.engine.measure.measurement import Key, Measurement, Verdict
 from reports.provenance.host import processor
 from reports.store.manifest import Environment
 from reports.store.runs import Run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from parity.engine.contract import Breaches, breaches
+from parity.engine.measure.contract import Breaches, breaches
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from parity.engine.contract import Breaches
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Key, Measurement, Verdict
+from parity.engine.measure.contract import Breaches
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Key, Measurement, Verdict
 from reports.provenance.host import differences, fingerprint
 from reports.store.manifest import Manifest
 from reports.store.runs import Run

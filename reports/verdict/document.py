@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.deepseek_v3.cases import SUBJECT
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import CASES, SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from parity.engine.measurement import Key
+from parity.engine.measure.measurement import Key
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import differences, fingerprint
 from reports.store.runs import Run

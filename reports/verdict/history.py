@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from parity.engine.measurement import Key
+from parity.engine.measure.measurement import Key
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest

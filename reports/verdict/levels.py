@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity.engine.measurement import Key, Kind, Measurement
+from parity.engine.measure.measurement import Key, Kind, Measurement
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
@@ -183,8 +183,8 @@ def spreads_of(
     Args:
         rows: Measurements of a run.
         responses: For each case and metric, by quantity: the relative L2 response to each rounding
-            seed (`parity.engine.rounding_noise`) or, if draws were pooled, to one seed on each
-            draw.
+            seed (`parity.engine.measure.rounding_noise`) or, if draws were pooled, to one seed on
+            each draw.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():

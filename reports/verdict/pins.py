@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.files import written_aside
-from parity.engine.measurement import Key
+from parity.engine.measure.measurement import Key
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Environment, Manifest
 from reports.store.runs import Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parity.engine.measurement import Key, Measurement, Verdict
+from parity.engine.measure.measurement import Key, Measurement, Verdict
 from reports.store.runs import Run
 from reports.verdict.agreement import Agreement, agreement
 from reports.verdict.changes import Change, What, gravest_first

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import count, label

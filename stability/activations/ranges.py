@@ -22,8 +22,8 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.roles import check_unstacked
 from megalodon_jax.segments import check_segment_ids
 from megalodon_jax.weights import named_leaves
-from parity.engine.quantity import Quantity
-from parity.engine.yardstick import compiled
+from parity.engine.measure.quantity import Quantity
+from parity.engine.programs.yardstick import compiled
 from parity.megalodon.intermediates import computed
 from parity.megalodon.runner import evaluate
 from stability.core.findings import Finding, Severity

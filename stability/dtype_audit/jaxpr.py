@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from parity.engine.jaxprs import inner_jaxprs
+from parity.engine.programs.jaxprs import inner_jaxprs
 from stability.dtype_audit.families import CONVERT, DOT, ELEMENTWISE, JAXPR
 from stability.dtype_audit.rows import Row, aggregated, is_inexact
 from stability.dtype_audit.scopes import module_of, phase_of

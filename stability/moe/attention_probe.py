@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from parity.deepseek_v3.attention import Attention
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.metrics import relative_l2
 from parity.tolerances import ABSORBED
 from stability.core.findings import Finding, Severity, judge
 from stability.moe.observe import Observed, largest_scores, positions_of

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from parity.deepseek_v3.model import MLP, BlockOutput, Experts, MLAMoEForCausalLM, MoE
 from parity.deepseek_v3.router import Routing
-from parity.engine.jaxprs import equations
+from parity.engine.programs.jaxprs import equations
 from stability.core.dtype_rules import Policy
 from stability.core.findings import Finding, Severity, judge
 from stability.moe.policy import FP8

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from parity.deepseek_v3.attention import Attention
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from parity.engine.instrument import capture
+from parity.engine.programs.instrument import capture
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax.weights import named_leaves
-from parity.engine.quantity import LOSS, Quantity, Role
+from parity.engine.measure.quantity import LOSS, Quantity, Role
 from parity.megalodon.intermediates import capture
 from stability.core.findings import Finding, Severity
 

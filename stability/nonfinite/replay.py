@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from megalodon_jax.weights import dotted
-from parity.engine.jaxprs import bind, interpret
+from parity.engine.programs.jaxprs import bind, interpret
 from stability.core.findings import Finding, Severity
 from stability.dtype_audit.jaxpr import is_library, source_of
 from stability.dtype_audit.scopes import announced, module_of, phase_of

@@ -27,10 +27,10 @@ from megalodon_jax.quantization.products import (
     operands,
     rotated,
 )
-from parity.engine.compare import Comparison, Work
-from parity.engine.contract import Gate
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import kind_of
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.quantity import kind_of
 from parity.tolerances import PRODUCTS, UNBIASED, NoiseFloors
 from stability.core.number_formats import E2M1
 from stability.products import block_formats

@@ -13,7 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.page.render import render
 from reports.store.runs import Run
 from reports.verdict.decide import decide

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from parity.engine.deviation import HIGH, LOW, Deviation, Worst
-from parity.engine.measurement import Kind
+from parity.engine.measure.deviation import HIGH, LOW, Deviation, Worst
+from parity.engine.measure.measurement import Kind
 from reports.store.runs import Run
 from reports.verdict.history import History
 from stability.core.findings import Severity

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.sections.records import id_of
 from reports.text import number, share
 from tests.browser.conftest import page_of, until, written

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from reports.registry.lookup import page_of
 from reports.store.runs import write_run
 from reports.store.schema import PAGE

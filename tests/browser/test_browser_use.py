@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.verdict.decide import Word
 from reports.verdict.history import History
 from tests.browser.conftest import page_of, until, written

@@ -13,10 +13,10 @@ from pathlib import Path
 import jaxtyping
 import numpy as np
 
-from parity.engine.contract import Gate, contract_of
-from parity.engine.deviation import Deviation, Deviations, Worst
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.contract import Gate, contract_of
+from parity.engine.measure.deviation import Deviation, Deviations, Worst
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.explanation import Explanation
 from reports.bench.figures import Times, memory_timings, timings
 from reports.provenance.host import FIELDS

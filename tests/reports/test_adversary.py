@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.registry.lookup import judge_stored
 from reports.store.runs import Run, StoreError, write_run
 from reports.store.schema import FINDINGS, MANIFEST, MEASUREMENTS, PAGE, VERDICT

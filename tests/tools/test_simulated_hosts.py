@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.executors.item import Item
 from parity.executors.sweep import collect, open_executor
 from reports.nightly.run import Options, nightly

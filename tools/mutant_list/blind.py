@@ -316,7 +316,7 @@ REPORTS_NIGHTLY_SUITES = of(
     ),
 )
 PARITY_ENGINE_METRICS = of(
-    "parity/engine/metrics.py",
+    "parity/engine/measure/metrics.py",
     (
         "flips_by_twice_the_bound",
         "the margin that a flip needs is sqrt(2) too wide",
@@ -326,7 +326,7 @@ PARITY_ENGINE_METRICS = of(
     ),
 )
 PARITY_ENGINE_CONTRACT = of(
-    "parity/engine/contract.py",
+    "parity/engine/measure/contract.py",
     (
         "contract_without_metrics",
         "a gate of another metric stands for the planned one",
@@ -336,7 +336,7 @@ PARITY_ENGINE_CONTRACT = of(
     ),
 )
 PARITY_ENGINE_LAYOUTS = of(
-    "parity/engine/layouts.py",
+    "parity/engine/pairing/layouts.py",
     (
         "layout_back_by_the_same_axes",
         "the inverse layout permutes axes as the layout does",
@@ -346,7 +346,7 @@ PARITY_ENGINE_LAYOUTS = of(
     ),
 )
 PARITY_ENGINE_PARAMETER_PAIRS = of(
-    "parity/engine/parameter_pairs.py",
+    "parity/engine/pairing/parameter_pairs.py",
     (
         "gradient_of_the_last_use",
         "of parameters made of one of the original the last use's gradient counts",
@@ -356,7 +356,7 @@ PARITY_ENGINE_PARAMETER_PAIRS = of(
     ),
 )
 PARITY_ENGINE_FINGERPRINTS = of(
-    "parity/engine/fingerprints.py",
+    "parity/engine/pairing/fingerprints.py",
     (
         "minus_zero_is_another_value",
         "an array with -0 for 0 has another fingerprint",
@@ -366,7 +366,7 @@ PARITY_ENGINE_FINGERPRINTS = of(
     ),
 )
 PARITY_ENGINE_EVALUATION = of(
-    "parity/engine/evaluation.py",
+    "parity/engine/programs/evaluation.py",
     (
         "turns_of_a_reverse_scan_forwards",
         "marks of a reversed loop are in the order of turns, not of execution",
@@ -376,7 +376,7 @@ PARITY_ENGINE_EVALUATION = of(
     ),
 )
 PARITY_ENGINE_ROUNDING_RULES = of(
-    "parity/engine/rounding_rules.py",
+    "parity/engine/programs/rounding_rules.py",
     (
         "cumulative_sum_of_one_term",
         "a cumulative sum rounds as if it had one term",
@@ -386,7 +386,7 @@ PARITY_ENGINE_ROUNDING_RULES = of(
     ),
 )
 PARITY_ENGINE_LOCALIZE = of(
-    "parity/engine/localize.py",
+    "parity/engine/measure/localize.py",
     (
         "not_comparable_before_failing",
         "a difference starts at what could not be compared although something fails",
@@ -601,7 +601,7 @@ REPORTS_VERDICT_PINS = of(
     ),
 )
 PARITY_ENGINE_RESEMBLANCE = of(
-    "parity/engine/resemblance.py",
+    "parity/engine/pairing/resemblance.py",
     (
         "nan_on_both_sides_differs",
         "where both arrays hold NaN they count as different",

@@ -469,7 +469,7 @@ REPORTS_NIGHTLY_EXPECTED = of(
     ),
 )
 PARITY_ENGINE_BOUNDS = of(
-    "parity/engine/bounds.py",
+    "parity/engine/measure/bounds.py",
     (
         "bound_is_a_sum",
         "a bound is the sum of its parts, not the larger",
@@ -479,7 +479,7 @@ PARITY_ENGINE_BOUNDS = of(
     ),
 )
 PARITY_ENGINE_COMPARE = of(
-    "parity/engine/compare.py",
+    "parity/engine/measure/compare.py",
     (
         "missing_gradient_left_out",
         "a gradient that is missing is left out of the ratio of all",
@@ -496,7 +496,7 @@ PARITY_ENGINE_COMPARE = of(
     ),
 )
 PARITY_ENGINE_METRICS = of(
-    "parity/engine/metrics.py",
+    "parity/engine/measure/metrics.py",
     (
         "flips_by_the_bound_alone",
         "a margin that rounding explains is clear",
@@ -513,7 +513,7 @@ PARITY_ENGINE_METRICS = of(
     ),
 )
 PARITY_ENGINE_CLOSENESS = of(
-    "parity/engine/closeness.py",
+    "parity/engine/pairing/closeness.py",
     (
         "masks_in_the_scale",
         "masks drown the numbers beside them",
@@ -523,7 +523,7 @@ PARITY_ENGINE_CLOSENESS = of(
     ),
 )
 PARITY_ENGINE_WHERE = of(
-    "parity/engine/where.py",
+    "parity/engine/measure/where.py",
     (
         "right_elements_are_culprits",
         "without room elements that are right break the tolerance",
@@ -533,7 +533,7 @@ PARITY_ENGINE_WHERE = of(
     ),
 )
 PARITY_ENGINE_IRREGULARITIES = of(
-    "parity/engine/irregularities.py",
+    "parity/engine/pairing/irregularities.py",
     (
         "rule_needs_four",
         "three pairs make no rule",
@@ -543,7 +543,7 @@ PARITY_ENGINE_IRREGULARITIES = of(
     ),
 )
 PARITY_ENGINE_ALIGNMENT = of(
-    "parity/engine/alignment.py",
+    "parity/engine/pairing/alignment.py",
     (
         "order_among_unequal_counts",
         "stages are paired by their place where one side has more of them",
@@ -553,7 +553,7 @@ PARITY_ENGINE_ALIGNMENT = of(
     ),
 )
 PARITY_ENGINE_ROUNDING_NOISE = of(
-    "parity/engine/rounding_noise.py",
+    "parity/engine/measure/rounding_noise.py",
     (
         "sum_without_its_terms",
         "the rounding of the terms themselves is left out",
@@ -563,7 +563,7 @@ PARITY_ENGINE_ROUNDING_NOISE = of(
     ),
 )
 PARITY_ENGINE_EVALUATION = of(
-    "parity/engine/evaluation.py",
+    "parity/engine/programs/evaluation.py",
     (
         "turns_round_alike",
         "every turn of a loop is rounded by the same signs",

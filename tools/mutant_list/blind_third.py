@@ -346,7 +346,7 @@ REPORTS_NIGHTLY_PYTEST_SESSION = of(
     ),
 )
 PARITY_ENGINE_ALIGNMENT = of(
-    "parity/engine/alignment.py",
+    "parity/engine/pairing/alignment.py",
     (
         "pinned_output_straightened",
         "the layout that a pin gives an output is thrown away",
@@ -363,7 +363,7 @@ PARITY_ENGINE_ALIGNMENT = of(
     ),
 )
 PARITY_ENGINE_CLOSENESS = of(
-    "parity/engine/closeness.py",
+    "parity/engine/pairing/closeness.py",
     (
         "cancelling_sums_tell_apart",
         "sums that cancel must agree to their own size",
@@ -373,7 +373,7 @@ PARITY_ENGINE_CLOSENESS = of(
     ),
 )
 PARITY_ENGINE_DEVIATION = of(
-    "parity/engine/deviation.py",
+    "parity/engine/measure/deviation.py",
     (
         "tensors_kept_by_case",
         "all edges of a case share one allowance of described tensors",
@@ -383,7 +383,7 @@ PARITY_ENGINE_DEVIATION = of(
     ),
 )
 PARITY_ENGINE_EXITS = of(
-    "parity/engine/exits.py",
+    "parity/engine/programs/exits.py",
     (
         "caught_exit_forgotten",
         "an os._exit that the code itself catches goes unnoticed",
@@ -400,7 +400,7 @@ PARITY_ENGINE_EXITS = of(
     ),
 )
 PARITY_ENGINE_STAGE_NAMES = of(
-    "parity/engine/stage_names.py",
+    "parity/engine/pairing/stage_names.py",
     (
         "learned_across_layers",
         "pairs of other layers teach which names belong together",
@@ -410,7 +410,7 @@ PARITY_ENGINE_STAGE_NAMES = of(
     ),
 )
 PARITY_ENGINE_COMPARE = of(
-    "parity/engine/compare.py",
+    "parity/engine/measure/compare.py",
     (
         "identity_of_any_device",
         "measurements of other devices have one identity",

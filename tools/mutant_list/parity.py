@@ -10,7 +10,7 @@ _LOCALIZE = "test_localize.py"
 _VERDICTS = "test_verdicts.py"
 
 COMPARE = of(
-    "parity/engine/compare.py",
+    "parity/engine/measure/compare.py",
     (
         "gate_passes_nan",
         "a value that is no number passes",
@@ -77,7 +77,7 @@ COMPARE = of(
 )
 
 METRICS = of(
-    "parity/engine/metrics.py",
+    "parity/engine/measure/metrics.py",
     (
         "truth_may_be_nan",
         "only the actual side is checked for non-finite values",
@@ -130,7 +130,7 @@ METRICS = of(
 )
 
 QUANTITY = of(
-    "parity/engine/quantity.py",
+    "parity/engine/measure/quantity.py",
     (
         "cotangents_are_blocks",
         "cotangents are held to the tolerance of intermediates",
@@ -141,7 +141,7 @@ QUANTITY = of(
 )
 
 BOUNDS = of(
-    "parity/engine/bounds.py",
+    "parity/engine/measure/bounds.py",
     (
         "first_row_of_the_edge",
         "a tolerance is read from the first row of the edge and kind, whatever the metric",
@@ -199,7 +199,7 @@ TOLERANCES = of(
 
 LOCALIZE = (
     *of(
-        "parity/engine/localize.py",
+        "parity/engine/measure/localize.py",
         (
             "unstaged_comes_first",
             "a gradient is named before the stage that broke",
@@ -230,7 +230,7 @@ LOCALIZE = (
         ),
     ),
     *of(
-        "parity/engine/deviation.py",
+        "parity/engine/measure/deviation.py",
         (
             "best_elements_first",
             "the elements that differ least are called the worst",
@@ -512,7 +512,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/engine/marks.py",
+        "parity/engine/programs/marks.py",
         (
             "forced_stage_goes_on_with_its_own",
             "a forced stage goes on with what it computed",
@@ -530,7 +530,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/engine/rounding_noise.py",
+        "parity/engine/measure/rounding_noise.py",
         (
             "sums_rounded_at_every_term",
             "a sum's rounding grows as if every term had the whole of it",
@@ -639,7 +639,7 @@ SHRINK = of(
 )
 
 YARDSTICK = of(
-    "parity/engine/yardstick.py",
+    "parity/engine/programs/yardstick.py",
     (
         "float32_is_a_yardstick",
         "what users run in float32 is compiled without optimisation",

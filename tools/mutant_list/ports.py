@@ -336,7 +336,7 @@ COMPLEX = of(
 )
 
 MATCHING = of(
-    "parity/engine/matching.py",
+    "parity/engine/pairing/matching.py",
     (
         "rounded_is_equal_silently",
         "weights that went through bfloat16 are matched without a note",
@@ -364,7 +364,7 @@ MATCHING = of(
 )
 
 ALIGNMENT = of(
-    "parity/engine/alignment.py",
+    "parity/engine/pairing/alignment.py",
     (
         "constants_pair_by_value",
         "masks and zeros are paired by their values",
@@ -403,7 +403,7 @@ ALIGNMENT = of(
 )
 
 EVALUATION = of(
-    "parity/engine/rounding.py",
+    "parity/engine/programs/rounding.py",
     (
         "rounding_keeps_angles",
         "rounding moves the modulus of a complex number alone",

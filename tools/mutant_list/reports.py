@@ -781,7 +781,7 @@ HOST = (
 
 
 SETTLED = of(
-    "parity/engine/measurement.py",
+    "parity/engine/measure/measurement.py",
     (
         "pass_of_nan_believed",
         "a pass whose value is no number is believed",

@@ -69,7 +69,7 @@ PARITY_PORT_NARROW = of(
     ),
 )
 PARITY_ENGINE_ALIGNMENT = of(
-    "parity/engine/alignment.py",
+    "parity/engine/pairing/alignment.py",
     (
         "digits_outweigh_names",
         "one decimal digit that agrees counts as much as sixteen",
@@ -79,7 +79,7 @@ PARITY_ENGINE_ALIGNMENT = of(
     ),
 )
 PARITY_ENGINE_CLOSENESS = of(
-    "parity/engine/closeness.py",
+    "parity/engine/pairing/closeness.py",
     (
         "mask_of_the_size_named",
         "a mask of exactly the size from which on numbers are masks is one",
@@ -89,7 +89,7 @@ PARITY_ENGINE_CLOSENESS = of(
     ),
 )
 PARITY_ENGINE_CONSTANTS = of(
-    "parity/engine/constants.py",
+    "parity/engine/measure/constants.py",
     (
         "constant_on_one_side",
         "what is constant on one side alone is no gate",
@@ -99,7 +99,7 @@ PARITY_ENGINE_CONSTANTS = of(
     ),
 )
 PARITY_ENGINE_CONTRACT = of(
-    "parity/engine/contract.py",
+    "parity/engine/measure/contract.py",
     (
         "lost_gates_are_one",
         "the sentence says of each line that one gate at most is missing",
@@ -109,7 +109,7 @@ PARITY_ENGINE_CONTRACT = of(
     ),
 )
 PARITY_ENGINE_CONVENTIONS = of(
-    "parity/engine/conventions.py",
+    "parity/engine/pairing/conventions.py",
     (
         "vector_is_near_nothing",
         "a vector is no merged matrix of its size",
@@ -119,7 +119,7 @@ PARITY_ENGINE_CONVENTIONS = of(
     ),
 )
 PARITY_ENGINE_IRREGULARITIES = of(
-    "parity/engine/irregularities.py",
+    "parity/engine/pairing/irregularities.py",
     (
         "row_lies_in_two_ways",
         "a matrix whose one side is 1 is odd where its neighbours are transposed",
@@ -170,7 +170,7 @@ REPORTS_VERDICT_SEVERAL = of(
 )
 PARITY_PROMISES = (
     *of(
-        "parity/engine/value_search.py",
+        "parity/engine/pairing/value_search.py",
         (
             "whole_numbers_are_rounded_too",
             "an array that a narrow dtype cannot be narrower than is cast to it and back",
@@ -180,7 +180,7 @@ PARITY_PROMISES = (
         ),
     ),
     *of(
-        "parity/engine/resemblance.py",
+        "parity/engine/pairing/resemblance.py",
         (
             "line_through_what_is_not_finite",
             "a straight line is looked for where one of two arrays holds an infinity",
@@ -190,7 +190,7 @@ PARITY_PROMISES = (
         ),
     ),
     *of(
-        "parity/engine/stage_names.py",
+        "parity/engine/pairing/stage_names.py",
         (
             "field_is_a_fifth_of_a_word",
             "an index at the end of a name counts twice as much as it should",
@@ -200,7 +200,7 @@ PARITY_PROMISES = (
         ),
     ),
     *of(
-        "parity/engine/naming.py",
+        "parity/engine/pairing/naming.py",
         (
             "first_matrix_is_the_second",
             "the first matrix of a feed-forward block is taken for the one that goes down",
@@ -210,7 +210,7 @@ PARITY_PROMISES = (
         ),
     ),
     *of(
-        "parity/engine/operations.py",
+        "parity/engine/programs/operations.py",
         (
             "call_never_ends",
             "operations after a call are attributed to its body",
@@ -220,7 +220,7 @@ PARITY_PROMISES = (
         ),
     ),
     *of(
-        "parity/engine/deviation.py",
+        "parity/engine/measure/deviation.py",
         (
             "bits_of_another_machine_as_here",
             "on a machine of the other byte order bits are counted from the wrong end",

@@ -14,7 +14,7 @@ from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.model import MegalodonModel
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, Plant, altered, around, fault, on_result, rounded
 from parity.megalodon import runner
 

@@ -13,7 +13,7 @@ from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.model import MegalodonForCausalLM, MegalodonModel
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, around, fault, on_copy, on_result
 
 _gradient = partial(fault, Family.GRADIENTS)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, Fault, Patch
 from parity.megalodon import trajectory
 from parity.megalodon.trajectory import HYPER, decays

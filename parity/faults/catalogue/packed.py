@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from megalodon_jax import loss, model
 from megalodon_jax.layers import attention, packed_ema, packed_norm
 from megalodon_jax.layers.rotary import RotaryEmbedding
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, Plant, around, fault, on_result
 
 _packed = partial(fault, witness="packed")

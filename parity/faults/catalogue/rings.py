@@ -10,7 +10,7 @@ from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.ragged import lengths_of, rolled
 from megalodon_jax.types import AttentionCache
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, altered, around, fault, on_result, rounded
 
 _fault = partial(fault, Family.CACHES, witness="stream")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from megalodon_jax.layers import rotary
 from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding, _rotate
-from parity.engine.quantity import Quantity
+from parity.engine.measure.quantity import Quantity
 from parity.faults.fault import Family, altered, around, fault, on_copy, on_result, rounded
 
 _fault = partial(fault, Family.ROPE, stage="layers.0.inner", owner=RotaryEmbedding)

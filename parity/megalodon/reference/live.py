@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from parity.engine.metrics import IGNORED
-from parity.engine.quantity import LOGITS, LOSS, Quantity, Role
+from parity.engine.measure.metrics import IGNORED
+from parity.engine.measure.quantity import LOGITS, LOSS, Quantity, Role
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
 from parity.megalodon.packed import documents, joined_documents

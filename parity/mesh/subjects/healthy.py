@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.megalodon import AXES, SMALL, megalodon
 

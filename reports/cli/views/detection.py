@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import kind_of
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.quantity import kind_of
 from parity.faults.detection import EDGES, Detection, DetectionTable, missed
 from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name

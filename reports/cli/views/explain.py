@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from parity.engine.localize import Stage
+from parity.engine.measure.localize import Stage
 from parity.megalodon import explanation
 from parity.megalodon.cases import SMALL, Case
 from parity.megalodon.explanation import Explanation

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.cli.checkpoint_pair import Result
 from reports.text import edge_name, edge_rank, for_json, number, share
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.deepseek_v3.cases import CASES, SUBJECT
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
 from reports.page.sections import documents

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.engine.deviation import HIGH, LOW, Deviation, Worst, bits
-from parity.engine.metrics import ulp
+from parity.engine.measure.deviation import HIGH, LOW, Deviation, Worst, bits
+from parity.engine.measure.metrics import ulp
 from reports.text import count, edge_name, label, number, record_id
 
 BARS = 20

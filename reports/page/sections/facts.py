@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.sections import speed
 from reports.provenance.host import fingerprint, processor
 from reports.store.manifest import CaseInfo, Manifest, ReferenceInfo

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from reports.page.sections.tables import STATES, edges_of, gates_of, rank_of
 from reports.text import edge_name, label, number, share
 from reports.verdict.decide import Decision

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from parity.engine.source_lines import Line
+from parity.engine.programs.source_lines import Line
 from reports.text import label
 
 FIRST = 1

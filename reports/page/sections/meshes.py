@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
 from reports.store.runs import Run
 from reports.text import edge_name, edge_rank, label, number, share

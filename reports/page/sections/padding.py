@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from parity.engine.deviation import Deviation
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.where import ALL_PADDING
+from parity.engine.measure.deviation import Deviation
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.where import ALL_PADDING
 from parity.megalodon.cases import CASES
 from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name, label

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.source_lines import Line
+from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.programs.source_lines import Line
 from reports.page.sections.lines import lines
 from reports.page.sections.stages import stage_row
 from reports.page.sections.tables import rank_of, state_of

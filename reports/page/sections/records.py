@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, record_id

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from parity.engine.localize import Stage
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.megalodon.cases import SUITE
 from parity.megalodon.explanation import NOTE, Explanation
 from parity.tolerances import PORT_EDGES

@@ -16,8 +16,8 @@ from itertools import takewhile
 
 import pandas as pd
 
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.quantity import Quantity, Role
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.quantity import Quantity, Role
 from reports.text import (
     contrast,
     edge_name,

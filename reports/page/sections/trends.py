@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.page.sections.tables import cell, edges_of, gates_of
 from reports.page.svg import Line
 from reports.text import count, edge_name, share

@@ -34,7 +34,7 @@ from megalodon_jax.quantization.products import (
     rotated,
 )
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.metrics import relative_l2
 from stability.products import block_formats
 from tests.helpers import EACH_DEVICE, TINY, arrays, dot_bound, roundoff, tiny
 

@@ -12,11 +12,11 @@ import pytest
 from parity import recordings
 from parity.deepseek_v3 import cases, comparison, contract, reference
 from parity.deepseek_v3.recordings import FOLDER, OF_LOSS
-from parity.engine.compare import Work
-from parity.engine.contract import breaches, contract_of
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
-from parity.engine.quantity import kind_of
+from parity.engine.measure.compare import Work
+from parity.engine.measure.contract import breaches, contract_of
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.quantity import kind_of
 from parity.megalodon.edges import MegalodonEdge
 from parity.pooling import POOLED
 from parity.sides.side import Precision, Run, SideError

@@ -19,7 +19,7 @@ from parity.deepseek_v3.checkpoint import load, save, stacked, unstacked
 from parity.deepseek_v3.config import SIZES, MLAMoEConfig, Yarn, by_size
 from parity.deepseek_v3.model import empty_cache, generate
 from parity.deepseek_v3.router import Router, balanced, counts
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from parity.tolerances import rule
 from tests.helpers import rel_l2
 

@@ -16,20 +16,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from parity.engine import deviation
-from parity.engine.alignment import HORIZON, _best_in_order, _share, align
-from parity.engine.bounds import FORWARD, NoiseFloors, Rule, bound_from
-from parity.engine.compare import METRICS_VERSION, Comparison, Work
-from parity.engine.constructions import Construction, Part, Piece, copied, cut, laid_out, whole
-from parity.engine.contract import ContractLine
-from parity.engine.converter import converter_source
-from parity.engine.deviation import HIGH, LOW, Deviations, Shape, histogram, worst_elements
-from parity.engine.edge import Edge
-from parity.engine.fingerprints import sample_positions
-from parity.engine.layouts import Layout, Near, identity, same_values, transposition
-from parity.engine.marks import Branches, Change, Marks, in_turn, of_turns
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import (
+from parity.engine.measure import deviation
+from parity.engine.measure.bounds import FORWARD, NoiseFloors, Rule, bound_from
+from parity.engine.measure.compare import METRICS_VERSION, Comparison, Work
+from parity.engine.measure.contract import ContractLine
+from parity.engine.measure.deviation import HIGH, LOW, Deviations, Shape, histogram, worst_elements
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.metrics import (
     IGNORED,
     SMALL,
     TOP_K,
@@ -41,13 +35,34 @@ from parity.engine.metrics import (
     ulp,
     without_shared_infinities,
 )
-from parity.engine.parameter_pairs import Matching, Means, Pair, Unmatched
-from parity.engine.resemblance import straight_line
-from parity.engine.rounding import SPAN, STEP, TURN, Signs, _table_units, is_short, pool
-from parity.engine.rounding_noise import UNIT_ROUNDOFF, floors, moved, responses, row_blocks, summed
-from parity.engine.stage_pairs import AlignedBy, Alignment, AlignmentError, Pin, check_pins
-from parity.engine.stage_pairs import Pair as StagePair
-from parity.engine.where import Axis
+from parity.engine.measure.rounding_noise import (
+    UNIT_ROUNDOFF,
+    floors,
+    moved,
+    responses,
+    row_blocks,
+    summed,
+)
+from parity.engine.measure.where import Axis
+from parity.engine.pairing.alignment import HORIZON, _best_in_order, _share, align
+from parity.engine.pairing.constructions import (
+    Construction,
+    Part,
+    Piece,
+    copied,
+    cut,
+    laid_out,
+    whole,
+)
+from parity.engine.pairing.converter import converter_source
+from parity.engine.pairing.fingerprints import sample_positions
+from parity.engine.pairing.layouts import Layout, Near, identity, same_values, transposition
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
+from parity.engine.pairing.resemblance import straight_line
+from parity.engine.pairing.stage_pairs import AlignedBy, Alignment, AlignmentError, Pin, check_pins
+from parity.engine.pairing.stage_pairs import Pair as StagePair
+from parity.engine.programs.marks import Branches, Change, Marks, in_turn, of_turns
+from parity.engine.programs.rounding import SPAN, STEP, TURN, Signs, _table_units, is_short, pool
 from tests.helpers import roundoff
 
 
@@ -704,7 +719,7 @@ def test_responses_are_relative_by_seed_and_floors_their_root_mean_square():
 
 @pytest.mark.parametrize("shape", [(), (5,), (7, 3)])
 def test_a_moved_array_is_one_roundoff_up_or_down(shape, monkeypatch):
-    monkeypatch.setattr("parity.engine.rounding_noise.BLOCK", 6)
+    monkeypatch.setattr("parity.engine.measure.rounding_noise.BLOCK", 6)
     x = np.asarray(draw(*shape)) if shape else np.array(2.5)
     rng = np.random.default_rng(3)
     found = moved(x, rng, 2.0**-10)

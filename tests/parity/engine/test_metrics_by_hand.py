@@ -7,16 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from parity.engine.alignment import _evidence
-from parity.engine.closeness import MASKED, closeness, distance
-from parity.engine.compare import Comparison, Work
-from parity.engine.constants import is_constant, without_constants
-from parity.engine.contract import Breaches, ContractLine, Gate
-from parity.engine.conventions import nearness
-from parity.engine.fingerprints import fingerprint
-from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import (
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.constants import is_constant, without_constants
+from parity.engine.measure.contract import Breaches, ContractLine, Gate
+from parity.engine.measure.localize import Stage, first_divergence
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.metrics import (
     SMALL,
     log_softmax,
     logit_metrics,
@@ -24,10 +20,14 @@ from parity.engine.metrics import (
     tensor_metrics,
     top1_flips,
 )
-from parity.engine.operations import SMALLEST_MASK, _is_mask
-from parity.engine.quantity import stage_kind
-from parity.engine.resemblance import SMALL as FEW
-from parity.engine.resemblance import straight_line
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.pairing.alignment import _evidence
+from parity.engine.pairing.closeness import MASKED, closeness, distance
+from parity.engine.pairing.conventions import nearness
+from parity.engine.pairing.fingerprints import fingerprint
+from parity.engine.pairing.resemblance import SMALL as FEW
+from parity.engine.pairing.resemblance import straight_line
+from parity.engine.programs.operations import SMALLEST_MASK, _is_mask
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
 from tests.reports.nights import measurement

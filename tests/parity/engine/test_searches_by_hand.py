@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parity.engine.constructions import cut, laid_out
-from parity.engine.conventions import CONVENTIONS, Conventions
-from parity.engine.evaluation import Evaluation
-from parity.engine.irregularities import exchanged, irregularities, unlike_others
-from parity.engine.layouts import Layout, identity, transposition
-from parity.engine.marks import Marks
-from parity.engine.operations import (
+from parity.engine.measure.where import ALL_PADDING, FILLED, RANGES, REGIONS, Axis, where
+from parity.engine.pairing.constructions import cut, laid_out
+from parity.engine.pairing.conventions import CONVENTIONS, Conventions
+from parity.engine.pairing.irregularities import exchanged, irregularities, unlike_others
+from parity.engine.pairing.layouts import Layout, identity, transposition
+from parity.engine.pairing.parameter_pairs import Means, Pair
+from parity.engine.pairing.value_search import part_of
+from parity.engine.programs.evaluation import Evaluation
+from parity.engine.programs.marks import Marks
+from parity.engine.programs.operations import (
     FEWEST,
     MASKING,
     SMALLEST_MASK,
@@ -26,9 +29,8 @@ from parity.engine.operations import (
     first_narrow,
     first_unknown,
 )
-from parity.engine.parameter_pairs import Means, Pair
-from parity.engine.source_lines import LINES, Line, excerpt
-from parity.engine.unseen import (
+from parity.engine.programs.source_lines import LINES, Line, excerpt
+from parity.engine.programs.unseen import (
     APPLIES,
     CALLS,
     CALLS_MASK,
@@ -40,8 +42,6 @@ from parity.engine.unseen import (
     mask_of,
     search,
 )
-from parity.engine.value_search import part_of
-from parity.engine.where import ALL_PADDING, FILLED, RANGES, REGIONS, Axis, where
 
 
 def op(primitive: str, parents: tuple[int, ...] = (), *source: str, **how) -> Operation:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parity.engine.compare import Comparison
-from parity.engine.measurement import Verdict
-from parity.engine.quantity import WEIGHTS
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.quantity import WEIGHTS
 from parity.faults import controls
 from parity.faults.controls import CONTROLS, Control
 from parity.faults.fault import Fault

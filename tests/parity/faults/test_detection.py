@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megalodon_jax.layers.norms import RMSNorm
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, select
 from parity.faults.detection import Detection, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parity.engine.localize import Stage
+from parity.engine.measure.localize import Stage
 from parity.megalodon import explanation as module
 from parity.megalodon.account import Account
 from parity.megalodon.cases import by_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from parity.megalodon import known_differences
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, measure
 from parity.megalodon.reference import LiveReference, why_unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.megalodon import low_precision
 from parity.megalodon.cases import by_name
 from parity.megalodon.noise_floors import truth

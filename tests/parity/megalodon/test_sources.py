@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
 from parity import recordings
-from parity.engine import instrument
-from parity.engine.jaxprs import equations
+from parity.engine.programs import instrument
+from parity.engine.programs.jaxprs import equations
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.intermediates import capture, stages

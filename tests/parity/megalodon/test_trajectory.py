@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from parity.engine.compare import Comparison
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Kind, Verdict
 from parity.megalodon import trajectory
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge

@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import pytest
 
-from parity.engine.compare import Comparison
-from parity.engine.contract import breaches, contract_of
-from parity.engine.measurement import Verdict
+from parity.engine.measure.compare import Comparison
+from parity.engine.measure.contract import breaches, contract_of
+from parity.engine.measure.measurement import Verdict
 from parity.megalodon import low_precision
 from parity.megalodon.cases import CASES, by_name
 from parity.megalodon.contract import gates, quantities

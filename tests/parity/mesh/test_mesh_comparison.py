@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.mesh import MeshComparison, MeshReport, compare_meshes, layouts, mesh_of, out_of_sync
 from parity.mesh.replay import Replay
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from megalodon_jax import traced_checks
 from parity.deepseek_v3.cases import BUFFER
-from parity.engine.contract import breaches, contract_of
-from parity.engine.measurement import Verdict
+from parity.engine.measure.contract import breaches, contract_of
+from parity.engine.measure.measurement import Verdict
 from parity.mesh import contract
 from parity.mesh.step import MeshComparison
 from parity.mesh.suite import CASES, WATCHED, measured

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from megalodon_jax import traced_checks
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.mesh import suite
 from parity.mesh.report import MeshResult
 from parity.mesh.step import MeshComparison

@@ -12,8 +12,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from parity.engine.exits import ExitError
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
+from parity.engine.programs.exits import ExitError
 from parity.mesh import MeshComparison
 from parity.mesh.step import read_step
 

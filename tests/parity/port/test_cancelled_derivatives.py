@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from parity import FunctionSide, Port, Report, TorchSide, compare
-from parity.engine.bounds import rule
-from parity.engine.compare import Comparison, Work
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.quantity import Quantity, stage_kind
+from parity.engine.measure.bounds import rule
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.quantity import Quantity, stage_kind
 from parity.port.rounding_floors import Noise, PortBounds
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import Rounding

@@ -9,8 +9,8 @@ import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
-from parity.engine.rounding import Signs, pool
-from parity.engine.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.rounding import Signs, pool
 from parity.port import Port, compare
 from parity.sides import FunctionSide, Run, TorchSide
 from parity.sides.complex_pairs import as_pairs, from_pairs

@@ -10,13 +10,13 @@ import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
-from parity.engine.alignment import AlignedBy, Alignment, Pin
-from parity.engine.closeness import EQUAL
-from parity.engine.compare import Comparison, Work
-from parity.engine.layouts import Layout
-from parity.engine.localize import Stage
-from parity.engine.quantity import stage_kind
-from parity.engine.stage_pairs import Pair
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.pairing.alignment import AlignedBy, Alignment, Pin
+from parity.engine.pairing.closeness import EQUAL
+from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.stage_pairs import Pair
 from parity.port import Port, compare
 from parity.port.consequences import compensated, idle_pairs, without
 from parity.port.localisation import Place

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from parity.engine.alignment import Alignment
-from parity.engine.measurement import Verdict
-from parity.engine.parameter_pairs import Matching
+from parity.engine.measure.measurement import Verdict
+from parity.engine.pairing.alignment import Alignment
+from parity.engine.pairing.parameter_pairs import Matching
 from parity.port.localisation import Place
 from parity.port.report import Report, first_use
 from parity.port_tolerances import PortEdge

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.port.hidden import Squares, hidden
 from parity.port_tolerances import STUDENT, PortEdge
 from tests.parity.port.test_what_was_compared import both

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from parity.engine import rounding_noise
-from parity.engine.alignment import Alignment
-from parity.engine.compare import Comparison, Work
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import relative_l2, without_shared_infinities
-from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import stage_kind
+from parity.engine.measure import rounding_noise
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.pairing.alignment import Alignment
+from parity.engine.pairing.parameter_pairs import Matching
 from parity.port import narrow
 from parity.port.correspondence import Correspondence
 from parity.port.narrow import compare_narrow

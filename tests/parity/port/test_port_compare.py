@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parity import FunctionSide, Port, PortError, SideError, TorchSide, compare
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.port.compare import FORCED
 from parity.port_tolerances import PortEdge
 from tests.helpers import EXACT

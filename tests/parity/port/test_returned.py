@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parity import FunctionSide, Port, SideError, TorchSide, compare
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.sides.side import Precision, Run
 from tests.helpers import roundoff
 

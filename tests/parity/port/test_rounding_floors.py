@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from parity.engine.bounds import rule
-from parity.engine.compare import Comparison, Work
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import relative_l2
-from parity.engine.quantity import stage_kind
-from parity.engine.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.measure.bounds import rule
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.port.rounding_floors import Noise, PortBounds, floors_of, together
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import Rounding

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parity.engine.alignment import AlignedBy, Alignment
-from parity.engine.closeness import EQUAL
-from parity.engine.compare import Comparison, Work
-from parity.engine.constructions import copied, laid_out
-from parity.engine.contract import Gate
-from parity.engine.deviation import Worst
-from parity.engine.layouts import Layout, identity, transposition
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.operations import Unknown
-from parity.engine.parameter_pairs import Matching, Means, Pair, Unmatched
-from parity.engine.quantity import stage_kind
-from parity.engine.stage_pairs import Pair as StagePair
-from parity.engine.stage_pairs import Pin
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.deviation import Worst
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.pairing.alignment import AlignedBy, Alignment
+from parity.engine.pairing.closeness import EQUAL
+from parity.engine.pairing.constructions import copied, laid_out
+from parity.engine.pairing.layouts import Layout, identity, transposition
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
+from parity.engine.pairing.stage_pairs import Pair as StagePair
+from parity.engine.pairing.stage_pairs import Pin
+from parity.engine.programs.operations import Unknown
 from parity.port.compare import FORCED, Port, PortError, _Both, compare
 from parity.port.correspondence import Correspondence
 from parity.port.hidden import ROUNDINGS, hidden

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from parity.engine.alignment import AlignedBy, Alignment
-from parity.engine.compare import Comparison, Work
-from parity.engine.layouts import Layout
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.parameter_pairs import Matching, Unmatched
-from parity.engine.quantity import stage_kind
-from parity.engine.rounding_noise import UNIT_ROUNDOFF
-from parity.engine.stage_pairs import Pair
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.pairing.alignment import AlignedBy, Alignment
+from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.parameter_pairs import Matching, Unmatched
+from parity.engine.pairing.stage_pairs import Pair
 from parity.port import localisation
 from parity.port.compare import _Both, _weights
 from parity.port.correspondence import Correspondence

@@ -12,7 +12,7 @@ import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
-from parity.engine.operations import Unknown
+from parity.engine.programs.operations import Unknown
 from parity.port import Port, compare
 from parity.port.correspondence import Correspondence
 from parity.port.localisation import DOES, MAKES_MASK, Place, replaceable

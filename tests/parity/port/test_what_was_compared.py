@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from parity import FunctionSide, Port, PortError, TorchSide, compare
-from parity.engine.alignment import AlignmentError
-from parity.engine.compare import Comparison, Work
-from parity.engine.exits import ExitError
-from parity.engine.measurement import Verdict
-from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import stage_kind
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.quantity import stage_kind
+from parity.engine.pairing.alignment import AlignmentError
+from parity.engine.pairing.parameter_pairs import Matching
+from parity.engine.programs.exits import ExitError
 from parity.port.compare import _digest
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.ledger import (

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from megalodon_jax import files
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.metrics import relative_l2
 from parity.port.compare import Port, compare
 from parity.port.rounding_floors import SEEDS, floors_of
 from parity.sides import capture_files
@@ -234,7 +234,7 @@ def test_parameters_are_maps_of_the_files_and_read_only(folder: Path) -> None:
 _PEAK = """
 import resource, sys
 from parity.sides.captured import CapturedSide
-from parity.engine.fingerprints import fingerprint
+from parity.engine.pairing.fingerprints import fingerprint
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 sides = [CapturedSide(folder) for folder in sys.argv[1:]]
 for side in sides:

@@ -17,10 +17,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import parity
 from parity import EquinoxSide, FlaxSide, FunctionSide, NNXSide, SideError
-from parity.engine import evaluation
-from parity.engine.jaxprs import bind
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs import evaluation
+from parity.engine.programs.jaxprs import bind
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 from parity.tolerances import rule

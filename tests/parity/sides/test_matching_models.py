@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from parity.engine.converter import converter_source
-from parity.engine.irregularities import irregularities
-from parity.engine.matching import match_parameters
-from parity.engine.proposal import propose
+from parity.engine.pairing.converter import converter_source
+from parity.engine.pairing.irregularities import irregularities
+from parity.engine.pairing.matching import match_parameters
+from parity.engine.pairing.proposal import propose
 
 pytestmark = [
     pytest.mark.sweep,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from parity import SideError, TorchSide
-from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import relative_l2
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 from parity.tolerances import rule

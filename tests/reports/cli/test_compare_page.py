@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page import side_by_side
 from reports.page.side_by_side import CASES
 from reports.store.runs import write_run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.page import several as several_page
 from reports.page import side_by_side
 from reports.page.several import render

@@ -12,7 +12,7 @@ import pytest
 from junitparser import Error, Failure, JUnitXml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.store.runs import write_run
 from stability.core.findings import Severity
 from tests.helpers import cli

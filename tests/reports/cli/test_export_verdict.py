@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from reports.exports import arrow_file, junit, openmetrics, step
 from reports.exports.levels import largest_shares
 from reports.store.runs import Run, write_run

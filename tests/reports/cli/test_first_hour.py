@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.contract import Gate
+from parity.engine.measure.contract import Gate
 from parity.faults import Fault
 from parity.mesh import suite as meshes
 from reports.cli import doctor as doctor_module

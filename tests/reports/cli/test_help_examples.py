@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from reports.cli import main
 from reports.cli.program import SECTIONS
 from reports.store.runs import write_run

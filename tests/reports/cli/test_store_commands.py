@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.registry import lookback
 from reports.registry.lookback import look_back, sparkline
 from reports.registry.lookup import comparison_lines, judge_stored

@@ -201,7 +201,7 @@ def test_a_change_of_the_packages_stops_a_shared_night(options: Options, edited:
                 # either may be taken first.
                 while not any(f.stat().st_size for f in options.out.rglob(ANSWERS)):
                     time.sleep(0.01)
-                edited.append("parity/engine/compare.py")
+                edited.append("parity/engine/measure/compare.py")
                 second.set_result(self._done(items[1]).result())
 
             threading.Thread(target=meet_other_code, daemon=True).start()
@@ -209,7 +209,7 @@ def test_a_change_of_the_packages_stops_a_shared_night(options: Options, edited:
 
     with pytest.raises(StoreError) as refused:
         fan_out(options, Edited(), quiet)
-    for words in ("parity/engine/compare.py", "Run the same command again", "--no-resume"):
+    for words in ("parity/engine/measure/compare.py", "Run the same command again", "--no-resume"):
         assert words in str(refused.value)
     assert list_runs(options.out) == ([], [])
     # With the code as it was, the night goes on.
@@ -223,10 +223,10 @@ def test_a_change_of_the_packages_after_the_last_part_makes_no_run(
     options: Options, edited: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def close(self: Inline) -> None:
-        edited.append("parity/engine/compare.py")
+        edited.append("parity/engine/measure/compare.py")
 
     monkeypatch.setattr(Inline, "close", close)
-    with pytest.raises(StoreError, match=r"parity/engine/compare\.py"):
+    with pytest.raises(StoreError, match=r"parity/engine/measure/compare\.py"):
         fan_out(options, Inline(), quiet)
     assert list_runs(options.out) == ([], [])
     assert list((options.out / UNFINISHED).rglob(ANSWERS)), "what was measured is kept"

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from parity.engine.contract import Gate, contract_of
-from parity.engine.measurement import Verdict
+from parity.engine.measure.contract import Gate, contract_of
+from parity.engine.measure.measurement import Verdict
 from parity.executors.pace import duration
 from reports.nightly import run as module
 from reports.nightly.expected import FIRST

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from parity.engine.contract import Gate
+from parity.engine.measure.contract import Gate
 from parity.executors.identity import Identity
 from parity.executors.item import Answer, Item, ItemError, lost, no_device, not_run, perform
 from parity.executors.sweep import Answers

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.executors.inputs import contents
 from parity.executors.item import ItemError
 from parity.executors.sweep import ANSWERS
@@ -151,7 +151,7 @@ class NightAdversary(RuleBasedStateMachine):
 
     def _edit(self) -> None:
         self.world.bug = not self.world.bug
-        self.world.edited.append("parity/engine/compare.py")
+        self.world.edited.append("parity/engine/measure/compare.py")
 
     # What happens between two nights.
 

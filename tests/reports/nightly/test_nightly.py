@@ -11,8 +11,8 @@ import pytest
 
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
-from parity.engine.contract import Gate
-from parity.engine.measurement import Verdict
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference

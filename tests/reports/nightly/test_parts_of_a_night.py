@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from parity.engine.localize import Stage
-from parity.engine.measurement import Verdict
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Verdict
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.registry.lookup import judge_stored
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import ExitCode, Word
@@ -19,7 +19,7 @@ from tests.reports.nights import stored_below
 
 TESTS = """
 import pytest
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 
 
 def row(case, value):

@@ -14,7 +14,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide, Port, compare
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import by_name
 from parity.megalodon.recordings import RecordedReference

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from parity.engine.exits import OsExit
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
+from parity.engine.programs.exits import OsExit
 from reports.nightly.pytest_session import (
     Collector,
     NoExit,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from megalodon_jax.quantization.products import BACKENDS
-from parity.engine.contract import Gate, breaches, contract_of
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.contract import Gate, breaches, contract_of
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.faults.controls import CASE, CONTROLS
 from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name

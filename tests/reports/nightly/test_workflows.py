@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from parity.engine.contract import Gate
+from parity.engine.measure.contract import Gate
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from parity.engine.contract import Gate
-from parity.engine.measurement import Verdict
+from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Verdict
 from parity.executors import sweep
 from parity.executors.identity import Identity, Watch
 from parity.executors.inputs import contents

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from parity.engine.deviation import HIGH, LOW, Deviation, Worst
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.deviation import HIGH, LOW, Deviation, Worst
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page import side_by_side
 from reports.page.render import render
 from reports.store.manifest import Manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page import svg
 from reports.page.render import render
 from reports.page.sections.probes import module_kind

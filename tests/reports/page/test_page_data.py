@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from parity.engine.deviation import HIGH, LOW, Deviation, Worst
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.deviation import HIGH, LOW, Deviation, Worst
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.render import DRILLED, render
 from reports.page.sections import facts, marks
 from reports.page.sections.drilldown import BARS, drilldown

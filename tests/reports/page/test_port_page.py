@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.render import render
 from reports.page.sections import ports
 from reports.verdict.decide import decide

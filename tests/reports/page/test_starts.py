@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.source_lines import Line
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.source_lines import Line
 from reports.cli import main
 from reports.page.render import render
 from reports.page.sections.padding import padding

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.engine.measurement import Kind
+from parity.engine.measure.measurement import Kind
 from parity.executors import machine
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.engine.compare import Comparison
+from parity.engine.measure.compare import Comparison
 from parity.executors.machine import FIELDS, FLAGS
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.registry import gate_changes
 from reports.registry.gate_changes import GateChanges, follow_gates
 from reports.store.index import Line

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
 from reports.registry import lookback, runs_page

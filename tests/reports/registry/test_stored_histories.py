@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Key, Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Key, Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import FIELDS
 from reports.registry.gate_changes import GateChanges, follow_gates

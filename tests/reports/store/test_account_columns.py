@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from parity.engine.source_lines import Line
+from parity.engine.programs.source_lines import Line
 from reports.store.explanations import EXPLANATIONS, read_explanations, write_explanations
 from tests.reports.nights import explained
 

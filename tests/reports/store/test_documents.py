@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from parity.engine.contract import ContractLine
-from parity.engine.deviation import Deviation, Worst
-from parity.engine.localize import Stage
-from parity.engine.measurement import Kind, Verdict
-from parity.engine.source_lines import Line as SourceLine
+from parity.engine.measure.contract import ContractLine
+from parity.engine.measure.deviation import Deviation, Worst
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.source_lines import Line as SourceLine
 from parity.megalodon.explanation import Explanation
 from reports.store import manifest as manifests
 from reports.store.explanations import EXPLANATIONS, read_explanations, write_explanations

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.registry import outcome
 from reports.registry.lookback import look_back
 from reports.registry.lookup import judge_stored

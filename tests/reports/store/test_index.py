@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
 from reports.store import examine, gathered, index

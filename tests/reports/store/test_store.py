@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.megalodon.explanation import Explanation
 from reports.registry import retention
 from reports.store import writer

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.pooling import POOLED
 from parity.tolerances import (
     DRIFT_DEVIATIONS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from reports.store.runs import Run
 from reports.verdict.completeness import lacking
 from reports.verdict.decide import ExitCode, Word, decide

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page import side_by_side
 from reports.store.runs import Run, write_run
 from reports.verdict.agreement import Agreement, agreement

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from reports.provenance.host import FIELDS
 from reports.registry.lookup import anchors_of, judge_stored

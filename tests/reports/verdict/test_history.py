@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
 from reports.store.runs import Run, list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS, StoreError

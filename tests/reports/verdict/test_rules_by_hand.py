@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from parity.tolerances import (
     DRIFT_DEVIATIONS,
     DRIFT_SHARE,

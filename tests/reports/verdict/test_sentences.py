@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.tolerances import DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import FIELDS
 from reports.store.runs import Run

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.engine.measurement import Kind, Measurement
+from parity.engine.measure.measurement import Kind, Measurement
 from parity.pooling import POOLED
 from reports.verdict.levels import (
     STILL,

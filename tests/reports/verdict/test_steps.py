@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Measurement
+from parity.engine.measure.measurement import Measurement
 from reports.store.manifest import PartInfo
 from reports.store.runs import Run, write_run
 from reports.verdict import pins

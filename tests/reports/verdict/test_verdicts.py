@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from parity.engine.localize import first_divergence
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.suite import culprit
 from reports.provenance.host import fingerprint
 from reports.verdict.changes import What

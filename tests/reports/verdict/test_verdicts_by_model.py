@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from parity.engine.contract import Gate, contract_of
-from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.contract import Gate, contract_of
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.pooling import POOLED
 from reports.provenance.host import FIELDS
 from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult

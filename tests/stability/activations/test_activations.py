@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
-from parity.engine.quantity import Quantity
-from parity.engine.yardstick import compiled
+from parity.engine.measure.quantity import Quantity
+from parity.engine.programs.yardstick import compiled
 from parity.megalodon.cases import Case
 from parity.megalodon.intermediates import stages
 from parity.megalodon.oracle import document_positions

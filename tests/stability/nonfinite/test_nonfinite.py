@@ -12,7 +12,7 @@ import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.checkpoint_pair.whole_model import text_case
-from parity.engine.quantity import LOSS, Quantity, Role
+from parity.engine.measure.quantity import LOSS, Quantity, Role
 from parity.megalodon.intermediates import computed, stages
 from stability.core.findings import Severity
 from stability.nonfinite.flags import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax.quantization import formats, products
-from parity.engine.measurement import Verdict
+from parity.engine.measure.measurement import Verdict
 from stability.products import accuracy, block_formats
 
 

@@ -14,7 +14,7 @@ from megalodon_jax.layers.linear import linear_maps
 from megalodon_jax.policy import resolve
 from megalodon_jax.quantization.products import BACKENDS, DIRECTIONS
 from megalodon_jax.weights import build_model, named_leaves
-from parity.engine.metrics import relative_l2
+from parity.engine.measure.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT
 from stability.core.findings import Severity
 from stability.experiments import gemm_drill

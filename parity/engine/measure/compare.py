@@ -1,0 +1,248 @@
+"""Comparer: turns two sets of named arrays into measurements, whatever produced them.
+
+Unknown never counts as equal. NaN on either side, a missing or extra tensor, and another shape or
+dtype fail. Without a tolerance or without elements, the result is "not comparable".
+Source: docs/parity.md "Metrics", docs/parity.md "Fail closed".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from parity.engine.measure.deviation import Shape
+from parity.engine.measure.edge import Edge
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.engine.measure.metrics import (
+    disagreement,
+    logit_metrics,
+    relative_l2,
+    tensor_metrics,
+    top1_flips,
+)
+from parity.engine.measure.quantity import Quantity, Role, kind_of
+from parity.engine.measure.where import Axis
+
+METRICS_VERSION = 2
+Arrays = Mapping[str, np.ndarray]
+
+
+def unnamed(quantity: str) -> tuple[Axis, ...]:
+    """Return no axis names (the default of `Work.axes`)."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work given to both sides, as far as a comparison needs to know it."""
+
+    name: str
+    """The `case` of its measurements."""
+    hash: str
+    """Equal hashes mean equal work."""
+    order: tuple[str, ...]
+    """Names of quantities in order of computation."""
+    targets: np.ndarray | None = None
+    """Correct token id for every position of the logits, or -100."""
+    valid: np.ndarray | None = None
+    """Positions whose activations are comparable: booleans over their leading axes."""
+    suite: str = ""
+    """The subject it belongs to: the `suite` of its measurements."""
+    axes: Callable[[str], tuple[Axis, ...]] = unnamed
+    """Axis names of a quantity, if known."""
+
+
+@runtime_checkable
+class Bounds(Protocol):
+    """Source of tolerances; implemented by `parity.engine.measure.bounds.NoiseFloors`."""
+
+    exact_enough: ClassVar[float]
+    """Relative L2 below which an error is the rounding of the result; smaller is no better."""
+
+    def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
+        """Return the largest relative L2 that passes; NaN if there is none."""
+        ...
+
+    def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
+        """Return the largest value of another metric that passes; NaN if there is none."""
+        ...
+
+
+OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
+"""Called with the measurement, both sides as compared, the positions of their rows (None for all),
+and the meaning of their axes."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Settings of a comparison of two sides: the work, the edge and the bounds."""
+
+    work: Work
+    edge: Edge
+    floors: Bounds
+    dtype: str
+    """Dtype that the left side must have."""
+    device: str = "cpu"
+    only_valid: bool = False
+    """Compare activations at valid positions only: masked ones differ in meaning."""
+    on_failure: OnFailure | None = None
+    """Called for each tensor that breaks its tolerance, such as `measure.deviation.Deviations`."""
+    kinds: Callable[[str], Kind] = kind_of
+    """Maps the name of a quantity to its kind."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """Norms that errors and bounds are relative to, by quantity; the default is the norm of the
+    expected array."""
+
+    def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
+        """Compare `actual` with `expected` by name; errors are relative to `expected`."""
+        names = self._ordered(set(actual) | set(expected))
+        rows = [m for name in names for m in self._quantity(name, actual, expected)]
+        if not rows:
+            rows = [self.missing("nothing", "zero comparisons: both sides are empty")]
+        return rows
+
+    def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
+        """Return the error of `actual` over the error of `reference`, both against the truth."""
+        errors = {name: self._errors(name, actual, reference, truth) for name in truth}
+        rows = [
+            self._ratio(name, *errors[name])
+            for name in self._ordered(set(truth))
+            if kind_of(name) in (Kind.LOGITS, Kind.BLOCK)
+        ]
+        gradients = [errors[name] for name in truth if Quantity(name).role is Role.GRADIENT]
+        if not gradients:
+            return rows
+        ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
+        return [*rows, self._ratio(Quantity.gradient("*"), ours, theirs)]
+
+    def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
+        """Return the measurement of a value that must be at most `bound`.
+
+        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound.
+        """
+        if math.isnan(value):
+            note = "not a number on at least one side"
+            return self._row(name, metric, value, bound, Verdict.FAIL, note)
+        if not math.isfinite(bound):
+            what = "no tolerance: calibrate this case" if math.isnan(bound) else f"bound {bound}"
+            note = f"not measured, {what}"
+            return self._row(name, metric, value, bound, Verdict.NOT_COMPARABLE, note)
+        verdict = Verdict.PASS if value <= bound else Verdict.FAIL
+        return self._row(name, metric, value, bound, verdict)
+
+    def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
+        """Return an informational measurement, to which no tolerance applies."""
+        return self._row(name, metric, value, math.nan, Verdict.INFO, note)
+
+    def judged(self, name: str, metric: str, value: float) -> Measurement:
+        """Return a gate whose bound is the absolute one of the tolerance table."""
+        return self.gate(
+            name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
+        )
+
+    def unmeasured(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
+        """Return the row of a quantity that was not measured; the note is the reason."""
+        return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
+
+    def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
+        """Return a failure for a quantity that could not be measured."""
+        return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
+
+    def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):
+        if name not in actual or name not in reference:
+            return math.nan, math.nan
+        expected = self._select(name, truth[name])
+        return tuple(
+            relative_l2(self._select(name, side[name]), expected) for side in (actual, reference)
+        )
+
+    def _ratio(self, name: str, ours: float, theirs: float) -> Measurement:
+        smallest = self.floors.exact_enough
+        return self.judged(name, "error_over_reference", ours / max(theirs, smallest))
+
+    def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
+        if mismatch := self._mismatch(name, actual, expected):
+            return [self.missing(name, mismatch)]
+        sides = (np.asarray(arrays[name]) for arrays in (actual, expected))
+        a, e = (self._select(name, x).astype(np.float64) for x in sides)
+        if not a.size:
+            return [self.unmeasured(name, "nothing to compare: there is no element")]
+        error = relative_l2(a, e, self.scales.get(name))
+        bound = self.floors.bound(self.edge, self.kinds(name), self.work, name)
+        if self.kinds(name) is Kind.TOKENS:
+            return [self.judged(name, "disagreement", disagreement(a, e))]
+        rows = [self.gate(name, "rel_l2", error, bound)]
+        if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
+            valid = self._valid(name)
+            taken = None if valid is None else np.argwhere(valid)
+            self.on_failure(rows[0], a, e, taken, self._shape(name))
+        if math.isnan(error):
+            return rows
+        facts = tensor_metrics(a, e, self.dtype)
+        if self.kinds(name) is Kind.LOGITS and a.ndim:
+            rows.append(self._flips(name, a, e, bound))
+            if self.work.targets is not None:
+                facts |= logit_metrics(a, e, self._select(name, self.work.targets))
+        return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
+
+    def _mismatch(self, name: str, actual: Arrays, expected: Arrays) -> str:
+        """Return why the two sides have no comparable arrays of this name; empty if they do."""
+        for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
+            if name not in arrays:
+                return f"missing in {side}"
+        left, right = np.asarray(actual[name]), np.asarray(expected[name])
+        if left.shape != right.shape:
+            return f"shape {left.shape}, expected {right.shape}"
+        if left.dtype.name != self.dtype:
+            return f"dtype {left.dtype.name}, expected {self.dtype}"
+        return ""
+
+    def _flips(self, name: str, a: np.ndarray, e: np.ndarray, bound: float) -> Measurement:
+        if not math.isfinite(bound):
+            # Without a bound no margin counts as clear, so no flip would ever be counted.
+            return self.unmeasured(name, "not measured, no tolerance of logits", "top1_flips")
+        norm = float(np.linalg.norm(e))
+        if name in self.scales and norm > 0.0:
+            # The margin is relative to the norm of the logits, so convert the bound to that norm.
+            bound *= self.scales[name] / norm
+        return self.judged(name, "top1_flips", top1_flips(a, e, bound))
+
+    def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
+        order = self.work.order
+        parts = (self.work.hash, str(self.edge), str(name), metric, METRICS_VERSION, self.device)
+        return Measurement(
+            case=self.work.name,
+            edge=str(self.edge),
+            quantity=str(name),
+            kind=self.kinds(name),
+            stage=order.index(name) if name in order else -1,
+            metric=metric,
+            value=float(value),
+            tolerance=float(tolerance),
+            verdict=verdict,
+            dtype=self.dtype,
+            device=self.device,
+            identity=hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
+            note=note,
+            suite=self.work.suite,
+        )
+
+    def _select(self, name: str, array: np.ndarray) -> np.ndarray:
+        valid = self._valid(name)
+        return np.asarray(array) if valid is None else np.asarray(array)[valid]
+
+    def _shape(self, name: str) -> Shape:
+        valid = self.work.valid if Quantity(name).is_activation else None
+        return Shape(self.work.axes(name), valid, self._valid(name) is not None)
+
+    def _valid(self, name: str) -> np.ndarray | None:
+        return self.work.valid if self.only_valid and Quantity(name).is_activation else None
+
+    def _ordered(self, names: set[str]) -> list[str]:
+        order = {name: i for i, name in enumerate(self.work.order)}
+        return sorted(names, key=lambda n: (order.get(n, len(order)), n))

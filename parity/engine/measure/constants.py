@@ -1,0 +1,53 @@
+"""Constant outputs: programs that return 0 everywhere agree, whatever they compute.
+
+Source: docs/parity.md "Fail closed".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from parity.engine.measure.measurement import Measurement, Verdict
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def is_constant(x: np.ndarray) -> bool:
+    """Return whether an array is uninformative: nothing finite, one value everywhere, or one 0."""
+    values = x[np.isfinite(x)]
+    if not values.size:
+        return True
+    return bool((values == values[0]).all()) and (x.size > 1 or bool(values[0] == 0))
+
+
+def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -> list[Measurement]:
+    """Turn gates between two constants that agree into informational rows.
+
+    Constants that differ still fail.
+
+    Args:
+        rows: gates and informational rows.
+        one: relevant elements of one side, by quantity; other quantities are left unchanged.
+        other: likewise for the other side.
+    """
+    notes = {
+        name: f"nothing compared: {_value_of(one[name])} on both sides"
+        for name in one.keys() & other.keys()
+        if is_constant(one[name]) and is_constant(other[name])
+    }
+    return [
+        replace(row, verdict=Verdict.INFO, tolerance=math.nan, note=notes[row.quantity])
+        if row.quantity in notes and row.verdict is Verdict.PASS
+        else row
+        for row in rows
+    ]
+
+
+def _value_of(x: np.ndarray) -> str:
+    values = x[np.isfinite(x)]
+    # Adding 0 turns -0 into 0.
+    return f"{values[0] + 0:.6g} everywhere" if values.size else "no finite number"

@@ -1,0 +1,184 @@
+"""Element-by-element differences between two tensors, for inspecting a failed gate.
+
+Source: docs/reports.md "The page", drill-down per tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.metrics import ulp
+from parity.engine.measure.where import Axis, culprits, where
+
+LOW, HIGH = -1, 52
+"""Exponents of 2 of the first and last histogram edge: the first is half a ULP."""
+# After the first failures a bug has only spread.
+KEPT = 12
+"""Failing tensors described per case and edge."""
+SHOWN = 10
+"""Elements listed per tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """One of the elements that differ most."""
+
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Meaning of a tensor's axes, and which of its positions were compared.
+
+    Attributes:
+        axes: names in order; () if unknown.
+        valid: booleans over the leading axes, False at padding.
+        compared: whether only valid positions were compared, so that both sides have one row each.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    valid: np.ndarray | None = None
+    compared: bool = False
+
+    def where(self, differs: np.ndarray) -> str:
+        """Describe where compared elements differ, in terms of the whole tensor's axes."""
+        if self.valid is None or not self.compared:
+            return where(differs, self.axes, self.valid)
+        whole = np.zeros((*self.valid.shape, *differs.shape[1:]), bool)
+        whole[self.valid] = differs
+        return where(whole, self.axes, self.valid, self.valid)
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Difference of two tensors in units in the last place (ULP) of the computed dtype."""
+
+    case: str
+    edge: str
+    quantity: str
+    dtype: str
+    """Dtype of the left side. ULPs are those of this dtype, at the expected value."""
+    shape: tuple[int, ...]
+    """Shape of the compared arrays: positions valid on both sides, times the remaining axes."""
+    histogram: tuple[int, ...]
+    """Element counts: equal; then by distance in ULPs up to 2^LOW, ..., up to 2^HIGH, and beyond;
+    last those that are not finite on either side."""
+    worst: tuple[Worst, ...]
+    """At most SHOWN elements, the worst first; indices refer to the whole tensor."""
+    breaking: int = 0
+    """Fewest elements without whose error the tensor would pass; 0 if not computed."""
+    where: str = ""
+    """Description of where these elements are (`engine.where`)."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Case, edge and quantity, which identify a tensor within a run."""
+        return (self.case, self.edge, self.quantity)
+
+
+def worst_elements(
+    actual: np.ndarray, expected: np.ndarray, limit: int, positions: np.ndarray | None = None
+) -> tuple[Worst, ...]:
+    """Return up to `limit` elements that differ most, the worst first; equal ones are left out.
+
+    Args:
+        actual: any shape.
+        expected: the same shape.
+        limit: largest number of elements.
+        positions: original indices of the rows of both arrays, (rows, axes); results are then
+            indices into the array that the rows were taken from.
+    """
+    apart = _apart(actual, expected).reshape(-1)
+    count = min(limit, apart.size)
+    # Stable, so that equal differences keep the order of the elements.
+    chosen = np.argsort(-apart, kind="stable")[:count]
+    out = []
+    for flat in chosen[apart[chosen] > 0]:
+        index = tuple(int(i) for i in np.unravel_index(flat, np.shape(expected)))
+        a, e = float(np.asarray(actual)[index]), float(np.asarray(expected)[index])
+        if positions is not None:
+            index = (*(int(i) for i in positions[index[0]]), *index[1:])
+        out.append(Worst(index, a, e))
+    return tuple(out)
+
+
+def histogram(actual: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[int, ...]:
+    """Count elements by their distance in ULPs of `dtype`, as in `Deviation.histogram`."""
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    apart = _apart(a, e)
+    equal, odd = apart == 0, np.isinf(apart)
+    rest = ~(equal | odd)
+    distance = np.log2(apart[rest] / ulp(e[rest], dtype))
+    # The smallest exponent of 2 that is not below the distance.
+    level = np.clip(np.ceil(distance), LOW, HIGH + 1).astype(int) - LOW
+    between = np.bincount(level, minlength=HIGH - LOW + 2)
+    return (int(equal.sum()), *(int(n) for n in between), int(odd.sum()))
+
+
+def bits(value: float, dtype: str) -> str:
+    """Return the bit pattern of a value rounded to `dtype`, in hexadecimal, big-endian."""
+    with np.errstate(over="ignore"):
+        stored = np.asarray(value, np.float64).astype(np.dtype(dtype))
+    # NumPy has no byte order for bfloat16, so the bytes are reversed by hand.
+    little = stored.tobytes() if sys.byteorder == "little" else stored.tobytes()[::-1]
+    return little[::-1].hex()
+
+
+@dataclass
+class Deviations:
+    """Collects descriptions of failing tensors, the first `KEPT` of each case and edge."""
+
+    found: list[Deviation] = field(default_factory=list)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __call__(
+        self,
+        m: Measurement,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        positions: np.ndarray | None = None,
+        named: Shape | None = None,
+    ) -> None:
+        """Describe the tensor of a failing measurement; see `worst_elements` for `positions`."""
+        self.seen[m.case, m.edge] += 1
+        if self.seen[m.case, m.edge] > KEPT or m.dtype not in _DTYPES:
+            return
+        wrong = culprits(actual, expected, m.tolerance)
+        named = named or Shape()
+        self.found.append(
+            Deviation(
+                m.case,
+                m.edge,
+                m.quantity,
+                m.dtype,
+                np.shape(expected),
+                histogram(actual, expected, m.dtype),
+                worst_elements(actual, expected, SHOWN, positions),
+                int(wrong.sum()),
+                named.where(wrong),
+            )
+        )
+
+    def __iter__(self) -> Iterator[Deviation]:
+        return iter(self.found)
+
+
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return |a - e|; infinite where either side is not finite: unknown never counts as equal."""
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    known = np.isfinite(a) & np.isfinite(e)
+    apart = np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))
+    # NumPy returns a scalar, not an array, for 0-d inputs.
+    return np.asarray(apart)

@@ -1,0 +1,52 @@
+"""Localisation: where a difference starts, as opposed to where it was only propagated to.
+
+In a free run every stage after a bug is wrong too. With correct inputs forced on each stage, only
+the buggy ones are. The culprit is the first stage whose forced error breaks its tolerance. Source:
+docs/parity.md "First divergence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parity.engine.measure.measurement import Measurement, Verdict
+
+
+def first_divergence(measurements: Iterable[Measurement]) -> Measurement | None:
+    """Return the earliest failing stage, or the first failure without a stage; if nothing fails,
+    the first measurement that is not comparable.
+
+    The measurements should belong to one case, since stages of different cases are not ordered. If
+    several edges fail at one stage, the first in the list is returned.
+    """
+    bad = [m for m in measurements if m.verdict in (Verdict.FAIL, Verdict.NOT_COMPARABLE)]
+    return min(
+        bad, key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Errors of one named intermediate: in the free run, and with correct inputs."""
+
+    name: str
+    free: float
+    """Relative L2 against the truth, with everything before it computed by the subject."""
+    forced: float
+    """Relative L2 with every earlier intermediate replaced by the truth's."""
+    tolerance: float
+    """Largest `forced` that passes."""
+
+    @property
+    def amplification(self) -> float:
+        """Free error over forced error: how much was propagated from before; NaN for 0 over 0."""
+        if self.forced == 0.0:
+            return math.nan if self.free == 0.0 else math.inf
+        return self.free / self.forced
+
+    @property
+    def broken(self) -> bool:
+        """Whether the stage is wrong by itself; NaN counts as wrong."""
+        return not self.forced <= self.tolerance

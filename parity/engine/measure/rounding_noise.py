@@ -1,0 +1,84 @@
+"""Simulated float32 rounding by random signs in float64, computed in blocks of rows.
+
+Every weight, named intermediate and stored state is perturbed by one unit roundoff, up or down.
+Rounding inside a sum has no named intermediate, so the weights of a product over K features are
+perturbed by the error of adding K numbers one after another in float32. The response of a float64
+program is the noise floor. Source: docs/parity.md "Tolerances".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.measure.metrics import relative_l2
+
+UNIT_ROUNDOFF = 2.0**-24
+SEEDS = 10
+BLOCK = 1 << 20
+"""Elements processed at once when a tensor is traversed by rows."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def responses(
+    exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
+) -> dict[str, tuple[float, ...]]:
+    """Return the relative L2 response of every quantity, one value per seed.
+
+    Args:
+        exact: unperturbed values.
+        run: computes the same values, perturbed by the signs of a generator.
+        seeds: number of seeds.
+    """
+    found: dict[str, list[float]] = {name: [] for name in exact}
+    for seed in range(seeds):
+        noisy = run(np.random.default_rng(seed))
+        for name, value in exact.items():
+            found[name].append(relative_l2(noisy[name], value))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def floor(values: Sequence[float]) -> float:
+    """Return the noise floor of a quantity: the root mean square of its responses."""
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def floors(
+    exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
+) -> dict[str, float]:
+    """Return the noise floor of every quantity; arguments as in `responses`."""
+    return {name: floor(values) for name, values in responses(exact, run, seeds).items()}
+
+
+def moved(
+    value: np.ndarray, rng: np.random.Generator, roundoff: float = UNIT_ROUNDOFF
+) -> np.ndarray:
+    """Return a float64 array times `1 +- roundoff`, with random signs."""
+    if not value.shape:
+        return np.asarray(value * (1 + roundoff * (2 * rng.integers(0, 2) - 1.0)))
+    result = np.empty_like(value)
+    for rows in row_blocks(value.shape):
+        signs = rng.integers(0, 2, value[rows].shape, np.int8)
+        np.multiply(value[rows], 1 + roundoff * (2 * signs - 1.0), out=result[rows])
+    return result
+
+
+def summed(terms: int) -> float:
+    """Return the relative error of a float32 sum of `terms` numbers of random sign.
+
+    Relative to the root of the sum of their squares. After k terms the partial sum is sqrt(k)
+    times one term, and rounding it loses 0.18 u^2 of its square on average (a rounding error is
+    uniform, a leading digit logarithmic). u^2 is added for the rounding of the numbers themselves.
+    """
+    return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)
+
+
+def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
+    """Yield slices of the first axis that hold at most about `elements` each."""
+    count = shape[0] if shape else 1
+    step = max(1, elements // max(1, math.prod(shape[1:])))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

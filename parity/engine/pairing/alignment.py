@@ -1,0 +1,350 @@
+"""Alignment: pairs the stages of a port with those of its original by values, names and order.
+
+Both sides list their stages in order of execution. Neither knows the other's names, and either may
+have stages the other lacks. Stages of equal value are paired first, in order; where several share a
+value, the most similar name decides. This fixes everything before the first divergence. After it no
+values agree any more, so names, names learned from earlier pairs, distance and order decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.pairing.closeness import EQUAL, Shape, closeness, distance, entangled
+from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.stage_names import learned, other_layers, similarity
+from parity.engine.pairing.stage_pairs import (
+    AlignedBy,
+    Alignment,
+    AlignmentError,
+    Pair,
+    Pin,
+    check_pins,
+)
+
+__all__ = ["AlignedBy", "Alignment", "AlignmentError", "Pair", "Pin", "align"]
+
+LEAST = 0.1
+"""Fraction of the shorter list that must align. With fewer pairs, the two programs are not the same
+model, or their inputs differ."""
+DECIDES = 0.5
+"""Name similarity from which a name supports a pair rather than contradicts it."""
+# Two such pairs are worth less than one whose names are alike, so that a dropout layer, which has
+# the value of its container, does not take the container's partner.
+PRESENT = 0.15
+"""Worth of a pair of equal values, whatever its names."""
+# There nothing has diverged, so a stage without a partner is the likelier explanation.
+ENCLOSED = 0.8
+"""Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
+DIVERGED = 0.45
+"""Evidence that such a pair needs where values do not agree again."""
+HORIZON = 12
+"""Number of following stages examined to decide whether values agree again: about a layer."""
+# Not all agree in a healthy port, which may have stages that the original lacks. Some agree even
+# after a bug, such as tables of positions that each layer recomputes.
+AGREEING = 1 / 3
+"""Fraction of the following stages from which values count as agreeing again."""
+# The same name up to an index at its end, or a name learned from another layer.
+SURE = 0.9
+"""Name similarity that pairs stages of different values, even when executed in another order."""
+# One word in common, and values that are correlated.
+SWAPPED = 0.6
+"""Evidence that pairs the remaining stages in another order."""
+MISNUMBERED = 2
+"""Ratio of equal-value pairs that contradict the layer numbers to pairs that agree with them, above
+which the layer numbers are taken to be wrong rather than the values."""
+FIXED = 1e6
+"""Worth of a pair that is already decided: more than all others together."""
+
+
+def align(
+    original: Mapping[str, np.ndarray],
+    port: Mapping[str, np.ndarray],
+    *,
+    outputs: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    pins: Sequence[Pin] = (),
+    equal: float = EQUAL,
+) -> Alignment:
+    """Pair the stages of a port with those of its original.
+
+    Args:
+        original: floating arrays by stage, in order of execution.
+        port: likewise for the port.
+        outputs: names of the stages that the original and the port return; an output pairs only
+            with an output if there is one of its size.
+        pins: pairs decided beforehand.
+        equal: relative L2 up to which values are equal; a run in a precision other than float32
+            needs another value.
+
+    Raises:
+        AlignmentError: a pin names a stage that does not exist or stages that cannot be paired; or
+            fewer than a tenth of the stages align (the message lists those that do).
+    """
+    check_pins(pins, original, port)
+    result = _Aligner(original, port, outputs, equal).run(pins)
+    needed = max(1, math.ceil(LEAST * min(len(original), len(port))))
+    if len(result.pairs) < needed:
+        raise AlignmentError(
+            f"{len(result.pairs)} of {len(port)} stages of the port have a partner among "
+            f"{len(original)} of the original, expected {needed} at least. Check that both sides "
+            f"hold the same parameters and got the same inputs, or pin stages.\n{result.text()}"
+        )
+    return result
+
+
+class _Aligner:
+    """The pairs found so far, and the evidence for further ones."""
+
+    def __init__(
+        self,
+        original: Mapping[str, np.ndarray],
+        port: Mapping[str, np.ndarray],
+        outputs: tuple[Sequence[str], Sequence[str]],
+        equal: float,
+    ):
+        self.names = tuple(original), tuple(port)
+        self.stages = tuple(original.values()), tuple(port.values())
+        self.equal = equal
+        self.close = closeness(*self.stages)
+        self.telling = self.close.telling[0][:, None] & self.close.telling[1][None]
+        self.alike = similarity(*self.names)
+        self.partners: dict[int, int] = {}
+        """Index of the port's stage (column) by index of the original's stage (row)."""
+        self.by: dict[int, AlignedBy] = {}
+        self.pinned_layouts: dict[tuple[int, int], Layout] = {}
+        self.barred = np.isinf(self.close.distance)
+        """Booleans (rows, columns): cells that cannot be pairs."""
+        returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
+        self.outputs = returned[0][:, None] & returned[1] & ~self.barred
+        # An output of one side may be only an intermediate of the other.
+        has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
+        self.barred |= has_output & ~self.outputs
+        # Outputs of the same name are the same result, whatever other stages share their value.
+        rows, columns = ({name: n for n, name in enumerate(side)} for side in self.names)
+        for name in set(outputs[0]) & set(outputs[1]):
+            i, j = rows[name], columns[name]
+            if self.outputs[i, j]:
+                self.barred[i], self.barred[:, j] = True, True
+                self.barred[i, j] = False
+
+    def run(self, pins: Sequence[Pin]) -> Alignment:
+        """Pair pinned stages, then equal values, then similar names, then the remaining stages."""
+        self._follow(pins)
+        self._pair_equal()
+        if self._find_entangled():
+            self._pair_equal()
+        self._add_learned_names()
+        # The same name is the same stage in any order of execution: gate before up, or the reverse.
+        self._pair_in_any_order(np.where(self.alike >= SURE, self.alike, 0.0), AlignedBy.NAME)
+        evidence = _evidence(self.alike, self.close.distance, self.telling)
+        needed = np.where(self._values_agree_behind(), ENCLOSED, DIVERGED)
+        worth = np.where(evidence >= needed, evidence - needed + PRESENT, 0.0)
+        self._pair_in_order(worth, AlignedBy.NAME)
+        swapped = np.where(evidence >= np.maximum(needed, SWAPPED), evidence, 0.0)
+        self._pair_in_any_order(swapped, AlignedBy.NAME)
+        self._pair_in_any_order(self._worth_of_values(), AlignedBy.VALUE)
+        self._pair_counted(needed <= DIVERGED)
+        self._pair_in_order(np.where(self.outputs, 1 + evidence, 0.0), AlignedBy.ORDER)
+        return self._result()
+
+    def _follow(self, pins: Sequence[Pin]) -> None:
+        rows, columns = ({name: n for n, name in enumerate(side)} for side in self.names)
+        for pin in pins:
+            if pin.original is None or pin.port is None:
+                if pin.original is not None:
+                    self.barred[rows[pin.original]] = True
+                if pin.port is not None:
+                    self.barred[:, columns[pin.port]] = True
+                continue
+            i, j = rows[pin.original], columns[pin.port]
+            self._pair(i, j, AlignedBy.PIN)
+            shapes = self.stages[0][i].shape, self.stages[1][j].shape
+            if pin.layout is not None and (pin.layout.source, pin.layout.target) == shapes:
+                self.pinned_layouts[i, j] = pin.layout
+
+    def _pair_equal(self) -> None:
+        """Pair non-constant stages of equal value in order; names decide between several."""
+        worth, misnumbered = self._worth_of_values(), self._misnumbered()
+        wrong = len(_best_in_order(np.where(misnumbered, worth, 0.0)))
+        right = len(_best_in_order(np.where(misnumbered, 0.0, worth)))
+        if wrong <= MISNUMBERED * max(right, 1):
+            worth[misnumbered] = 0.0
+        self._pair_in_order(worth, AlignedBy.VALUE)
+        self._pair_in_any_order(worth, AlignedBy.VALUE)
+
+    def _worth_of_values(self) -> np.ndarray:
+        worth = 2 * np.maximum(self.alike - DECIDES, 0.0) + PRESENT
+        return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
+
+    def _misnumbered(self) -> np.ndarray:
+        """Return cells (rows, columns) of different layers where both stages have a namesake.
+
+        A layer that has no effect (a bug) passes its input on to the next layer. There the layer
+        number is better evidence than the value. If most values contradict the numbers, the layers
+        are numbered differently instead.
+        """
+        namesakes = np.where(self.barred, 0.0, self.alike)
+        rows, columns = (namesakes.max(axis=axis, initial=0.0) >= SURE for axis in (1, 0))
+        return np.logical_and.outer(rows, columns) & other_layers(*self.names)
+
+    def _find_entangled(self) -> bool:
+        """Search other layouts for stages without an equal; return whether any were found."""
+        free = self._free() & self.telling
+        rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
+        pairs = entangled(*self.stages, rows, columns, self.equal)
+        for (i, j), layout in pairs.items():
+            self.close.distance[i, j] = distance(self.stages[1][j], layout(self.stages[0][i]))
+            self.close.layouts[i, j] = layout
+        return bool(pairs)
+
+    def _add_learned_names(self) -> None:
+        """Raise the similarity of names whose counterparts are paired in other layers."""
+        one, other = self.names
+        pairs = [(one[i], other[j]) for i, j in self.partners.items()]
+        self.alike = np.maximum(self.alike, learned(pairs, one, other))
+
+    def _values_agree_behind(self) -> np.ndarray:
+        """Return the cells (rows, columns) after which values soon agree again."""
+        agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
+        shares = []
+        for telling, which in zip(
+            self.close.telling, (agreeing, [self.partners[i] for i in agreeing]), strict=True
+        ):
+            agrees = np.isin(np.arange(len(telling)), which)
+            ends = range(1, len(telling) + 1)
+            shares.append(np.array([_share(agrees[end:], telling[end:]) for end in ends]))
+        return np.maximum(shares[0][:, None], shares[1][None]) >= AGREEING
+
+    def _pair_in_order(self, worth: np.ndarray, by: AlignedBy) -> None:
+        """Add the pairs that are in order on both sides and have the largest total worth."""
+        worth = np.where(self._free(), worth, 0.0)
+        spine = self._spine()
+        for i, j in spine:
+            worth[i, :], worth[:, j], worth[i, j] = 0.0, 0.0, FIXED
+        for i, j in _best_in_order(worth):
+            self._pair(i, j, by)
+
+    def _pair_in_any_order(self, worth: np.ndarray, by: AlignedBy) -> None:
+        """Add pairs in order of decreasing worth, whatever their order of execution."""
+        worth = np.where(self._free(), worth, 0.0)
+        order = np.argsort(-worth, axis=None, kind="stable")[: np.count_nonzero(worth)]
+        for i, j in zip(*np.unravel_index(order, worth.shape), strict=True):
+            if int(i) not in self.partners and int(j) not in self.partners.values():
+                self._pair(int(i), int(j), by)
+
+    def _pair_counted(self, diverged: np.ndarray) -> None:
+        """Pair the stages between two pairs if both sides have as many, of matching shapes."""
+        free = self._free()
+        ends = [(-1, -1), *self._spine(), (len(self.names[0]), len(self.names[1]))]
+        for (i, j), (k, m) in itertools.pairwise(ends):
+            rows = [n for n in range(i + 1, k) if free[n].any()]
+            columns = [n for n in range(j + 1, m) if free[:, n].any()]
+            cells = list(zip(rows, columns, strict=False))
+            if len(rows) == len(columns) and all(free[c] and diverged[c] for c in cells):
+                for cell in cells:
+                    self._pair(*cell, AlignedBy.ORDER)
+
+    def _free(self) -> np.ndarray:
+        """Return the cells (rows, columns) that may still become pairs."""
+        free = ~self.barred
+        free[list(self.partners)] = False
+        free[:, list(self.partners.values())] = False
+        return free
+
+    def _spine(self) -> list[tuple[int, int]]:
+        """Return the longest list of pairs that is in order on both sides."""
+        worth = np.zeros(self.barred.shape)
+        for i, j in self.partners.items():
+            worth[i, j] = 1.0
+        return _best_in_order(worth)
+
+    def _pair(self, i: int, j: int, by: AlignedBy) -> None:
+        if i in self.partners:
+            return
+        if by is AlignedBy.NAME and self.alike[i, j] < DECIDES:
+            by = AlignedBy.NEARNESS
+        self.partners[i], self.by[i] = j, by
+
+    def _result(self) -> Alignment:
+        layouts = self._usual_layouts()
+        agree_behind = self._values_agree_behind()
+        pairs = []
+        for i, j in sorted(self.partners.items(), key=lambda pair: pair[1]):
+            x, y = self.stages[0][i], self.stages[1][j]
+            layout = self.pinned_layouts.get((i, j), self.close.layouts[i, j])
+            if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
+                layout = layouts.get((x.shape, y.shape), layout)
+            if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
+                # A transposed output is a different result, unless a pin says it is intended.
+                layout = Layout(x.shape, x.shape, tuple(range(x.ndim)), x.shape)
+            apart = distance(y, layout(x))
+            by = self.by[i]
+            if by is AlignedBy.VALUE and not apart <= self.equal:
+                by = AlignedBy.ORDER
+            names = self.names[1][j], self.names[0][i]
+            pairs.append(Pair(*names, layout, by, apart, bool(agree_behind[i, j])))
+        left = [i for i in range(len(self.names[0])) if i not in self.partners]
+        paired = set(self.partners.values())
+        right = [j for j in range(len(self.names[1])) if j not in paired]
+        return Alignment(
+            tuple(pairs),
+            {self.names[0][i]: self.stages[0][i].shape for i in left},
+            {self.names[1][j]: self.stages[1][j].shape for j in right},
+        )
+
+    def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
+        """Return the layout shared by all equal-value pairs of two shapes, where it is unique.
+
+        After a divergence the nearest layout may be another one by chance, or the very one that
+        hides the bug.
+        """
+        usual: dict[tuple[Shape, Shape], set[Layout]] = {}
+        for i, by in self.by.items():
+            if by is AlignedBy.VALUE:
+                layout = self.close.layouts[i, self.partners[i]]
+                usual.setdefault((layout.source, layout.target), set()).add(layout)
+        return {shapes: next(iter(each)) for shapes, each in usual.items() if len(each) == 1}
+
+
+def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.ndarray:
+    """Return the evidence for pairs of different values: up to 1 for names, up to 1 for distance.
+
+    Each decimal digit that agrees counts a quarter, so an error of 30 % counts an eighth. That is
+    less than the layer number in the name, since stages of neighbouring layers may be as close.
+    """
+    digits = -np.log10(np.clip(apart, 1e-4, 1.0))
+    return alike + np.where(telling, digits / 4, 0.0)
+
+
+def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
+    """Return the cells, increasing in both indices, with the largest total worth.
+
+    Cells of worth 0 are never chosen. Leaving a cell out costs nothing, so each row of the dynamic
+    programming table is a running maximum.
+    """
+    rows, columns = worth.shape
+    table = np.zeros((rows + 1, columns + 1))
+    for i in range(rows):
+        with_cell = np.where(worth[i] > 0, table[i, :-1] + worth[i], 0.0)
+        table[i + 1, 1:] = np.maximum.accumulate(np.maximum(table[i, 1:], with_cell))
+    cells = []
+    i, j = rows, columns
+    while i and j:
+        if table[i, j] == table[i - 1, j]:
+            i -= 1
+        elif table[i, j] == table[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            cells.append((i, j))
+    return cells[::-1]
+
+
+def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
+    """Return the fraction of the next `HORIZON` telling stages that agree; 0 without any."""
+    next_ones = np.flatnonzero(telling)[:HORIZON]
+    return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

@@ -1,0 +1,148 @@
+"""Analogy: finds the sources of fused, split or stacked constants from their siblings.
+
+Values cannot identify constants. If the weights of a module are fused from three others, so are its
+biases, in the same order. Constants without a sibling, such as the scales of norms in stacked
+layers, are matched by families.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.pairing import naming
+from parity.engine.pairing.constructions import Construction, Part, Piece, cut, whole
+from parity.engine.pairing.layouts import Layout, Shape
+from parity.engine.pairing.parameter_pairs import Pair
+from parity.engine.pairing.value_search import Tensors, is_constant
+
+
+def by_siblings(
+    originals: Tensors,
+    ports: Tensors,
+    rest_o: Sequence[str],
+    rest_p: Sequence[str],
+    pairs: Mapping[str, Pair],
+) -> Iterator[tuple[str, Construction]]:
+    """Yield constants of the port, constructed like another parameter of their module."""
+    modules: dict[str, list[Pair]] = {}
+    for pair in pairs.values():
+        modules.setdefault(naming.parent(pair.port), []).append(pair)
+    for port in rest_p:
+        for sibling in modules.get(naming.parent(port), ()):
+            construction = _like(sibling.construction, port, originals, ports, rest_o)
+            if construction is not None:
+                yield port, construction
+                break
+
+
+def _like(
+    sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
+) -> Construction | None:
+    """Return a construction of `port` analogous to its sibling's; None if none fits."""
+    pieces, counterparts, shape = [], {}, ports.shapes[port]
+    for piece in sibling.pieces:
+        module = naming.parent(piece.parameter)
+        names = [name for name in rest if naming.parent(name) == module]
+        if not names:
+            return None
+        likeness = naming.similarity(names, [port])[:, 0]
+        name = counterparts.setdefault(piece.parameter, names[int(likeness.argmax())])
+        part = _scaled(piece.part, originals.shapes[name])
+        place = _scaled(piece.place, shape)
+        if part is None or place is None or math.prod(part.shape) != math.prod(place.shape):
+            return None
+        pieces.append(Piece(name, part, _reshape(part.shape, place.shape), place))
+    return _checked(Construction(shape, tuple(pieces)), port, originals, ports)
+
+
+def _scaled(part: Part, shape: Shape) -> Part | None:
+    """Return the same fraction of an array of `shape`, split into groups if `part` is."""
+    if part.is_whole:
+        return whole(shape)
+    axis = next(i for i, n in enumerate(part.view) if (part.starts[i], part.stops[i]) != (0, n))
+    grouped = len(part.view) > len(part.whole) and axis > 0
+    groups = part.view[axis - 1] if grouped else 1
+    size = math.prod(shape)
+    scaled = [n * size / (groups * part.view[axis]) for n in (part.starts[axis], part.stops[axis])]
+    if size % groups or not all(n.is_integer() for n in scaled):
+        return None
+    view = (groups, size // groups) if groups > 1 else (size,)
+    return cut(shape, view, len(view) - 1, int(scaled[0]), int(scaled[1]))
+
+
+def by_families(
+    originals: Tensors,
+    ports: Tensors,
+    rest_o: Sequence[str],
+    rest_p: Sequence[str],
+    pairs: Mapping[str, Pair],
+) -> Iterator[tuple[str, Construction]]:
+    """Yield constants of the port that are stacks of a family, or each one layer of a stack."""
+    known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
+    for stacked in (ports, originals):
+        wholes, parts = (rest_p, rest_o) if stacked is ports else (rest_o, rest_p)
+        groups = naming.families(parts)
+        if not groups or not wholes:
+            continue
+        heads = [group[0] for group in groups]
+        if stacked is ports:
+            likeness = naming.similarity(heads, wholes) + naming.context(heads, wholes, known)
+        else:
+            likeness = (naming.similarity(wholes, heads) + naming.context(wholes, heads, known)).T
+        part_side = originals if stacked is ports else ports
+        for i, group in enumerate(groups):
+            size = sum(map(part_side.size, group))
+            for j, name in enumerate(wholes):
+                if stacked.size(name) != size or not _is_stack(stacked.shapes[name], len(group)):
+                    likeness[i, j] = -math.inf
+        used: set[str] = set()
+        for i, j in naming.assignment(likeness):
+            if used.isdisjoint(groups[i]):
+                used.update(groups[i])
+                yield from _stack(wholes[j], groups[i], stacked is ports, originals, ports)
+
+
+def _is_stack(shape: Shape, count: int) -> bool:
+    return any(math.prod(shape[:axes]) == count for axes in range(1, len(shape) + 1))
+
+
+def _stack(
+    name: str, group: Sequence[str], ports_stacked: bool, originals: Tensors, ports: Tensors
+) -> Iterator[tuple[str, Construction]]:
+    shape = (ports if ports_stacked else originals).shapes[name]
+    size = math.prod(shape) // len(group)
+    boxes = [cut(shape, (len(group), size), 0, i, i + 1) for i in range(len(group))]
+    if ports_stacked:
+        pieces = [
+            Piece(o, whole(originals.shapes[o]), _reshape(originals.shapes[o], box.shape), box)
+            for o, box in zip(group, boxes, strict=True)
+        ]
+        result = [(name, Construction(shape, tuple(pieces)))]
+    else:
+        result = [
+            (p, Construction(ports.shapes[p], (Piece(
+                name, box, _reshape(box.shape, ports.shapes[p]), whole(ports.shapes[p])),)))
+            for p, box in zip(group, boxes, strict=True)
+        ]  # fmt: skip
+    for port, construction in result:
+        if _checked(construction, port, originals, ports):
+            yield port, construction
+
+
+def _checked(
+    construction: Construction, port: str, originals: Tensors, ports: Tensors
+) -> Construction | None:
+    """Return a construction of constants if complete and equal to the port's value, else None."""
+    if not construction.is_complete:
+        return None
+    values = np.stack([originals[name].reshape(-1)[0] for name in construction.parameters])
+    constant = all(is_constant(originals[name]) for name in construction.parameters)
+    same = constant and is_constant(ports[port]) and is_constant(values)
+    return construction if same and values[0] == ports[port].reshape(-1)[0] else None
+
+
+def _reshape(source: Shape, target: Shape) -> Layout:
+    return Layout(source, source, tuple(range(len(source))), target)

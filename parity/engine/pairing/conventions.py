@@ -1,0 +1,116 @@
+"""Conventions: axis orders that libraries use for `weight`, `kernel`, `scale` and `embedding`.
+
+torch uses (out, in), Flax (in, out). The shape decides unless it is square; then neighbouring
+parameters of the same kind decide, and finally the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from parity.engine.pairing import naming
+from parity.engine.pairing.layouts import (
+    MOST_AXES,
+    Layout,
+    Shape,
+    candidates,
+    identity,
+    transposition,
+)
+
+CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
+    # (ending in one library, in the other, axes): the order of the first's axes in the second
+    ("weight", "kernel", 2): (1, 0),  # (out, in) -> (in, out), also where both are equal
+    ("weight", "kernel", 3): (2, 1, 0),  # (out, in, W) -> (W, in, out)
+    ("weight", "kernel", 4): (2, 3, 1, 0),  # (out, in, H, W) -> (H, W, in, out)
+    ("weight", "kernel", 5): (2, 3, 4, 1, 0),  # (out, in, D, H, W) -> (D, H, W, in, out)
+    ("weight", "w", 2): (1, 0),  # Haiku's endings
+    ("weight", "w", 3): (2, 1, 0),
+    ("weight", "w", 4): (2, 3, 1, 0),
+}
+"""Unlisted parameters have the same axis order in both: vectors, tables, one kind of matrix."""
+
+
+class Conventions:
+    """Layouts by names and shapes; pairs whose shapes are unambiguous vote on the others."""
+
+    def __init__(
+        self, pairs: Mapping[str, str], originals: Mapping[str, Shape], ports: Mapping[str, Shape]
+    ):
+        self.votes: dict[tuple[str, str, str, int], Counter] = defaultdict(Counter)
+        for port, original in pairs.items():
+            source, target = originals[original], ports[port]
+            axes = _fitting(source, target)
+            if len(axes) == 1 and len(set(source)) > 1:
+                for key in self._keys(original, port, len(source)):
+                    self.votes[key][axes[0]] += 1
+
+    def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
+        """Return the order of the original's axes in a port's array with as many axes.
+
+        Decided by the nearest neighbours with unambiguous shapes, then by the table, then by any
+        order that fits.
+        """
+        fitting = _fitting(source, target)
+        ends = naming.leaf(original), naming.leaf(port)
+        for key in self._keys(original, port, len(source)):
+            for axes, _ in self.votes[key].most_common():
+                if axes in fitting:
+                    return axes
+        if (*ends, len(source)) in CONVENTIONS:
+            axes = CONVENTIONS[*ends, len(source)]
+        elif (*reversed(ends), len(source)) in CONVENTIONS:
+            back = CONVENTIONS[ends[1], ends[0], len(source)]
+            axes = tuple(int(axis) for axis in np.argsort(back))
+        else:
+            axes = tuple(range(len(source)))
+        return axes if not fitting or axes in fitting else fitting[0]
+
+    def layout(self, original: str, port: str, source: Shape, target: Shape) -> Layout:
+        """Return the layout that maps one parameter to another of the same size."""
+        if len(source) == len(target) and _fitting(source, target):
+            return transposition(source, self.axes(original, port, source, target))
+        if len(source) == 2 and len(target) > 2 and _swaps(original, port):
+            # Kernels: (in, heads, d) from (heads * d, in), (heads, d, out) from (out, heads * d).
+            for k in range(1, len(target)):
+                if math.prod(target[:k]) == source[1]:
+                    n = len(target) - k
+                    order = (*range(n, len(target)), *range(n))
+                    return Layout(source, (*target[k:], *target[:k]), order, target)
+        if len(target) == 2 and len(source) > 2 and _swaps(original, port):
+            return self.layout(port, original, target, source).reversed
+        return candidates(source, target)[0]
+
+    @staticmethod
+    def _keys(original: str, port: str, axes: int) -> list[tuple[str, str, str, int]]:
+        ends = naming.leaf(original), naming.leaf(port)
+        above = [naming.pattern(naming.parent(port, levels)) for levels in (1, 2)]
+        return [(place, *ends, axes) for place in (*above, "")]
+
+
+def nearness(source: Shape, target: Shape) -> float:
+    """Return 1 if axes are at most permuted, 0.5 if merged or split, -inf otherwise."""
+    wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
+    if math.prod(source) != math.prod(target):
+        return -math.inf
+    if sorted(wide[0]) == sorted(wide[1]):
+        return 1.0
+    return 0.5 if len(candidates(source, target)) > 1 or min(map(len, wide)) == 1 else -math.inf
+
+
+def _swaps(original: str, port: str) -> bool:
+    ends = naming.leaf(original), naming.leaf(port)
+    return (*ends, 2) in CONVENTIONS or (*reversed(ends), 2) in CONVENTIONS
+
+
+def _fitting(source: Shape, target: Shape) -> list[tuple[int, ...]]:
+    """Return the axis orders that map one shape to the other, the unchanged order first."""
+    if sorted(source) != sorted(target) or len(source) > MOST_AXES:
+        return [identity(source).axes] if source == target else []
+    orders = itertools.permutations(range(len(source)))
+    return [axes for axes in orders if tuple(source[axis] for axis in axes) == target]

@@ -1,0 +1,316 @@
+"""Parameter matching: by value, then by rounded value, then by name where values are ambiguous.
+
+`match_parameters` is the entry point; each step works on what earlier steps left unmatched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
+from parity.engine.pairing import naming
+from parity.engine.pairing.analogy import by_families, by_siblings
+from parity.engine.pairing.constructions import Construction, laid_out
+from parity.engine.pairing.irregularities import irregularities
+from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
+from parity.engine.pairing.resemblance import resemblance
+from parity.engine.pairing.value_search import (
+    SMALL,
+    Tensors,
+    compositions,
+    fit,
+    locate,
+    of_parts,
+    part_of,
+    whole_matches,
+)
+
+ROUNDINGS = tuple(np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float16))
+"""Dtypes that stored weights often pass through: float32 from float64, and two narrow formats."""
+CANDIDATES = 8
+"""Originals with the most similar names that an unmatched parameter is compared with."""
+
+
+def match_parameters(
+    original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
+) -> Matching:
+    """Find out what each parameter of the port is made of.
+
+    Arrays are read one at a time and hashed in chunks, so lazy mappings of memory maps stay lazy.
+
+    Args:
+        original: arrays by dotted path, of any real dtype.
+        port: likewise.
+    """
+    search = _Search(Tensors(original), Tensors(port))
+    search.by_value(search.original, search.port, Means.VALUE, "")
+    for dtype in ROUNDINGS:
+        wider_o, wider_p = search.wider(dtype)
+        note = f"the {{}} has been through {dtype.name}"
+        if wider_o:
+            rounded = search.original.rounded(dtype)
+            search.by_value(rounded, search.port, Means.ROUNDED, note.format("port"))
+        if wider_p:
+            rounded = search.port.rounded(dtype)
+            search.by_value(search.original, rounded, Means.ROUNDED, note.format("original"))
+    search.in_part()
+    search.by_name()
+    search.by_resemblance()
+    return search.matching()
+
+
+__all__ = ["Matching", "Means", "Pair", "Unmatched", "match_parameters"]
+
+
+class _Search:
+    """The pairs found so far, and the unmatched parameters."""
+
+    def __init__(self, original: Tensors, port: Tensors):
+        self.original, self.port = original, port
+        self.pairs: dict[str, Pair] = {}
+        self.used: set[str] = set()
+        self.reordered: dict[str, str] = {}
+        """Original with the same values in another order, by parameter of the port."""
+
+    def add(
+        self,
+        port: str,
+        construction: Construction,
+        means: Means,
+        note: str = "",
+        also: Iterable[str] = (),
+    ) -> None:
+        self.pairs[port] = Pair(port, construction, means, note, tuple(also))
+        self.used.update(construction.parameters, also)
+
+    def rest(self, ambiguous: bool | None) -> tuple[list[str], list[str]]:
+        """Return the unmatched names (original, port); `ambiguous` None selects both kinds."""
+        rest_o = [name for name in self.original.names if name not in self.used]
+        rest_p = [name for name in self.port.names if name not in self.pairs]
+        if ambiguous is None:
+            return rest_o, rest_p
+        return (
+            [name for name in rest_o if self.original.ambiguous(name) is ambiguous],
+            [name for name in rest_p if self.port.ambiguous(name) is ambiguous],
+        )
+
+    def known(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of names found so far."""
+        for pair in self.pairs.values():
+            for name in (*pair.originals, *pair.also):
+                yield name, pair.port
+
+    def wider(self, dtype: np.dtype) -> tuple[bool, bool]:
+        """Return whether rounding to `dtype` may change unmatched parameters, (original, port)."""
+        rest_o, rest_p = self.rest(ambiguous=False)
+        return (
+            any(self.original.rounds(name, dtype) for name in rest_o),
+            any(self.port.rounds(name, dtype) for name in rest_p),
+        )
+
+    def likeness(self, originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
+        """Return how well names fit each other and the pairs so far, (original, port)."""
+        return naming.similarity(originals, ports) + naming.context(originals, ports, self.known())
+
+    def by_value(self, original: Tensors, port: Tensors, means: Means, note: str) -> None:
+        """Match equal content: whole parameters, then fused, then split ones."""
+        rest_o, rest_p = self.rest(ambiguous=False)
+        if not rest_o or not rest_p:
+            return
+        groups = []
+        for names, fits in whole_matches(original, port, rest_o, rest_p):
+            self.reordered |= {name: names[0] for name, layouts in fits if not layouts}
+            if fitting := {name: layouts for name, layouts in fits if layouts}:
+                groups.append((names, fitting))
+        # Groups decided by values alone come first: their modules help to decide the others.
+        for names, fits in sorted(groups, key=lambda group: len(group[0]) * len(group[1]) > 1):
+            self.several(names, fits, means, note)
+        rest_o, rest_p = self.rest(ambiguous=False)
+        for name, pieces in compositions(port, original, rest_p, rest_o):
+            self.add(name, of_parts(port.shapes[name], pieces), means, note)
+        rest_o, rest_p = self.rest(ambiguous=False)
+        for name, pieces in compositions(original, port, rest_o, rest_p):
+            for part, place, layout in pieces:
+                self.add(part, part_of(name, place, layout), means, note)
+
+    def several(
+        self,
+        names: Sequence[str],
+        fits: Mapping[str, Mapping[str, Layout]],
+        means: Means,
+        note: str,
+    ) -> None:
+        """Match equal tensors one to one by name; leftover names are tied.
+
+        Args:
+            names: originals with the same content.
+            fits: for each parameter of the port with that content, layouts by original.
+        """
+        ports = list(fits)
+        if len(names) == len(ports) == 1:
+            self.add(ports[0], laid_out(names[0], fits[ports[0]][names[0]]), means, note)
+            return
+        likeness = self.likeness(names, ports)
+        for j, port in enumerate(ports):
+            for i, name in enumerate(names):
+                if name not in fits[port]:
+                    likeness[i, j] = -math.inf
+        pairs = naming.assignment(likeness)
+        chosen = {ports[j]: names[i] for i, j in pairs}
+        also = defaultdict(list)
+        for i in sorted(set(range(len(names))) - {i for i, _ in pairs}):
+            if np.isfinite(likeness[i]).any():
+                also[ports[int(likeness[i].argmax())]].append(names[i])
+        if len(names) > 1 and len(ports) > 1:
+            means = Means.NAME if means is Means.VALUE else means
+            note = "; ".join(filter(None, (note, f"one of {len(names)} that are equal")))
+        for j, port in enumerate(ports):
+            name = chosen.get(port) or names[int(likeness[:, j].argmax())]
+            others = [other for other in ports if other != port and len(names) == 1]
+            tied = f"tied with {', '.join(others)}" if others else ""
+            text = "; ".join(filter(None, (note, tied)))
+            self.add(port, laid_out(name, fits[port][name]), means, text, also[port])
+
+    def in_part(self) -> None:
+        """Match arrays that are part of a larger one, the rest of which has no counterpart."""
+        rest_o, rest_p = self.rest(ambiguous=False)
+        for port, names in self.nearest(rest_o, rest_p, lambda o, p: o > p):
+            for name in names:
+                if at := locate(self.original[name], self.port[port]):
+                    note = f"all but {at[0].text()} of it is in no parameter of the port"
+                    self.add(port, part_of(name, *at), Means.VALUE, note)
+                    break
+        rest_o, rest_p = self.rest(ambiguous=False)
+        for port, names in self.nearest(rest_o, rest_p, lambda o, p: o < p):
+            pieces = []
+            for name in names:
+                if at := locate(self.port[port], self.original[name]):
+                    pieces.append((name, *at))
+            if pieces:
+                construction = of_parts(self.port.shapes[port], pieces)
+                inside = ", ".join(place.text() for _, place, _ in pieces)
+                note = f"only {inside} of it is of the original"
+                self.add(port, construction, Means.SLICE, note)
+
+    def nearest(
+        self, originals: Sequence[str], ports: Sequence[str], sizes
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yield each parameter of the port with originals of fitting size, by name similarity."""
+        if not originals or not ports:
+            return
+        likeness = self.likeness(originals, ports)
+        for j, port in enumerate(ports):
+            order = np.argsort(-likeness[:, j], kind="stable")
+            names = [originals[int(i)] for i in order]
+            fitting = [n for n in names if sizes(self.original.size(n), self.port.size(port))]
+            if fitting:
+                yield port, fitting[:CANDIDATES]
+
+    def by_name(self) -> None:
+        """Match arrays that can be equal by accident: constants and small arrays."""
+        rest_o, rest_p = self.rest(ambiguous=True)
+        self.small(rest_o, rest_p)
+        rest_o, rest_p = self.rest(ambiguous=True)
+        for names, fits in whole_matches(self.original, self.port, rest_o, rest_p):
+            self.assigned(names, [port for port, _ in fits])
+        for find in (by_siblings, by_families):
+            rest_o, rest_p = self.rest(ambiguous=True)
+            for port, construction in find(self.original, self.port, rest_o, rest_p, self.pairs):
+                self.add(port, construction, Means.NAME, "constant")
+
+    def small(self, rest_o: Sequence[str], rest_p: Sequence[str]) -> None:
+        """Match arrays of up to `SMALL` elements with equal values, by name."""
+        for size in range(1, SMALL + 1):
+            names = [name for name in rest_o if self.original.size(name) == size]
+            ports = [name for name in rest_p if self.port.size(name) == size]
+            if names and ports:
+                self.assigned(names, ports)
+
+    def assigned(self, names: Sequence[str], ports: Sequence[str]) -> None:
+        """Pair equal arrays by the best assignment of names; pairs of unequal ones are dropped."""
+        likeness = self.likeness(names, ports) - self.conflicts(names, ports)
+        alone = len(names) == len(ports) == 1
+        for i, j in naming.assignment(likeness):
+            name, port = names[i], ports[j]
+            if likeness[i, j] <= 0:
+                continue
+            if layout := fit(self.original[name], self.port[port]):
+                constant = self.original.size(name) > SMALL
+                note = "constant" if constant else f"{self.original.size(name)} elements"
+                means = Means.VALUE if alone else Means.NAME
+                self.add(port, laid_out(name, layout), means, note)
+
+    def conflicts(self, names: Sequence[str], ports: Sequence[str]) -> np.ndarray:
+        """Return 2 where the modules of two names are both already paired with others, else 0."""
+        modules_o, modules_p = defaultdict(set), defaultdict(set)
+        for o, p in self.known():
+            modules_o[naming.parent(o)].add(naming.parent(p))
+            modules_p[naming.parent(p)].add(naming.parent(o))
+        return 2.0 * np.array(
+            [
+                [
+                    bool(modules_o[o]) and bool(modules_p[p]) and p not in modules_o[o]
+                    for p in map(naming.parent, ports)
+                ]
+                for o in map(naming.parent, names)
+            ]
+        )
+
+    def by_resemblance(self) -> None:
+        """Match nearly equal arrays, or equal ones except for a slice, among similar names."""
+        rest_o, rest_p = self.rest(ambiguous=None)
+        found = []
+        for port, names in self.nearest(rest_o, rest_p, lambda o, p: o == p):
+            for rank, name in enumerate(names):
+                likeness = resemblance(self.original[name], self.port[port])
+                if likeness is not None:
+                    found.append((likeness.distance, rank, name, port, likeness))
+        for _, _, name, port, likeness in sorted(found, key=lambda entry: entry[:2]):
+            if name not in self.used and port not in self.pairs:
+                means = Means.SLICE if likeness.slices else Means.NEAR
+                note = likeness.text()
+                if self.reordered.get(port) == name:
+                    note += ", the same values in another order"
+                self.add(port, laid_out(name, likeness.layout), means, note)
+
+    def matching(self) -> Matching:
+        """Return the result: pairs in the port's order, and the unmatched with their closest."""
+        rest_o, rest_p = self.rest(ambiguous=None)
+        every_o, every_p = list(self.original.names), list(self.port.names)
+        likeness = self.likeness(every_o, rest_p)
+        left_p = tuple(
+            self.unmatched(name, self.port, every_o, self.original, likeness[:, j])
+            for j, name in enumerate(rest_p)
+        )
+        likeness = self.likeness(rest_o, every_p)
+        left_o = tuple(
+            self.unmatched(name, self.original, every_p, self.port, likeness[i])
+            for i, name in enumerate(rest_o)
+        )
+        pairs = [self.pairs[name] for name in self.port.names if name in self.pairs]
+        odd = irregularities(pairs)
+        pairs = tuple(
+            replace(pair, note="; ".join(filter(None, (pair.note, odd.get(pair.port)))))
+            for pair in pairs
+        )
+        return Matching(pairs, left_o, left_p)
+
+    def unmatched(
+        self, name: str, side: Tensors, others: Sequence[str], other: Tensors, likeness: np.ndarray
+    ) -> Unmatched:
+        shape = side.shapes[name]
+        if not others:
+            return Unmatched(name, shape)
+        if name in self.reordered:
+            closest = self.reordered[name]
+            return Unmatched(name, shape, closest, "the same values in another order")
+        same = np.array([other.size(candidate) == side.size(name) for candidate in others])
+        # A fitting size counts as much as half of the words; fused parameters have none that fits.
+        closest = others[int(np.argmax(likeness + 0.5 * same))]
+        return Unmatched(name, shape, closest, f"of {other.shapes[closest]}, has other values")

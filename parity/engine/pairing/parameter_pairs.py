@@ -1,0 +1,246 @@
+"""Matching: which parameters of the original each parameter of the port is made of, by content.
+
+Values decide where they can: whole, transposed, fused, split, stacked, rounded, tied. Constants and
+very small arrays can be equal by accident, so names decide about them, and the matching says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from parity.engine.pairing.constructions import Construction
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Means(StrEnum):
+    """Evidence that a parameter of the port is made of these parameters of the original."""
+
+    VALUE = "by value"
+    ROUNDED = "by value after rounding"
+    NAME = "by name, equal in value"
+    """Constants, small arrays, or several equal ones: the values fit but do not decide."""
+    SLICE = "but for a slice"
+    NEAR = "by name, differs in value"
+    PROPOSAL = "proposed by name and shape"
+    """Values carry no information: the port is not converted yet."""
+
+
+EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
+"""Evidence that implies equal values, up to rounding."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A parameter of the port and the parameters of the original it is made of."""
+
+    port: str
+    construction: Construction
+    means: Means
+    note: str = ""
+    """Remark for the reader, such as the rows that differ."""
+    also: tuple[str, ...] = ()
+    """Tied parameters of the original: same content, and used by no other pair."""
+
+    @property
+    def originals(self) -> tuple[str, ...]:
+        """Names of the original's parameters it is made of."""
+        return self.construction.parameters
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the values are those of the original, up to rounding that `note` names."""
+        return self.means in EQUAL
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A parameter without a counterpart, and the most similar one on the other side."""
+
+    name: str
+    shape: tuple[int, ...]
+    closest: str = ""
+    """Name on the other side; empty where that side has no parameters."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The pairs in the port's order, and the unmatched parameters of either side."""
+
+    pairs: tuple[Pair, ...]
+    unmatched_original: tuple[Unmatched, ...] = ()
+    unmatched_port: tuple[Unmatched, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every parameter of the port equals what it is made of."""
+        return not self.unmatched_port and all(pair.is_equal for pair in self.pairs)
+
+    @property
+    def by_port(self) -> dict[str, Pair]:
+        """The pairs by parameter of the port."""
+        return {pair.port: pair for pair in self.pairs}
+
+    @property
+    def tied(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Groups of tied parameters: (names in the original, names in the port).
+
+        At least one of the two lists has several names. Different parts of one tensor are not tied
+        to each other.
+        """
+        groups: dict[Any, tuple[list[str], list[str]]] = {}
+        for pair in self.pairs:
+            key = tuple((piece.parameter, piece.part) for piece in pair.construction.pieces)
+            originals, ports = groups.setdefault(key, ([*pair.originals], []))
+            originals += [name for name in pair.also if name not in originals]
+            ports.append(pair.port)
+        return tuple(
+            (tuple(originals), tuple(ports))
+            for key, (originals, ports) in groups.items()
+            if len(ports) > 1 or len(originals) > len({name for name, _ in key})
+        )
+
+    def from_original(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """Build every matched parameter of the port from `arrays` of the original.
+
+        Raises:
+            KeyError: a needed array is missing.
+        """
+        return {pair.port: pair.construction.from_original(arrays) for pair in self.pairs}
+
+    def gradients(self, original: Arrays, port: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return gradients by the port's parameter and in its shape: (original's, port's).
+
+        Where parameters are tied on one side only, the gradients of the other side are summed: the
+        derivative of a tensor used twice is the sum over its uses.
+
+        Args:
+            original: gradients of the original by parameter.
+            port: gradients of the port by parameter; missing parameters are skipped.
+        """
+        reference, sums = dict(original), {}
+        for pair in self.pairs:
+            first, *rest = (pair.originals[0], *pair.also)
+            values = [original[name] for name in (first, *rest) if name in original]
+            # One tensor under two names has one gradient, bit for bit; two tensors of equal value
+            # have two different gradients, which add up.
+            distinct: list[np.ndarray] = []
+            for value in values:
+                if not any(np.array_equal(value, other) for other in distinct):
+                    distinct.append(value)
+            if rest and values:
+                reference[first] = sum(distinct[1:], start=distinct[0])
+            if pair.port in port:
+                for name, value in pair.construction.adjoint(port[pair.port]).items():
+                    sums[name] = sums[name] + value if name in sums else value
+        return {
+            pair.port: (
+                pair.construction.from_original(reference),
+                pair.construction.from_original(sums),
+            )
+            for pair in self.pairs
+            if pair.port in port and all(name in reference for name in pair.originals)
+        }
+
+    def text(self) -> str:
+        """Return a readable table: one line per pair, then the unmatched parameters."""
+        counts = Counter(pair.means for pair in self.pairs)
+        total = len(self.pairs) + len(self.unmatched_port)
+        how = ", ".join(f"{counts[means]} {means}" for means in Means if counts[means])
+        lines = [f"{len(self.pairs)} of {total} parameters of the port matched: {how or 'none'}"]
+        rows = [("port", "made of", "matched", "")]
+        rows += [
+            (pair.port, pair.construction.text(), str(pair.means), _note(pair))
+            for pair in self.pairs
+        ]
+        lines += _columns(rows)
+        for side, rest in (("port", self.unmatched_port), ("original", self.unmatched_original)):
+            if rest:
+                lines.append(f"of the {side}, without a counterpart:")
+                lines += _columns([(f"  {u.name}", str(u.shape), _closest(u)) for u in rest])
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dictionary."""
+        return {
+            "pairs": [
+                {
+                    "port": pair.port,
+                    "construction": pair.construction.to_json(),
+                    "means": str(pair.means),
+                    "note": pair.note,
+                    "also": list(pair.also),
+                }
+                for pair in self.pairs
+            ],
+            "unmatched_original": [_unmatched_to_json(u) for u in self.unmatched_original],
+            "unmatched_port": [_unmatched_to_json(u) for u in self.unmatched_port],
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Matching:
+        """Return the matching that `to_json` wrote, possibly edited by hand.
+
+        Raises:
+            ValueError: a field is missing or cannot be parsed.
+        """
+        try:
+            pairs = tuple(
+                Pair(
+                    pair["port"],
+                    Construction.from_json(pair["construction"]),
+                    Means(pair["means"]),
+                    pair.get("note", ""),
+                    tuple(pair.get("also", ())),
+                )
+                for pair in entry["pairs"]
+            )
+            rest = [
+                tuple(
+                    Unmatched(u["name"], tuple(u["shape"]), u.get("closest", ""), u.get("note", ""))
+                    for u in entry[side]
+                )
+                for side in ("unmatched_original", "unmatched_port")
+            ]
+        except KeyError as missing:
+            raise ValueError(
+                f"expected the field {missing} of a matching, which is not there; correct the "
+                f"file, or write it again with `Matching.to_json`"
+            ) from missing
+        return cls(pairs, *rest)
+
+
+def _unmatched_to_json(entry: Unmatched) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "shape": list(entry.shape),
+        "closest": entry.closest,
+        "note": entry.note,
+    }
+
+
+def _note(pair: Pair) -> str:
+    tied = f"also {', '.join(pair.also)}" if pair.also else ""
+    return "; ".join(filter(None, (pair.note, tied)))
+
+
+def _closest(entry: Unmatched) -> str:
+    closest = f"closest: {entry.closest}" if entry.closest else ""
+    return ", ".join(filter(None, (closest, entry.note)))
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines with columns padded to their widest entry."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(entry.ljust(n) for entry, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

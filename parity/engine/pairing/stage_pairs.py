@@ -1,0 +1,159 @@
+"""Pairs of stages of two sides: the result of an alignment, and pins, which fix pairs by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from parity.engine.pairing.closeness import plain_layouts
+from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.stage_names import similarity
+
+LISTED = 20
+"""Most stage names that an error lists."""
+
+
+class AlignedBy(StrEnum):
+    """Evidence that decided a pair of stages."""
+
+    VALUE = "value"
+    """Equal values; names decide only between several stages of the same value."""
+    NAME = "name"
+    """Similar names, in order, supported by values."""
+    NEARNESS = "nearness"
+    """Values that are not equal but correlated, and names that do not contradict."""
+    ORDER = "order"
+    """Equal numbers of stages between two other pairs."""
+    PIN = "pin"
+    """A pin set by a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A stage of the port and the corresponding stage of the original."""
+
+    port: str
+    original: str
+    layout: Layout
+    """Maps the original's array to the port's arrangement of elements."""
+    by: AlignedBy
+    distance: float
+    """Relative L2 of the port's values from the original's; NaN if either is not finite."""
+    enclosed: bool = False
+    """Whether values agree again after this stage, so that a difference here affects nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A partner set by hand for one stage; if one name is None, the stage has no partner."""
+
+    port: str | None
+    original: str | None
+    layout: Layout | None = None
+    """Layout of the pair; None, or a layout that no longer fits the shapes, selects the nearest."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Pairs of stages, and the stages of either side without a partner."""
+
+    pairs: tuple[Pair, ...]
+    """Pairs in the port's order of execution."""
+    unaligned_original: Mapping[str, tuple[int, ...]]
+    """Shapes of the original's stages without a partner, in order of execution."""
+    unaligned_port: Mapping[str, tuple[int, ...]]
+    """Shapes of the port's stages without a partner, in order of execution."""
+
+    def text(self) -> str:
+        """Return the pairs as a table, followed by the stages without a partner."""
+        head = ("port stage", "original stage", "how it lies", "matched by", "distance")
+        rows = [
+            (p.port, p.original, p.layout.text(), p.by, f"{p.distance:.1e}") for p in self.pairs
+        ]
+        lines = _table([head, *rows]) if rows else ["no stage of the port has a partner"]
+        for side, alone, others in (
+            ("port", self.unaligned_port, self.unaligned_original),
+            ("original", self.unaligned_original, self.unaligned_port),
+        ):
+            if alone:
+                lines += ["", f"only in the {side}:"]
+                lines += [f"  {name} {_shape_text(name, alone, others)}" for name in alone]
+        return "\n".join(lines)
+
+    def pins(self) -> tuple[Pin, ...]:
+        """Return pins that reproduce this alignment, including stages without a partner."""
+        return (
+            *(Pin(pair.port, pair.original, pair.layout) for pair in self.pairs),
+            *(Pin(name, None) for name in self.unaligned_port),
+            *(Pin(None, name) for name in self.unaligned_original),
+        )
+
+
+class AlignmentError(ValueError):
+    """Too few stages align, or a pin cannot be applied."""
+
+
+def check_pins(
+    pins: Sequence[Pin], original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
+) -> None:
+    """Reject pins that cannot be applied.
+
+    Raises:
+        AlignmentError: a pin names a stage that does not exist, a stage is pinned twice, or a pin
+            pairs stages of different sizes.
+    """
+    seen: set[tuple[str, str]] = set()
+    for pin in pins:
+        for side, name, stages in (("original", pin.original, original), ("port", pin.port, port)):
+            if name is None:
+                continue
+            if name not in stages:
+                raise AlignmentError(
+                    f"a pin names the stage {name!r} of the {side}, which has no such stage; it "
+                    f"has: {', '.join(_nearest_names(name, stages)) or 'none'}. Correct the pin or "
+                    f"remove it."
+                )
+            if (side, name) in seen:
+                raise AlignmentError(
+                    f"the stage {name!r} of the {side} is pinned twice, expected once: remove one "
+                    f"of the pins."
+                )
+            seen.add((side, name))
+        if pin.original is None or pin.port is None:
+            continue
+        source, target = original[pin.original].shape, port[pin.port].shape
+        if not plain_layouts(source, target) or not math.prod(source):
+            raise AlignmentError(
+                f"{pin.port!r} {target} of the port is pinned to {pin.original!r} {source} of the "
+                f"original, expected two stages of one size, not 0: remove the pin."
+            )
+
+
+def _nearest_names(name: str, names: Mapping[str, object], most: int = LISTED) -> Iterator[str]:
+    """Yield names in order of decreasing similarity, then how many were left out."""
+    every = list(names)
+    alike = similarity([name], every)[0]
+    yield from (every[n] for n in np.argsort(-alike, kind="stable")[:most])
+    if len(every) > most:
+        yield f"and {len(every) - most} more"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _shape_text(
+    name: str, alone: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]
+) -> str:
+    """Return the shape of a stage, and that of its namesake if the sizes differ."""
+    if name in others and math.prod(others[name]) != math.prod(alone[name]):
+        return f"{alone[name]}, {others[name]} on the other side"
+    return str(alone[name])

@@ -1,0 +1,284 @@
+"""Search by value: arrays that equal others whole, fused, split, stacked or in part.
+
+Fingerprints propose candidates: that of a concatenation is the sum of those of its parts. Every
+candidate is then laid out and compared element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.pairing import naming
+from parity.engine.pairing.constructions import Construction, Part, Piece, cut, whole
+from parity.engine.pairing.fingerprints import MODULUS, fingerprint, sample_positions
+from parity.engine.pairing.layouts import SAMPLES, Layout, Shape, candidates, same_values, take
+
+SMALL = 4
+"""Most elements of an array that may be equal by accident, so that names decide."""
+MOST_UNITS = 1500
+"""Most arrays and families for which sums of three are tried: a million sums of two."""
+PROBES = 3
+"""Elements of a lone part that are searched for before places are tried."""
+MOST_STARTS = 64
+"""Most places along an axis that are tried for a lone part."""
+
+
+class Tensors:
+    """Named arrays, read one at a time, optionally rounded to a dtype, with cached fingerprints."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], rounding: np.dtype | None = None):
+        self.arrays, self.rounding = arrays, rounding
+        self.names = tuple(arrays)
+        self.shapes: dict[str, Shape] = {name: tuple(arrays[name].shape) for name in arrays}
+        self._fingerprints: dict[str, int] = {}
+        self._ambiguous: dict[str, bool] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = np.asarray(self.arrays[name])
+        if self.rounding is None or not self.rounds(name, self.rounding):
+            return array
+        # Narrow formats overflow to infinity, which is compared like any other value.
+        with np.errstate(over="ignore"):
+            return array.astype(self.rounding).astype(array.dtype)
+
+    def rounds(self, name: str, dtype: np.dtype) -> bool:
+        """Return whether rounding to `dtype` may change an array, i.e. it is a wider float."""
+        own = self.arrays[name].dtype
+        return own.kind not in "biu" and own.itemsize > dtype.itemsize
+
+    def rounded(self, dtype: np.dtype) -> Tensors:
+        """Return the same arrays rounded to `dtype`; which ones are ambiguous does not change."""
+        result = Tensors(self.arrays, dtype)
+        result._ambiguous = self._ambiguous
+        return result
+
+    def size(self, name: str) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shapes[name])
+
+    def fingerprint(self, name: str) -> int:
+        """Return the fingerprint, computed once."""
+        if name not in self._fingerprints:
+            self._fingerprints[name] = fingerprint(self[name])
+        return self._fingerprints[name]
+
+    def ambiguous(self, name: str) -> bool:
+        """Return whether values cannot identify an array: a constant, or very few elements."""
+        if name not in self._ambiguous:
+            self._ambiguous[name] = self.size(name) <= SMALL or is_constant(self[name])
+        return self._ambiguous[name]
+
+
+def is_constant(x: np.ndarray) -> bool:
+    """Return whether all elements are equal; a sample is tested first."""
+    first = x.reshape(-1)[:1] if x.flags.c_contiguous else x[(0,) * x.ndim].reshape(-1)
+    if not x.size or not (elements(x, sample_positions(x.size, SAMPLES)) == first).all():
+        return not x.size
+    return bool((x == first).all())
+
+
+def elements(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return elements by flat position, without copying the rest."""
+    return x[np.unravel_index(positions, x.shape)] if x.ndim else x.reshape(-1)[positions]
+
+
+def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
+    """Return the simplest layout in which `source` equals `target`; None without one.
+
+    Like `find_layout`, for arrays whose fingerprints already match.
+    """
+    positions = sample_positions(target.size, SAMPLES)
+    wanted = elements(target, positions)
+    for layout in candidates(source.shape, target.shape):
+        if same_values(take(layout, source, positions), wanted) and (
+            same_values(layout(source), target)
+        ):
+            return layout
+    return None
+
+
+def whole_matches(
+    originals: Tensors, ports: Tensors, rest_o: Iterable[str], rest_p: Iterable[str]
+) -> Iterator[tuple[tuple[str, ...], list[tuple[str, dict[str, Layout]]]]]:
+    """Yield arrays of equal content: names of originals, and ports with the layouts of each.
+
+    A missing layout means the same values in an order that is no layout.
+    """
+    content = defaultdict(lambda: ([], []))
+    sizes = {originals.size(name) for name in rest_o}
+    for name in rest_p:
+        if ports.size(name) in sizes:
+            content[ports.size(name), ports.fingerprint(name)][1].append(name)
+    sizes = {size for size, _ in content}
+    for name in rest_o:
+        if originals.size(name) in sizes:
+            key = (originals.size(name), originals.fingerprint(name))
+            if key in content:
+                content[key][0].append(name)
+    for group_o, group_p in content.values():
+        if group_o and group_p:
+            fits = []
+            for p in group_p:
+                layouts = {o: fit(originals[o], ports[p]) for o in group_o}
+                fits.append((p, {o: layout for o, layout in layouts.items() if layout}))
+            yield tuple(group_o), fits
+
+
+class Sums:
+    """Fingerprints of arrays and families, and of their sums of two and three."""
+
+    def __init__(self, parts: Tensors, names: Sequence[str], largest: int):
+        names = [name for name in names if parts.size(name) < largest]
+        units = [(name,) for name in names] + naming.families(names)
+        sizes = [sum(map(parts.size, unit)) for unit in units]
+        self.units = [unit for unit, n in zip(units, sizes, strict=True) if n <= largest]
+        self.sizes = np.array([n for n in sizes if n <= largest], np.int64)
+        prints = [sum(map(parts.fingerprint, unit)) % MODULUS for unit in self.units]
+        self.prints = np.array(prints, np.uint64)
+        count = len(self.units) if len(self.units) <= MOST_UNITS else 0
+        first, second = np.triu_indices(count, 1)
+        near = self.sizes[first] + self.sizes[second] <= largest
+        first, second = first[near], second[near]
+        sums = self.prints[first] + self.prints[second]
+        order = np.argsort(sums)
+        self.sums, self.pairs = sums[order], np.stack([first[order], second[order]], -1)
+
+    def groups(self, size: int, wanted: int) -> Iterator[tuple[str, ...]]:
+        """Yield groups of arrays whose sizes and fingerprints sum to those of a whole."""
+        target = np.uint64(wanted)
+        for i in np.flatnonzero((self.prints == target) & (self.sizes == size)):
+            yield self.units[i]
+        # Sums of two, then of three: the remainder to the target is looked up among sums of two.
+        missing = np.concatenate([[target], target - self.prints])
+        low = np.searchsorted(self.sums, missing)
+        high = np.searchsorted(self.sums, missing, side="right")
+        for i in np.flatnonzero(low < high):
+            for pair in self.pairs[low[i] : high[i]]:
+                chosen = [*map(int, pair), *([int(i) - 1] if i else [])]
+                names = tuple(name for unit in chosen for name in self.units[unit])
+                if self.sizes[chosen].sum() == size and len(set(names)) == len(names):
+                    yield names
+
+
+def compositions(
+    wholes: Tensors, parts: Tensors, rest_wholes: Sequence[str], rest_parts: Sequence[str]
+) -> Iterator[tuple[str, list[tuple[str, Part, Layout]]]]:
+    """Yield arrays that others make up: the name, and for each part its name, place and layout.
+
+    The layout maps the place in the whole to the part.
+    """
+    if not rest_wholes or not rest_parts:
+        return
+    sums = Sums(parts, rest_parts, max(map(wholes.size, rest_wholes)))
+    used: set[str] = set()
+    for name in rest_wholes:
+        for group in sums.groups(wholes.size(name), wholes.fingerprint(name)):
+            if used.isdisjoint(group):
+                pieces = dissect(wholes[name], {part: parts[part] for part in group})
+                if pieces is not None:
+                    yield name, pieces
+                    used.update(group)
+                    break
+
+
+def dissect(
+    array: np.ndarray, parts: Mapping[str, np.ndarray]
+) -> list[tuple[str, Part, Layout]] | None:
+    """Return where each of `parts` lies in `array`, with its layout; None if they do not fill it.
+
+    Cuts along one axis are tried, of the array itself and with one axis split into groups (heads,
+    each with its query, key and value); then a stack of cuts.
+    """
+    array = np.ascontiguousarray(array)  # so that reshapes of it are views
+    for view, axis in _views(array.shape):
+        if (pieces := _tile(array, parts, view, axis)) is not None:
+            return pieces
+    groups = defaultdict(dict)
+    for name, part in parts.items():
+        groups[naming.numbers(name)[:1]][name] = part
+    if not 1 < len(groups) == (array.shape or (0,))[0] or len(groups) == len(parts):
+        return None
+    result = []
+    for i, numbers in enumerate(sorted(groups)):
+        pieces = dissect(array[i], groups[numbers])
+        if pieces is None:
+            return None
+        for name, part, layout in pieces:
+            inside = Part(
+                array.shape, (len(groups), *part.view), (i, *part.starts), (i + 1, *part.stops)
+            )
+            unit = Layout((1, *layout.source), layout.before, layout.axes, layout.target)
+            result.append((name, inside, unit))
+    return result
+
+
+def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
+    """Return where a lone part lies in a larger `array`, with its layout; None if nowhere."""
+    array = np.ascontiguousarray(array)
+    # Searching a few elements rules out nearly every pair of unrelated arrays in one pass each.
+    if not all((array == x).any() for x in elements(part, sample_positions(part.size, PROBES))):
+        return None
+    for view, axis in _views(array.shape):
+        length = part.size * view[axis] // array.size
+        if length * array.size != part.size * view[axis] or not 0 < length < view[axis]:
+            continue
+        starts = dict.fromkeys((0, view[axis] - length, *range(0, view[axis] - length, length)))
+        for start in list(starts)[:MOST_STARTS]:
+            place = cut(array.shape, view, axis, start, start + length)
+            if layout := fit(place(array), part):
+                return place, layout
+    return None
+
+
+def _tile(
+    array: np.ndarray, parts: Mapping[str, np.ndarray], view: Shape, axis: int
+) -> list[tuple[str, Part, Layout]] | None:
+    rest, at, pieces = dict(parts), 0, []
+    lengths = {}
+    for name, part in parts.items():
+        lengths[name], remainder = divmod(part.size * view[axis], array.size)
+        if remainder or not lengths[name]:
+            return None
+    while rest:
+        for name, part in rest.items():
+            place = cut(array.shape, view, axis, at, at + lengths[name])
+            if layout := fit(place(array), part):
+                pieces.append((name, place, layout))
+                break
+        else:
+            return None
+        at += lengths[pieces[-1][0]]
+        del rest[pieces[-1][0]]
+    return pieces
+
+
+def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
+    """Yield reshapes of an array and the axis to cut: unchanged, leading axes merged, one split."""
+    for axis in range(len(shape)):
+        yield shape, axis
+    for merged in range(2, len(shape)):
+        yield (math.prod(shape[:merged]), *shape[merged:]), 0
+    for axis, size in enumerate(shape):
+        for groups in range(2, size // 2 + 1):
+            if size % groups == 0:
+                yield (*shape[:axis], groups, size // groups, *shape[axis + 1 :]), axis + 1
+
+
+def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Construction:
+    """Return the construction of a port's array from parts of the original."""
+    return Construction(
+        shape,
+        tuple(
+            Piece(name, whole(layout.target), layout.reversed, place)
+            for name, place, layout in pieces
+        ),
+    )
+
+
+def part_of(name: str, place: Part, layout: Layout) -> Construction:
+    """Return the construction of a port's array as a part of the original's `name`."""
+    return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))

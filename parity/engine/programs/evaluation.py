@@ -1,0 +1,282 @@
+"""Evaluation of a jaxpr that reads and replaces its marks, in its own dtypes or in float64.
+
+Calls, rematerialised regions, branches and scans that contain marks are entered; every other
+equation is bound unchanged, so that each operation gives bit-identical results. A widened
+evaluation enters everything, computes in float64 what the program computes in lower precision, and
+can perturb every result by a random sign times the unit roundoff of the program's dtype. The
+response of the outputs is the noise floor (Monte Carlo arithmetic, Parker 1997).
+Source: docs/your-own-port.md "What a tolerance is made of".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from parity.engine.programs.jaxprs import bind, interpret
+from parity.engine.programs.marks import (
+    Branches,
+    Change,
+    Changes,
+    Marks,
+    has_marks,
+    in_turn,
+    of_turns,
+)
+from parity.engine.programs.operations import Recorder
+from parity.engine.programs.rounding import Signs
+from parity.engine.programs.rounding_rules import rounded, wide
+
+CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_lin")
+CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings of an evaluation."""
+
+    widened: bool = False
+    """Compute everything in float64; requires 64-bit types to be enabled."""
+    signs: Signs | None = None
+    """Random signs that perturb the result of every operation; None for no perturbation."""
+    notices: dict[str, None] = field(default_factory=dict)
+    """Notices of requests that could not be fulfilled, in order, without repetition."""
+    differentiable: bool = False
+    """Keep the custom derivatives of functions; marks inside these are then not seen."""
+    recorder: Recorder | None = None
+    """Records every operation outside of loops and branches."""
+
+    def run(
+        self,
+        closed: ClosedJaxpr,
+        arguments: Sequence[Any],
+        marks: Marks,
+        changes: Changes | None = None,
+    ) -> list[Any]:
+        """Evaluate a jaxpr and return its outputs; its marks are added to `marks`."""
+        return self._inner(closed.jaxpr, closed.consts, arguments, marks, changes or {})
+
+    def _inner(
+        self,
+        jaxpr: Jaxpr,
+        constants: Sequence[Any],
+        arguments: Sequence[Any],
+        marks: Marks,
+        changes: Changes,
+    ) -> list[Any]:
+        if self.widened:
+            constants = [self._constant(c) for c in constants]
+            arguments = [_widen(a) for a in arguments]
+
+        def step(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+            return self._step(eqn, inputs, marks, changes)
+
+        return interpret(jaxpr, constants, arguments, step, self._literal)
+
+    def _step(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        primitive = eqn.primitive.name
+        if primitive == "name":
+            return [self._mark(eqn, inputs, marks, changes)]
+        entered = primitive in FLOW and (self.widened or has_marks(eqn))
+        if entered and not (self.differentiable and primitive in CUSTOM):
+            if primitive in (*CALLS, *CUSTOM):
+                keys = ("call_jaxpr", "fun_jaxpr", "jaxpr")
+                inner = next(eqn.params[key] for key in keys if key in eqn.params)
+                with self._inside(eqn):
+                    return self._call(inner, inputs, marks, changes)
+            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
+        if not self.widened:
+            return self._noted(eqn, inputs, bind(eqn, inputs))
+        return self._noted(eqn, inputs, rounded(eqn, inputs, self.signs, self.notices))
+
+    def _loop_or_branch(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        alone = dataclasses.replace(self, recorder=None)
+        if eqn.primitive.name == "scan":
+            return alone._scan(eqn, inputs, marks, changes)
+        if eqn.primitive.name == "cond":
+            return alone._cond(eqn, inputs, marks, changes)
+        if has_marks(eqn):
+            self.notices["marks inside of a while loop have no one value: not seen"] = None
+        return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
+
+    def _noted(self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        if self.recorder is not None:
+            self.recorder.note(eqn, inputs, outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def _inside(self, call: JaxprEqn) -> Iterator[None]:
+        if self.recorder is None:
+            yield
+            return
+        self.recorder.enter(call)
+        yield
+        self.recorder.leave()
+
+    def _mark(self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes) -> Any:
+        name = marks.name_of(eqn.params["name"])
+        value = inputs[0]
+        if self.differentiable and isinstance(value, Tracer):
+            # Keep the mark in the program: rematerialisation policies read it.
+            value = bind(eqn, inputs)[0]
+        change = changes.get(name, Change())
+        marks.values[name] = reported = change.reported(value)
+        following = change.following(reported)
+        if self.recorder is not None:
+            # A new object: the recorder identifies the old one with the operation that made it.
+            following = following + 0
+            self.recorder.note(eqn, inputs, [following], name)
+        return following
+
+    def _call(
+        self, inner: ClosedJaxpr | Jaxpr, inputs: Sequence[Any], marks: Marks, changes: Changes
+    ) -> list[Any]:
+        if isinstance(inner, Jaxpr):
+            return self._inner(inner, (), inputs, marks, changes)
+        return self._inner(inner.jaxpr, inner.consts, inputs, marks, changes)
+
+    def _scan(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        p = eqn.params
+        body, length, carries = p["jaxpr"], p["length"], p["num_consts"] + p["num_carry"]
+        constants, first = inputs[: p["num_consts"]], inputs[p["num_consts"] : carries]
+        rest = inputs[carries:]
+        if self.widened:
+            first = [_widen(x) for x in first]
+        shapes = self._shapes(body, [*inputs[:carries], *(x[0] for x in rest)], marks)
+        turns = range(length)[:: -1 if p["reverse"] else 1]
+        passed_as = [(name, i) for i in turns for name in shapes]
+        names = marks.next_names(in_turn(*of_turn) for of_turn in passed_as)
+        outside = dict(zip(passed_as, names, strict=True))
+        # Changes of single iterations are passed in as inputs of the scan.
+        fed = {
+            name: of_turns([changes.get(outside[name, i]) for i in range(length)], shape)
+            for name, shape in shapes.items()
+            if any(outside[name, i] in changes for i in range(length))
+        }
+
+        def step(carry: Any, xs: Any) -> Any:
+            (turn, carry), (turn_inputs, turn_changes) = carry, xs
+            own = marks.within()
+            outputs = self.at(turn)._call(
+                body, [*constants, *carry, *turn_inputs], own, turn_changes
+            )
+            following = [_of_type(x, y) for x, y in zip(outputs, first, strict=False)]
+            return (turn + 1, following), (outputs[len(first) :], own.values, own.passed)
+
+        (_, last), (outputs, values, passed) = jax.lax.scan(
+            step,
+            (jnp.int32(0), list(first)),
+            (list(rest), fed),
+            length=length,
+            reverse=p["reverse"],
+            unroll=p["unroll"],
+        )
+        for name, i in passed_as:
+            unique = marks.name_of(in_turn(name, i))
+            marks.values[unique] = values[name][i]
+            if name in passed:
+                marks.passed[unique] = passed[name][i]
+        return [*last, *outputs]
+
+    def _cond(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        index, *operands = inputs
+        branches = eqn.params["branches"]
+        joint = Branches.of([self._shapes(branch, operands, marks) for branch in branches])
+        outside = dict(zip(joint.shapes, marks.next_names(joint.shapes), strict=True))
+
+        def run(branch: ClosedJaxpr, names: dict[str, str]) -> Any:
+            known = {n: outside[name] for n, name in names.items() if outside[name] in changes}
+
+            def taken(*args: Any) -> Any:
+                own = marks.within()
+                inner = {name: changes[theirs] for name, theirs in known.items()}
+                outputs = self._call(branch, args, own, inner)
+                values = {n: jnp.zeros(s.shape, s.dtype) for n, s in joint.shapes.items()}
+                passed = {name: jnp.asarray(name in names.values()) for name in joint.shapes}
+                values |= {names[name]: value for name, value in own.values.items()}
+                passed |= {names[name]: value for name, value in own.passed.items()}
+                return outputs, values, passed
+
+            return taken
+
+        outputs, values, passed = jax.lax.switch(
+            index, [run(b, n) for b, n in zip(branches, joint.own, strict=True)], *operands
+        )
+        for name in joint.shapes:
+            unique = marks.name_of(name)
+            marks.values[unique], marks.passed[unique] = values[name], passed[name]
+        return outputs
+
+    def _shapes(self, inner: ClosedJaxpr, inputs: Sequence[Any], marks: Marks) -> dict[str, Any]:
+        """Return shape and dtype of the marks of a body or branch, in order of execution."""
+        shapes: dict[str, Any] = {}
+
+        def once(*args: Any) -> None:
+            own = marks.within()
+            self._call(inner, args, own, {})
+            shapes.update({n: jax.typeof(x) for n, x in own.values.items()})
+
+        jax.eval_shape(once, *inputs)
+        return shapes
+
+    def _while(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        p = eqn.params
+        condition = inputs[: p["cond_nconsts"]]
+        constants = inputs[p["cond_nconsts"] :][: p["body_nconsts"]]
+        first = [_widen(x) for x in inputs[p["cond_nconsts"] + p["body_nconsts"] :]]
+
+        def goes_on(carry: Any) -> Any:
+            turn, values = carry
+            return self.at(turn)._call(p["cond_jaxpr"], [*condition, *values], Marks(), {})[0]
+
+        def step(carry: Any) -> Any:
+            turn, values = carry
+            body = self.at(turn)
+            following = body._call(p["body_jaxpr"], [*constants, *values], Marks(), {})
+            return turn + 1, [_of_type(x, y) for x, y in zip(following, values, strict=True)]
+
+        return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
+
+    def at(self, turn: Any) -> Evaluation:
+        """Return the evaluation of one iteration of a loop, which draws its own signs."""
+        if self.signs is None:
+            return self
+        return dataclasses.replace(self, signs=self.signs.at(turn))
+
+    def _constant(self, value: Any) -> Any:
+        return _widen(value if self.signs is None else self.signs.constant(value))
+
+    def _literal(self, value: Any) -> Any:
+        return self._constant(value) if self.widened else value
+
+
+def _of_type(value: Any, like: Any) -> Any:
+    """Cast a loop carry to the dtype it started with."""
+    dtype = getattr(like, "dtype", None)
+    return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
+
+
+def _widen(value: Any) -> Any:
+    if not hasattr(value, "dtype") and not isinstance(value, (float, complex, np.generic)):
+        return value
+    # Not `result_type`: it would call a weak float32 literal float64.
+    dtype = getattr(value, "dtype", None) or jnp.result_type(value)
+    return value if wide(dtype) == dtype else jnp.asarray(value, wide(dtype))

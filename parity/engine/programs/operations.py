@@ -1,0 +1,282 @@
+"""Finds the first operation of a program that another program does not perform, by its values.
+
+Between two stages that both programs name there are operations that neither names. The result of
+each is looked up among everything the other program computes, in any order of its elements.
+Source: docs/your-own-port.md "Where it starts".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs.jaxprs import aval
+
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
+"""Packages whose source lines are not part of the port."""
+MASKING = 1e30
+"""Magnitude from which a number stands for minus infinity."""
+SMALLEST_MASK = 16
+"""Fewest elements of a two-valued array that counts as a mask."""
+NARROWEST = 4
+"""Bytes per element below which a floating dtype is narrower than float32."""
+FEWEST = 3
+"""Distinct values an array needs to be identifiable; a mask or a constant has fewer."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An evaluated equation of a program."""
+
+    primitive: str
+    source: tuple[str, ...]
+    """`file:line (function)` of the frames outside of libraries, innermost first."""
+    parents: tuple[int, ...]
+    """Indices of the operations whose results it read."""
+    mark: str | None = None
+    """Name of the mark; None if the operation is no mark."""
+    narrow: bool = False
+    """Whether the program computes it in a dtype narrower than float32."""
+
+
+@dataclass
+class Recorder:
+    """Records the operations of one evaluation and their results."""
+
+    operations: list[Operation] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    """First result of each operation."""
+    _producers: dict[int, int] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)
+    _calls: list[JaxprEqn] = field(default_factory=list)
+
+    def enter(self, call: JaxprEqn) -> None:
+        """Record that the following operations are inside a call."""
+        self._calls.append(call)
+
+    def leave(self) -> None:
+        """Record the end of the innermost call."""
+        self._calls.pop()
+
+    def note(
+        self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any], mark: str | None = None
+    ) -> None:
+        """Record an operation."""
+        parents = (self._producers.get(id(x)) for x in inputs)
+        index = len(self.operations)
+        source: tuple[str, ...] = ()
+        for frames in map(source_of, (*self._calls, eqn)):
+            # Inside a compiled function, JAX reports the frames up to its call only.
+            source = tuple(dict.fromkeys((*frames, *source)))
+        known = tuple(dict.fromkeys(p for p in parents if p is not None))
+        self.operations.append(Operation(eqn.primitive.name, source, known, mark, _is_narrow(eqn)))
+        self.values.append(outputs[0] if outputs else None)
+        # Keep the objects alive: Python could reuse the identity of a deleted one.
+        self._alive += [*inputs, *outputs]
+        self._producers |= {id(x): index for x in outputs}
+
+    def producer(self, value: Any) -> int | None:
+        """Return the operation that computed a value; None if unknown."""
+        return self._producers.get(id(value))
+
+    def window(self, last: int) -> list[int]:
+        """Return an operation and those between it and the preceding marks, in order."""
+        inside: set[int] = set()
+        waiting = [last]
+        while waiting:
+            index = waiting.pop()
+            if index in inside:
+                continue
+            inside.add(index)
+            if index == last or self.operations[index].mark is None:
+                waiting += self.operations[index].parents
+        return sorted(i for i in inside if i == last or self.operations[i].mark is None)
+
+    def beside(self, stages: Collection[str]) -> list[Operation]:
+        """Return the operations that do not lie between one of `stages` and its predecessors."""
+        inside: set[int] = set()
+        for operation in self.operations:
+            if operation.mark in stages and operation.parents:
+                inside.update(self.window(operation.parents[0]))
+        return [o for i, o in enumerate(self.operations) if i not in inside and o.mark is None]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An operation that the other program does not perform."""
+
+    source: tuple[str, ...] = ()
+    """Source lines of the operation, innermost first."""
+    mask: tuple[str, ...] = ()
+    """Lines, in order, that build the mask it applies, if the other program lacks that mask."""
+
+
+def first_unknown(
+    operations: Mapping[int, Operation],
+    values: Mapping[int, np.ndarray],
+    known: Iterable[np.ndarray],
+    same: float,
+) -> Unknown | None:
+    """Return the first operation whose result is not in `known` and leads to no known result.
+
+    If a known result follows from an operation, it is part of a different algorithm for the same
+    result.
+
+    Args:
+        operations: in order of execution; the last one is known to be wrong.
+        values: their results.
+        known: everything the other program computed.
+        same: relative L2 up to which two results are equal.
+    """
+    index = _Known(known, same)
+    last = max(operations)
+    matches = {i: index.has(x) for i, x in values.items()} | {last: False}
+    children: dict[int, list[int]] = {i: [] for i in operations}
+    for i, operation in operations.items():
+        for parent in operation.parents:
+            if parent in children:
+                children[parent].append(i)
+    leads: dict[int, bool] = {}
+    for i in sorted(operations, reverse=True):
+        below = (c for c in children[i] if _telling(values[c]) or leads[c])
+        leads[i] = any(matches[c] or leads[c] for c in below)
+    unknown = (i for i in sorted(operations) if not matches[i] and not leads[i])
+    first = next((i for i in unknown if _telling(values[i]) and operations[i].source), None)
+    if first is None:
+        return None
+    masks = _ancestors(first, operations, lambda i: _is_mask(values[i]) and not matches[i])
+    lines = (operations[i].source[0] for i in sorted(masks) if operations[i].source)
+    return Unknown(operations[first].source, tuple(dict.fromkeys(lines)))
+
+
+def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:
+    """Return the first operation that the program computes in a dtype narrower than float32."""
+    found = (operations[i].source for i in sorted(operations) if operations[i].narrow)
+    source = next(filter(None, found), None)
+    return None if source is None else Unknown(source)
+
+
+def _is_narrow(eqn: JaxprEqn) -> bool:
+    dtypes = (getattr(aval(v), "dtype", None) for v in eqn.outvars)
+    return any(
+        d is not None and jnp.issubdtype(d, jnp.floating) and d.itemsize < NARROWEST for d in dtypes
+    )
+
+
+def _ancestors(
+    start: int, operations: Mapping[int, Operation], enter: Callable[[int], bool]
+) -> set[int]:
+    """Return the operations before `start` reachable through operations that `enter` accepts."""
+    inside: set[int] = set()
+    waiting = list(operations[start].parents)
+    while waiting:
+        i = waiting.pop()
+        if i in operations and i not in inside and enter(i):
+            inside.add(i)
+            waiting += operations[i].parents
+    return inside
+
+
+class _Known:
+    """Index of arrays by their sorted values; a repeated array matches its unrepeated one.
+
+    A mask has two values, so masks are indexed by the fraction of each.
+    """
+
+    def __init__(self, arrays: Iterable[np.ndarray], same: float) -> None:
+        self.same = same
+        self.values: list[np.ndarray] = []
+        self.shares: set[tuple[float, ...]] = set()
+        for array in arrays:
+            if _is_mask(array):
+                self.shares.add(_shares(array))
+            elif _telling(array):
+                self.values.append(_ordered(array))
+
+    def has(self, array: np.ndarray) -> bool:
+        if _is_mask(array):
+            return _shares(array) in self.shares
+        if not _telling(array):
+            return False
+        values = _ordered(array)
+        return any(self._agree(*sorted((values, other), key=len)) for other in self.values)
+
+    def _agree(self, fewer: np.ndarray, more: np.ndarray) -> bool:
+        times, rest = divmod(more.size, fewer.size)
+        if rest:
+            return False
+        return relative_l2(more[times // 2 :: times], fewer) <= self.same
+
+
+def _ordered(array: np.ndarray) -> np.ndarray:
+    """Return the sorted values of an array, without those that stand for minus infinity."""
+    values = np.sort(np.asarray(array, np.float64), axis=None)
+    return values[np.abs(values) < MASKING]
+
+
+def _telling(array: np.ndarray) -> bool:
+    """Return whether an array is identifiable by its values; integers such as indices are not."""
+    if array.dtype.kind != "f":
+        return False
+    values = _ordered(array)
+    return values.size >= FEWEST and int(np.count_nonzero(np.diff(values))) >= FEWEST - 1
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    return array.size >= SMALLEST_MASK and np.unique(array).size == 2
+
+
+def _shares(array: np.ndarray) -> tuple[float, ...]:
+    counts = np.unique(array, return_counts=True)[1]
+    return tuple(sorted(round(float(count) / array.size, 9) for count in counts))
+
+
+def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Return the source lines of an equation, innermost first, without those of libraries."""
+    trace = eqn.source_info.traceback
+    lines = []
+    for frame in trace.frames if trace is not None else ():
+        path = Path(frame.file_name)
+        if _in_library(path) or not path.is_file():
+            continue
+        line = f"{_short(path)}:{frame.line_num} ({frame.function_name})"
+        if line not in lines:
+            lines.append(line)
+    return tuple(lines)
+
+
+def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
+    specs = (importlib.util.find_spec(name) for name in packages)
+    return tuple(Path(s.origin).parent for s in specs if s is not None and s.origin is not None)
+
+
+# The code that evaluates a port also appears in its tracebacks.
+_HERE = Path(__file__).parent
+_ROOTS = (*_roots(LIBRARIES), _HERE, _HERE.parent / "sides", _HERE.parent / "port")
+
+
+def _in_library(path: Path) -> bool:
+    return any(root in path.parents for root in _ROOTS)
+
+
+def _short(path: Path) -> Path:
+    """Return a path relative to the nearest of the current folder and the module search path.
+
+    The nearest one, because an environment may lie inside the current folder.
+    """
+    roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
+    nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)
+    return path if nearest is None else path.relative_to(nearest)
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)

@@ -1,0 +1,186 @@
+"""Float64 counterpart of each jaxpr operation, and the error it makes in its own dtype.
+
+Source: docs/your-own-port.md "What a tolerance is made of".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.jaxprs import aval, interpret
+from parity.engine.programs.rounding import Signs
+
+UNITS = {
+    "float64": UNIT_ROUNDOFF,
+    "float32": UNIT_ROUNDOFF,
+    "complex64": UNIT_ROUNDOFF,
+    "complex128": UNIT_ROUNDOFF,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+}
+"""Unit roundoff by the dtype of an operation. float64 counts as float32, since values are float64
+only because the run is."""
+_EXACT = """
+abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp concatenate copy copy_p
+dynamic_slice dynamic_update_slice eq expand_dims floor gather ge gt imag iota is_finite le lt max
+min ne neg not optimization_barrier or pad real reduce_and reduce_max reduce_min reduce_or
+reduce_precision reshape rev round scatter select_and_gather_add select_n sign slice sort split
+squeeze stop_gradient top_k transpose xor conj cummax cummin convert_element_type random_bits
+random_wrap random_unwrap random_seed random_fold_in
+"""
+EXACT = frozenset(_EXACT.split())
+"""Operations that do not round."""
+_ELEMENTARY = """
+exp exp2 expm1 log log1p tanh erf erfc erf_inv logistic sin cos tan pow rsqrt atan2 cbrt lgamma
+digamma sinh cosh asin acos atan
+"""
+ELEMENTARY = frozenset(_ELEMENTARY.split())
+# Vectorised approximations are not correctly rounded: XLA's and SLEEF's are within 4 units.
+ELEMENTARY_UNITS = 4.0
+"""Error of elementary functions, in unit roundoffs."""
+CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
+"""Operations outside of JAX, which accept and return only the dtypes they were written for."""
+SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
+
+
+def wide(dtype: Any) -> Any:
+    """Return the dtype that a float64 run uses for the program's `dtype`."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.dtype("complex128")
+    return jnp.dtype("float64") if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def rounded(
+    eqn: JaxprEqn, inputs: Sequence[Any], signs: Signs | None, notices: dict[str, None]
+) -> list[Any]:
+    """Evaluate one operation in float64, perturbed by `signs` as its own dtype would round.
+
+    Args:
+        eqn: equation of the original program.
+        inputs: float64 where the program has floats.
+        signs: None to perturb nothing.
+        notices: receives operations that do not exist in float64; they run in their own dtypes.
+    """
+    unit = max(
+        (UNITS.get(aval(v).dtype.name, 0.0) for v in eqn.outvars if hasattr(aval(v), "dtype")),
+        default=0.0,
+    )
+    name = eqn.primitive.name
+    if signs is not None and unit and not signs.narrow:
+        unit = UNIT_ROUNDOFF
+    if signs is not None and unit:
+        inputs = _summands(eqn, list(inputs), signs, unit)
+    try:
+        if name in CALLBACKS:
+            raise NotImplementedError
+        outputs = _bound(eqn, inputs)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        notices[f"{name} was not done in float64: {type(error).__name__}"] = None
+        outputs = _bound_as_is(eqn, inputs)
+    if signs is None or not unit:
+        return outputs
+    narrower = name == "convert_element_type" and unit > UNITS.get(
+        aval(eqn.invars[0]).dtype.name, 0.0
+    )
+    if name in EXACT and not narrower:
+        return outputs
+    units = ELEMENTARY_UNITS if name in ELEMENTARY or _is_power(eqn) else 1.0
+    return [
+        signs.moved(x, unit * units) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in outputs
+    ]
+
+
+def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> list[Any]:
+    """Perturb one factor of each product in a sum, to simulate the rounding of its partial sums.
+
+    The error is then relative to the terms rather than to their sum, which may cancel.
+    """
+    name = eqn.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        terms = math.prod(inputs[0].shape[axis] for axis in contracted)
+        smaller = int(math.prod(inputs[1].shape) < math.prod(inputs[0].shape))
+        inputs[smaller] = signs.moved(inputs[smaller], _sum_units(terms) * unit)
+    elif name == "conv_general_dilated":
+        features = eqn.params["dimension_numbers"].rhs_spec[0]
+        terms = math.prod(inputs[1].shape) // max(1, inputs[1].shape[features])
+        inputs[1] = signs.moved(inputs[1], _sum_units(terms) * unit)
+    elif name in SUMS or name in ("scatter-add", "scatter_add"):
+        # A scatter adds few terms per element. A sum adds input size / output size terms.
+        size = math.prod(np.shape(inputs[0]))
+        terms = max(1, size // max(1, math.prod(aval(eqn.outvars[0]).shape)))
+        if name.startswith("cum"):
+            terms = inputs[0].shape[eqn.params["axis"]]
+        which = 2 if name.startswith("scatter") else 0
+        inputs[which] = signs.moved(inputs[which], _sum_units(terms) * unit)
+    elif name == "fft":
+        terms = math.prod(eqn.params["fft_lengths"])
+        inputs[0] = signs.moved(inputs[0], _sum_units(terms) * unit)
+    return inputs
+
+
+def _sum_units(terms: int) -> float:
+    """Return the error of a sum, in unit roundoffs; see `rounding_noise.summed`."""
+    return math.sqrt(1 + terms / 11)
+
+
+def _is_power(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "integer_pow" and abs(eqn.params["y"]) > 2
+
+
+def _bound(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    params = {key: _widened(key, value, eqn) for key, value in eqn.params.items()}
+    if eqn.primitive.name == "bitcast_convert_type":
+        return _bound_as_is(eqn, inputs)
+    if eqn.primitive.name == "reduce_precision":
+        return [inputs[0]]
+    outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
+    outputs = list(outputs) if eqn.primitive.multiple_results else [outputs]
+    return [_as(x, v) for x, v in zip(outputs, eqn.outvars, strict=True)]
+
+
+def _bound_as_is(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    narrow = [
+        x.astype(aval(v).dtype)
+        if hasattr(x, "astype") and wide(aval(v).dtype) != aval(v).dtype
+        else x
+        for x, v in zip(inputs, eqn.invars, strict=True)
+    ]
+    outputs = eqn.primitive.bind(*narrow, **eqn.primitive.get_bind_params(eqn.params))
+    outputs = list(outputs) if eqn.primitive.multiple_results else [outputs]
+    return [_as(x, v) for x, v in zip(outputs, eqn.outvars, strict=True)]
+
+
+def _as(value: Any, variable: Any) -> Any:
+    dtype = aval(variable).dtype
+    return value if wide(dtype) == dtype else value.astype(wide(dtype))
+
+
+def _widened(key: str, value: Any, eqn: JaxprEqn) -> Any:
+    if key in ("new_dtype", "dtype", "preferred_element_type") and value is not None:
+        return wide(value)
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return _widened_combiner(value)
+    return value
+
+
+def _widened_combiner(inner: ClosedJaxpr | Jaxpr) -> Any:
+    """Return the jaxpr that combines two numbers in a scatter or a reduction, in float64."""
+    jaxpr, constants = (
+        (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+    )
+    shapes = [jax.ShapeDtypeStruct(aval(v).shape, wide(aval(v).dtype)) for v in jaxpr.invars]
+
+    def combine(*args: Any) -> Any:
+        return interpret(jaxpr, constants, args, lambda eqn, xs: _bound(eqn, xs))
+
+    closed = jax.make_jaxpr(combine)(*shapes)
+    return closed if isinstance(inner, ClosedJaxpr) else closed.jaxpr

@@ -1,0 +1,314 @@
+"""Operations of a program whose results another program never computes, and their source lines.
+
+Two programs of the same mathematics need not split it into the same arrays: one may work in chunks
+where the other takes the whole sequence. So single numbers are looked up among all numbers that the
+other program computes. In float64, two numbers that agree to 11 digits are taken to be equal. A
+number that the other program never computes is either wrong or belongs to a different algorithm
+with the same result; in the second case a later result is found again.
+Source: docs/parity.md "From a stage to a line".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.programs.operations import MASKING, Operation
+from parity.engine.programs.source_lines import LINES, Line
+
+SAME = 1e-11
+"""Distance up to which two numbers are equal, relative to the root mean square of their array: the
+tolerance between two float64 implementations."""
+FEWEST = 3
+"""Distinct numbers that an array needs to be identifiable by its values."""
+CALLERS = 4
+"""Stack frames listed for an operation, including its own."""
+CALLS = "its result is wrong when it is called here, and right elsewhere"
+CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
+APPLIES = "applies the mask"
+MOVES = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "gather", "pad", "reshape"),
+        *("rev", "select_n", "slice", "squeeze", "transpose"),
+    )
+)
+"""Primitives that only move numbers: if their result is wrong, an earlier operation was."""
+SELECT = "select_n"
+"""Primitive that chooses elements from one of two arrays by a mask."""
+
+
+class Seen:
+    """All numbers that a program computes, and those that its masks keep."""
+
+    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
+        plain, masked = [], []
+        for array in arrays:
+            values = _parts(array)
+            left = values[np.abs(values) < MASKING]
+            plain.append(left)
+            if left.size < values.size:
+                masked.append(left)
+        self._numbers = _sorted(plain)
+        self._left = [_sorted([left]) for left in masked]
+
+    def unseen(self, array: np.ndarray) -> np.ndarray:
+        """Return which elements occur nowhere among the program's numbers: booleans.
+
+        Integers and values that stand for minus infinity always count as found; NaN never does.
+        """
+        return _judged(array) & ~_near(self._numbers, array, _reach(array))
+
+    def wrongly_masked(self, kept: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+        """Return where a mask keeps what the other program masks, or the reverse.
+
+        Args:
+            kept: elements that the mask keeps, booleans.
+            values: the array the mask is applied to.
+
+        Returns:
+            Booleans; None where the other program has no similar masked array.
+        """
+        # Choose the masked array that shares most numbers with this one: it is the same array.
+        reach = _reach(values)
+        left = max(
+            (_near(numbers, values, reach) for numbers in self._left),
+            key=lambda near: int((near & kept).sum()),
+            default=np.zeros(values.shape, bool),
+        )
+        # Where the number itself is wrong, the mask cannot be judged.
+        return (kept != left) & ~self.unseen(values) if (left & kept).any() else None
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An operation whose result the other program does not compute, and which leads to nothing that
+    it does compute.
+
+    Attributes:
+        index: of the operation.
+        wrong: elements of its result that the other program lacks or masks differently, booleans.
+        partly: whether some other elements of its result do occur in the other program.
+        mask: whether the mask is wrong rather than a number.
+    """
+
+    index: int
+    wrong: np.ndarray
+    partly: bool = False
+    mask: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """Result of looking up one program's numbers in another's.
+
+    Attributes:
+        operations: operations of the program between the preceding stages and the wrong stage.
+        values: their results in float64.
+        suspects: suspicious operations, in order of execution.
+        fine: operations whose result is correct, or leads to a correct one.
+        original: name of the other program in messages.
+        beside: operations of the program in stages that are correct.
+    """
+
+    operations: Mapping[int, Operation]
+    values: Mapping[int, np.ndarray]
+    suspects: tuple[Suspect, ...]
+    fine: frozenset[int]
+    original: str = "the original"
+    beside: tuple[Operation, ...] = ()
+
+    @property
+    def first(self) -> Suspect | None:
+        """The suspect to look at first.
+
+        A wrong mask comes first. Next comes the first operation whose result is partly wrong: since
+        the rest of it is correct, both programs use the same algorithm there. Otherwise it is the
+        first suspect.
+        """
+        masks = [s for s in self.suspects if s.mask]
+        partly = [
+            s for s in self.suspects if s.partly and self.operations[s.index].primitive not in MOVES
+        ]
+        return next(iter((*masks, *partly, *self.suspects)), None)
+
+    def lines(self) -> list[Line]:
+        """Return the lines to look at, the most suspicious first."""
+        first = self.first
+        if first is None:
+            found = self._nearest()
+        elif first.mask:
+            found = self._of_mask(first)
+        else:
+            found = self._of_number(first)
+        places = ((place, why) for place, why in found.items() if place)
+        return [Line.at(place, why) for place, why in itertools.islice(places, LINES)]
+
+    def _of_mask(self, suspect: Suspect) -> dict[str, str]:
+        made = mask_of(suspect.index, self.operations, self.values)
+        frames = [(self._frame(i), self._source(i)) for i in reversed(made)]
+        applied = self._frame(suspect.index), self._source(suspect.index)
+        makes = f"makes a mask that {self.original} does not have"
+        own = {frame: makes for frame, source in frames if frame == source != applied[1]}
+        calls = {frame: CALLS_MASK for frame, source in frames if frame and frame != source}
+        return own | {f: why for f, why in calls.items() if f not in own} | {applied[1]: APPLIES}
+
+    def _of_number(self, suspect: Suspect) -> dict[str, str]:
+        frame, source = self._frame(suspect.index), self._source(suspect.index)
+        callers = self.operations[suspect.index].source[1:CALLERS]
+        why = f"first operation whose result {self.original} does not compute"
+        if not suspect.partly and len(self.suspects) > 1:
+            last = self._source(self.suspects[-1].index)
+            why += f": it, or one of those behind it, down to {last}"
+        if callers:
+            why += f"; called from {', '.join(callers)}"
+        found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
+        for other in reversed(self.suspects):
+            if other.index < suspect.index:
+                before = f"before it, in a computation that {self.original} does not do"
+                found.setdefault(self._source(other.index), before)
+        return found
+
+    def _nearest(self) -> dict[str, str]:
+        why = (
+            f"near the end of the stage: {self.original} computes each of its numbers too, so "
+            "something is missing after it, or numbers are in a wrong place"
+        )
+        return {self._source(i): why for i in sorted(self.operations, reverse=True)}
+
+    def _source(self, index: int) -> str:
+        return next(iter(self.operations[index].source), "")
+
+    def _frame(self, index: int) -> str:
+        """Return the line that distinguishes an operation from correct uses of the same code.
+
+        If the same operation is correct when called from another line, this is the line of the
+        call. If it is correct nowhere, this is its own line. It is empty where nothing
+        distinguishes the two, for example in a loop.
+        """
+        operation = self.operations[index]
+        same = [
+            other.source
+            for other in (*(self.operations[i] for i in self.fine), *self.beside)
+            if other.primitive == operation.primitive and other.source[:1] == operation.source[:1]
+        ]
+        if not same:
+            return self._source(index)
+        for depth, frame in enumerate(operation.source):
+            same = [source for source in same if source[depth : depth + 1] == (frame,)]
+            if not same:
+                return frame
+        return ""
+
+
+def search(
+    operations: Mapping[int, Operation],
+    values: Mapping[int, np.ndarray],
+    seen: Seen,
+    original: str = "the original",
+    beside: Sequence[Operation] = (),
+) -> Search:
+    """Look up the numbers of a program among those of another.
+
+    Args:
+        operations: in order of execution; the last one is known to be wrong.
+        values: their results in float64.
+        seen: the numbers of the other program, computed from the same inputs.
+        original: name of the other program in messages.
+        beside: operations of the program in stages that are correct.
+    """
+    wrong = {i: _wrong(i, operations, values, seen) for i in operations}
+    right = {
+        i: w is not None and not w.wrong.any() and _telling(values[i]) for i, w in wrong.items()
+    }
+    right[max(operations)] = False
+    # A maximum over wrongly masked values can still be correct, so it does not clear the mask.
+    masks = {i for i, w in wrong.items() if w is not None and w.mask and w.wrong.any()}
+    children: dict[int, list[int]] = {i: [] for i in operations}
+    for i, operation in operations.items():
+        for parent in operation.parents:
+            if parent in children:
+                children[parent].append(i)
+    leads: dict[int, bool] = {}
+    for i in sorted(operations, reverse=True):
+        leads[i] = any(c not in masks and (right[c] or leads[c]) for c in children[i])
+    fine = frozenset(i for i in operations if i not in masks and (leads[i] or right[i]))
+    found = (w for w in wrong.values() if w is not None and w.wrong.any())
+    left = tuple(w for w in found if w.index not in fine)
+    return Search(operations, values, left, fine, original, tuple(beside))
+
+
+def mask_of(
+    index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
+) -> list[int]:
+    """Return the operations that compute the mask of a selection, in order."""
+    inside: set[int] = set()
+    waiting = [p for p in operations[index].parents if p in values]
+    while waiting:
+        i = waiting.pop()
+        if i not in inside and values[i].dtype.kind == "b":
+            inside.add(i)
+            waiting += [p for p in operations[i].parents if p in values]
+    return sorted(inside)
+
+
+def _wrong(
+    index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray], seen: Seen
+) -> Suspect | None:
+    # NumPy returns scalars for results computed from 0-d arrays.
+    array = np.atleast_1d(values[index])
+    if array.dtype.kind != "f":
+        return None
+    operation = operations[index]
+    if operation.primitive == SELECT and (np.abs(array) >= MASKING).any():
+        kept = np.abs(array) < MASKING
+        source = [
+            values[p]
+            for p in operation.parents
+            if p in values and values[p].shape == array.shape and values[p].dtype.kind == "f"
+        ]
+        whole = next((x for x in source if (x[kept] == array[kept]).all()), None)
+        if whole is not None:
+            masked = seen.wrongly_masked(kept, whole)
+            if masked is not None and masked.any():
+                return Suspect(index, masked, mask=True)
+    wrong = seen.unseen(array)
+    return Suspect(index, wrong, bool((_judged(array) & ~wrong).any()))
+
+
+def _judged(array: np.ndarray) -> np.ndarray:
+    return ~((np.abs(array) >= MASKING) | (array == np.round(array)))
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+    array = np.asarray(array)
+    if array.dtype.kind == "c":
+        return np.concatenate([np.real(array).reshape(-1), np.imag(array).reshape(-1)])
+    return array.reshape(-1).astype(np.float64)
+
+
+def _sorted(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(arrays)) if arrays else np.zeros(0)
+
+
+def _reach(array: np.ndarray) -> float:
+    finite = array[np.abs(array) < MASKING]
+    return SAME * float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+
+
+def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
+    """Return which elements are within `reach` of some number; `numbers` must be ascending."""
+    if not numbers.size:
+        return np.zeros(np.shape(array), bool)
+    at = np.searchsorted(numbers, array)
+    below, above = (np.clip(i, 0, numbers.size - 1) for i in (at - 1, at))
+    apart = np.minimum(np.abs(array - numbers[below]), np.abs(array - numbers[above]))
+    return apart <= reach
+
+
+def _telling(array: np.ndarray) -> bool:
+    """Return whether an array has enough distinct values to be identified by them."""
+    values = array[np.abs(array) < MASKING]
+    return np.unique(values).size >= FEWEST

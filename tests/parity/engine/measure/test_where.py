@@ -1,0 +1,146 @@
+"""Where elements differ is said by rows, positions, chunks, heads and padding, and is true."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.where import Axis, culprits, where
+from tests.helpers import roundoff
+
+AXES = (Axis("row"), Axis("position", "chunk", 16), Axis("channel", "head", 24))
+SHAPE = (2, 53, 48)
+VALID = np.ones(SHAPE[:2], bool)
+VALID[0, 49:] = False
+VALID[1, 40:] = False
+
+
+def at(*index: object) -> np.ndarray:
+    found = np.zeros(SHAPE, bool)
+    found[index] = True
+    return found
+
+
+@pytest.mark.parametrize(
+    ("differs", "sentence"),
+    [
+        (
+            at(0, slice(49, None)),
+            "row 0, positions 49-52, all channels: all padding, in chunk 3, the tail of 5",
+        ),
+        (at(slice(None), slice(None), slice(24, 48)), "head 1"),
+        (at(slice(None), slice(15, None, 16)), "the last of chunks 0-2"),
+        (at(slice(None), slice(16, 48)), "chunks 1-2"),
+        # The last chunk is whole with the five positions that it has.
+        (at(1, slice(48, None)), "row 1, positions 48-52, all channels: all padding, chunk 3"),
+        (at(1, slice(32, None)), "row 1, positions 32-52, all channels: padding too, chunks 2-3"),
+        (at(1, 4, 7), "row 1, position 4, channel 7: no padding, in chunk 0, in head 0"),
+        (at(1, slice(0, None, 7), 7), "every 7th position from 0 to 49"),
+        (at(slice(None), [0, 2, 5, 9, 20]), "5 of 53 positions from 0 to 20"),
+        (~VALID[..., None] & at(), "row 1, positions 40-52, all channels: all padding"),
+        (at(), "everywhere"),
+    ],
+)
+def test_a_sentence_names_the_region_and_what_it_is(differs: np.ndarray, sentence: str) -> None:
+    assert sentence in where(differs, AXES, VALID)
+
+
+def test_axes_without_names_are_numbered() -> None:
+    assert where(at(0, slice(49, None))) == "axis 0: 0, axis 1: 49-52, all of axis 2"
+    assert where(at(0, slice(49, None)), AXES[:2]) == where(at(0, slice(49, None)))
+
+
+def test_nothing_is_said_of_a_scalar_and_of_what_does_not_differ() -> None:
+    assert where(np.asarray(True)) == ""
+    assert where(np.zeros(SHAPE, bool), AXES) == ""
+
+
+def test_padding_is_named_only_where_it_was_compared() -> None:
+    inside = at() & VALID[..., None]
+    assert where(inside, AXES, VALID) != where(inside, AXES, VALID, compared=VALID) == "everywhere"
+    assert "padding" not in where(at(0, 3), AXES, VALID, compared=VALID)
+    assert "no padding" in where(at(0, 3), AXES, VALID)
+    assert "padding too" in where(at(0, slice(40, None)), AXES, VALID)
+
+
+def test_elements_without_a_pattern_are_counted_and_not_listed() -> None:
+    scattered = np.random.default_rng(0).random(SHAPE) > 0.9
+    assert where(scattered, AXES, VALID) == "10 % of all elements"
+
+
+def test_rows_that_differ_at_other_positions_are_told_apart() -> None:
+    sentence = where(at(0, slice(3, 5)) | at(1, slice(8, 10)), AXES)
+    assert "row 0, positions 3-4" in sentence and "row 1, positions 8-9" in sentence
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3))
+def test_one_block_of_elements_is_named_by_its_bounds(seed: int, depth: int) -> None:
+    """Negative control: with half of the block left out, its bounds are not called all of it."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(2, 9, depth))
+    starts = [int(rng.integers(0, n)) for n in shape]
+    ends = [int(rng.integers(a + 1, n + 1)) for a, n in zip(starts, shape, strict=True)]
+    block = np.zeros(shape, bool)
+    block[tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))] = True
+    sentence = where(block)
+    for k, (a, b, n) in enumerate(zip(starts, ends, shape, strict=True)):
+        if block.all():
+            assert sentence == "everywhere"
+        elif b - a == n:
+            assert f"all of axis {k}" in sentence
+        else:
+            assert f"axis {k}: {a}" + (f"-{b - 1}" if b > a + 1 else "") in sentence
+    thinned = block & (rng.random(shape) < 0.5)
+    if 0 < thinned.sum() < block.sum():
+        assert where(thinned) != sentence
+
+
+# Two norms of 36 squares, their quotient, and the subtractions below them.
+SLACK = roundoff(2 * 36 + 8, np.float64)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 0.3))
+def test_without_the_culprits_a_tensor_would_hold(seed: int, tolerance: float) -> None:
+    rng = np.random.default_rng(seed)
+    expected = rng.normal(size=(4, 9))
+    actual = expected + rng.normal(size=(4, 9)) * 10.0 ** rng.integers(-8, 1, (4, 9))
+    found = culprits(actual, expected, tolerance)
+    mended = np.where(found, expected, actual)
+    assert relative_l2(mended, expected) <= tolerance * (1 + SLACK)
+    assert found.any() == (relative_l2(actual, expected) > tolerance)
+    if found.any():
+        # The fewest: with the least of them left wrong it does not hold.
+        least = np.where(found, np.abs(actual - expected), math.inf).argmin()
+        mended.flat[least] = actual.flat[least]
+        assert relative_l2(mended, expected) > tolerance * (1 - SLACK)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "room"),
+    [(0.0, False), (-1.0, False), (math.nan, False), (math.inf, False), (0.001, True), (1.0, True)],
+)
+@pytest.mark.parametrize("wrong", [0, 1, 7, 12])
+def test_what_is_right_is_never_a_culprit(tolerance: float, room: bool, wrong: int) -> None:
+    """Whatever passes: an element without an error breaks nothing."""
+    rng = np.random.default_rng(wrong)
+    expected = rng.normal(size=12)
+    actual = expected.copy()
+    actual[rng.permutation(12)[:wrong]] += 1.0
+    for scale in (expected, np.zeros(12)):
+        found = culprits(actual - expected + scale, scale, tolerance)
+        differs = actual - expected + scale != scale
+        assert not (found & ~differs).any()
+        # Without room for any error, each of them is one.
+        if not room:
+            assert (found == differs).all()
+
+
+def test_what_is_not_finite_is_a_culprit_unless_both_sides_have_it() -> None:
+    expected = np.asarray([1.0, math.inf, -math.inf, 2.0, math.inf])
+    actual = np.asarray([1.0, math.inf, math.inf, math.nan, 3.0])
+    assert culprits(actual, expected, 1.0).tolist() == [False, False, True, True, True]

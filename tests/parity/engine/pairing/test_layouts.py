@@ -1,0 +1,153 @@
+"""Layouts are found where there are some, the simplest first, and not seen where there are none."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from parity.engine.pairing.layouts import (
+    Layout,
+    Near,
+    candidates,
+    find_layout,
+    find_layouts,
+    identity,
+    transposition,
+)
+
+D, H, d, B, L = 16, 4, 8, 2, 6
+WEIGHT = (H * d, D)
+HEADS = (B * H, L, d)
+
+CASES = {
+    "as it is": (WEIGHT, lambda x: x),
+    "transposed (1, 0)": (WEIGHT, lambda x: x.T),
+    "reshaped (32, 16) -> (4, 8, 16)": (WEIGHT, lambda x: x.reshape(H, d, D)),
+    "reshaped (32, 16) -> (4, 8, 16), transposed (2, 0, 1)": (
+        WEIGHT,
+        lambda x: x.reshape(H, d, D).transpose(2, 0, 1),
+    ),
+    "transposed (1, 2, 0), reshaped (4, 8, 16) -> (32, 16)": (
+        (D, H, d),
+        lambda x: x.transpose(1, 2, 0).reshape(H * d, D),
+    ),
+    "reshaped (8, 6, 8) -> (2, 4, 6, 8), transposed (0, 2, 1, 3)": (
+        HEADS,
+        lambda x: x.reshape(B, H, L, d).transpose(0, 2, 1, 3),
+    ),
+    "reshaped (8, 6, 8) -> (2, 4, 6, 8), transposed (0, 2, 1, 3), reshaped (2, 6, 4, 8) -> "
+    "(2, 6, 32)": (HEADS, lambda x: x.reshape(B, H, L, d).transpose(0, 2, 1, 3).reshape(B, L, -1)),
+    "reshaped (32, 16) -> (1, 32, 16)": (WEIGHT, lambda x: x[None]),
+    "transposed (2, 1, 0)": ((5, 3, 2), lambda x: x.transpose(2, 1, 0)),
+}
+
+
+def generic(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def one_minus_cosine(x, y):
+    return 1 - float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_a_layout_is_found_named_and_inverted(text):
+    shape, move = CASES[text]
+    source = generic(shape)
+    target = np.ascontiguousarray(move(source))
+    layout = find_layout(source, target)
+    assert layout is not None
+    assert layout.text() == text
+    assert np.array_equal(layout(source), target)
+    assert np.array_equal(layout.inverse(target), source)
+    assert layout.reversed.reversed(source).shape == target.shape
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_one_element_off_is_no_layout(text):
+    shape, move = CASES[text]
+    source = generic(shape)
+    target = move(source).copy()
+    target.flat[target.size // 2] = np.nextafter(target.flat[target.size // 2], np.float32(9))
+    assert find_layout(source, target) is None
+
+
+def test_two_heads_exchanged_is_no_layout():
+    source = generic(WEIGHT)
+    target = source.reshape(H, d, D)[[1, 0, 2, 3]].reshape(WEIGHT)
+    assert find_layout(source, target) is None
+
+
+def test_the_simplest_layout_of_a_constant_is_as_it_is():
+    layouts = list(find_layouts(np.ones((4, 4)), np.ones((4, 4))))
+    assert layouts[0].is_identity
+    assert transposition((4, 4), (1, 0)) in layouts
+
+
+def test_square_matrices_tell_as_it_is_from_transposed():
+    source = generic((16, 16))
+    assert find_layout(source, source) == identity((16, 16))
+    assert find_layout(source, source.T) == transposition((16, 16), (1, 0))
+
+
+def test_values_count_and_not_the_dtype_that_holds_them():
+    narrow = generic(WEIGHT).astype(ml_dtypes.bfloat16)
+    wide = narrow.astype(np.float32).T
+    assert find_layout(narrow, wide) == transposition(WEIGHT, (1, 0))
+    assert find_layout(generic(WEIGHT), wide) is None, "rounding is a difference"
+
+
+def test_nearly_equal_values_are_found_within_the_tolerance_only():
+    source = generic(HEADS)
+    target = CASES["reshaped (8, 6, 8) -> (2, 4, 6, 8), transposed (0, 2, 1, 3)"][1](source)
+    relative = 2.0**-10
+    off = target * np.float32(1 + relative)
+    assert find_layout(source, off) is None
+    assert find_layout(source, off, Near(relative / 2)) is None
+    layout = find_layout(source, off, Near(2 * relative))
+    assert layout is not None
+    assert np.array_equal(layout(source), target)
+
+
+def test_another_distance_may_decide():
+    source = generic(WEIGHT)
+    target = 3 * source.T
+    assert find_layout(source, target, Near(2.0**-8)) is None
+    assert find_layout(source, target, Near(2.0**-8, one_minus_cosine)) is not None
+
+
+def test_minus_zero_is_zero():
+    plain = np.arange(6.0).reshape(2, 3)
+    signed = np.where(plain == 0, -0.0, plain).T
+    layout = find_layout(plain, signed)
+    assert layout is not None and layout.axes == (1, 0)
+
+
+def test_nan_agrees_with_nan_exactly_and_never_nearly():
+    source = generic(WEIGHT)
+    source[3, 4] = np.nan
+    assert find_layout(source, source.T) == transposition(WEIGHT, (1, 0))
+    assert find_layout(source, source.T, Near(1.0)) is None
+
+
+def test_scalars_and_axes_of_one():
+    scalar = np.full((), 3, np.float32)
+    layout = find_layout(scalar, scalar.reshape(1, 1))
+    assert layout is not None
+    assert layout.target == (1, 1)
+
+
+def test_nothing_takes_a_shape_to_one_of_another_size():
+    assert candidates((4, 4), (4, 5)) == ()
+    assert find_layout(np.zeros((0, 3)), np.zeros((3, 0))) is None
+
+
+def test_errors_name_what_came():
+    with pytest.raises(ValueError, match=r"layout of \(4, 4\) got an array of shape \(4, 5\)"):
+        identity((4, 4))(np.zeros((4, 5)))
+    with pytest.raises(ValueError, match="three shapes of one size"):
+        Layout((4, 4), (2, 8), (0, 0), (4, 4))
+    with pytest.raises(ValueError, match="expected the fields source"):
+        Layout.from_json({"source": [4]})

@@ -1,0 +1,206 @@
+"""A port that is not converted yet gets a mapping by name and shape, as a converter that runs."""
+
+import re
+
+import numpy as np
+import pytest
+
+from parity.engine.pairing.converter import converter_source
+from parity.engine.pairing.matching import match_parameters
+from parity.engine.pairing.parameter_pairs import Means
+from parity.engine.pairing.proposal import propose
+
+D, H, d, LAYERS = 16, 4, 4, 3
+
+
+def numbered(shapes):
+    """Return arrays whose elements are all different: what lies where can be read off."""
+    sizes = np.cumsum([0, *(np.prod(shape) for shape in shapes.values())])
+    return {
+        name: np.arange(at, at + np.prod(shape), dtype=np.float32).reshape(shape)
+        for at, (name, shape) in zip(sizes, shapes.items(), strict=False)
+    }
+
+
+def torch_like():
+    shapes = {"model.embed_tokens.weight": (40, D), "model.embed_positions.weight": (12, D)}
+    for i in range(LAYERS):
+        base = f"model.layers.{i}"
+        for name in "qkvo":
+            shapes[f"{base}.self_attn.{name}_proj.weight"] = (D, D)
+            shapes[f"{base}.self_attn.{name}_proj.bias"] = (D,)
+        shapes[f"{base}.mlp.fc1.weight"] = (24, D)
+        shapes[f"{base}.mlp.fc2.weight"] = (D, 24)
+        shapes[f"{base}.input_layernorm.weight"] = (D,)
+        shapes[f"{base}.post_attention_layernorm.weight"] = (D,)
+    return numbered(shapes | {"model.norm.weight": (D,), "lm_head.weight": (40, D)})
+
+
+WORDS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+
+
+def port_name(name):
+    """Return what another author would call it."""
+    if "embed" in name:
+        return name.replace("model.embed_", "").replace("weight", "embed.embedding")
+    for torch_word, word in WORDS.items():
+        name = name.replace(torch_word, word)
+    leaf = "scale" if "norm" in name else "kernel"
+    name = name.replace("model.layers.", "blocks_").replace("self_attn", "attention")
+    name = name.replace("model.norm", "final_norm").replace("input_layernorm", "input_norm")
+    return name.replace("post_attention_layernorm", "post_attention_norm").replace("weight", leaf)
+
+
+def flax_like(original):
+    return {
+        port_name(name): x.T.copy() if port_name(name).endswith("kernel") else x
+        for name, x in original.items()
+    }
+
+
+def unconverted(port):
+    return {name: np.zeros_like(x) for name, x in sorted(port.items())}
+
+
+def converted(matching, original):
+    source = converter_source(matching)
+    module = {}
+    exec(compile(source, "converter", "exec"), module)
+    return module["convert"](original), source
+
+
+def agrees(result, port):
+    return set(result) == set(port) and all(np.array_equal(result[n], port[n]) for n in port)
+
+
+def test_a_proposal_converts_a_port_with_other_names():
+    original = torch_like()
+    port = flax_like(original)
+    matching = propose(original, unconverted(port))
+    assert {pair.means for pair in matching.pairs} == {Means.PROPOSAL}
+    assert not matching.unmatched_port
+    assert not matching.unmatched_original
+    result, source = converted(matching, original)
+    assert agrees(result, port), matching.text()
+    assert match_parameters(original, result).is_complete
+    loop = """\
+    for i in range(3):
+        port[f"blocks_{i}.attention.key.bias"] = original[f"model.layers.{i}.self_attn.k_proj.bias"]
+"""
+    assert loop in source
+    assert max(map(len, source.splitlines())) <= 120
+
+
+def test_square_kernels_are_transposed_by_convention_and_by_their_neighbours():
+    original = numbered({"a.weight": (D, D), "b.weight": (D, D), "b.up.weight": (24, D)})
+    port = {"a.kernel": original["a.weight"].T, "b.kernel": original["b.weight"].T,
+            "b.up.kernel": original["b.up.weight"].T}  # fmt: skip
+    assert agrees(converted(propose(original, unconverted(port)), original)[0], port)
+    same = {name.replace("weight", "kernel"): x for name, x in original.items()}
+    result, _ = converted(propose(original, unconverted(same)), original)
+    assert agrees(result, same), "the matrix whose shape says (in, out) decides for the others"
+    equinox = dict(original)
+    assert agrees(converted(propose(original, unconverted(equinox)), original)[0], equinox)
+
+
+@pytest.mark.parametrize("axes", [(2, 1, 0), (2, 3, 1, 0)])
+def test_kernels_of_convolutions_follow_the_convention(axes):
+    original = numbered({"conv.weight": (6, 6, 3, 3)[: len(axes)], "conv.bias": (6,)})
+    port = {
+        "conv.kernel": original["conv.weight"].transpose(axes),
+        "conv.bias": original["conv.bias"],
+    }
+    assert agrees(converted(propose(original, unconverted(port)), original)[0], port)
+
+
+def test_kernels_with_heads_are_reshaped():
+    original = numbered({"q_proj.weight": (H * d, 24), "o_proj.weight": (24, H * d)})
+    port = {
+        "query.kernel": original["q_proj.weight"].T.reshape(24, H, d),
+        "out.kernel": original["o_proj.weight"].T.reshape(H, d, 24),
+    }
+    assert agrees(converted(propose(original, unconverted(port)), original)[0], port)
+
+
+def test_layers_are_stacked_and_unstacked():
+    original = torch_like()
+    single = flax_like(original)
+    names = [n.removeprefix("blocks_0.") for n in single if n.startswith("blocks_0.")]
+    port = {n: x for n, x in single.items() if "blocks" not in n}
+    port |= {f"blocks.{n}": np.stack([single[f"blocks_{i}.{n}"] for i in range(3)]) for n in names}
+    matching = propose(original, unconverted(port))
+    assert not matching.unmatched_port, matching.text()
+    result, source = converted(matching, original)
+    assert agrees(result, port)
+    line = 'original[f"model.layers.{n}.self_attn.q_proj.weight"].T for n in range(3)'
+    assert f'port["blocks.attention.query.kernel"] = np.stack([{line}])' in source
+    back = propose(port, unconverted(original))
+    assert agrees(converted(back, port)[0], original)
+
+
+def test_query_key_and_value_are_fused_and_split():
+    original = torch_like()
+    single = flax_like(original)
+    port = {n: x for n, x in single.items() if not any(w in n for w in ("query", "key", "value"))}
+    for i in range(LAYERS):
+        base = f"blocks_{i}.attention"
+        for leaf in ("kernel", "bias"):
+            parts = [single[f"{base}.{word}.{leaf}"] for word in ("query", "key", "value")]
+            port[f"{base}.qkv.{leaf}"] = np.concatenate(parts, axis=-1)
+    matching = propose(original, unconverted(port))
+    assert agrees(converted(matching, original)[0], port), matching.text()
+    assert "guess" in matching.by_port["blocks_0.attention.qkv.kernel"].note
+    back = propose(port, unconverted(original))
+    assert agrees(converted(back, port)[0], original), back.text()
+
+
+def test_numbers_decide_between_layers():
+    original = torch_like()
+    port = flax_like(original)
+    wrong = dict(port)
+    first, second = (f"blocks_{i}.mlp.fc1.kernel" for i in range(2))
+    wrong[first], wrong[second] = port[second], port[first]
+    result, _ = converted(propose(original, unconverted(port)), original)
+    assert not agrees(result, wrong)
+    one_based = {
+        re.sub(r"blocks_(\d)", lambda match: f"blocks_{int(match[1]) + 1}", name): x
+        for name, x in port.items()
+    }
+    result, source = converted(propose(original, unconverted(one_based)), original)
+    assert agrees(result, one_based)
+    assert "{i - 1}" in source
+
+
+def test_what_has_no_counterpart_is_named_and_not_invented():
+    original = torch_like()
+    port = flax_like(original) | {"value_head.dense.kernel": np.zeros((D, 7), np.float32)}
+    matching = propose(original | {"causal.mask": np.zeros((9, 9))}, unconverted(port))
+    assert [left.name for left in matching.unmatched_port] == ["value_head.dense.kernel"]
+    assert [left.name for left in matching.unmatched_original] == ["causal.mask"]
+    assert "# value_head.dense.kernel (16, 7): no parameter of the original" in converter_source(
+        matching
+    )
+
+
+def test_a_shape_that_only_two_parameters_have_pairs_them_even_of_other_layers():
+    """Beside a second candidate, parameters of different layers are left without a partner."""
+    original, port = {"h.0.weight": (3, 5)}, {"l.7.mu": (3, 5)}
+    alone = propose(numbered(original), unconverted(numbered(port)))
+    assert [(p.port, p.construction.parameters) for p in alone.pairs] == [
+        ("l.7.mu", ("h.0.weight",))
+    ]
+    assert "unsure" in alone.pairs[0].note
+    for more, other in (({"h.1.weight": (3, 5)}, {}), ({}, {"l.8.nu": (3, 5)})):
+        several = propose(numbered(original | more), unconverted(numbered(port | other)))
+        assert not several.pairs and len(several.unmatched_port) == len(port | other)
+
+
+def test_a_matching_by_value_prints_as_a_converter_too():
+    original = torch_like()
+    port = flax_like(original)
+    names = ["blocks_0.attention.query.kernel", "blocks_0.attention.key.kernel"]
+    fused = np.stack([port.pop(n).reshape(D, H, d) for n in names], axis=2).reshape(D, -1)
+    port["blocks_0.attention.qk.kernel"] = fused
+    matching = match_parameters(original, port)
+    assert matching.is_complete
+    assert agrees(converted(matching, original)[0], port)

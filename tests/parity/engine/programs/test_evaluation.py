@@ -1,0 +1,523 @@
+"""The evaluation: marks are seen and replaced wherever they are, and float64 means all of it."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from scipy.special import erfinv
+
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs.evaluation import Evaluation
+from parity.engine.programs.instrument import capture
+from parity.engine.programs.marks import Change, Marks
+from parity.engine.programs.rounding import Signs, pool
+from parity.engine.programs.rounding_rules import UNITS
+from tests.helpers import EXACT, close, roundoff
+
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+DOUBLED = np.float64([1.0, 2.0, 4.0])
+
+
+def evaluate(function, *args, changes=None):
+    """Return result, marks and notices, as the program is."""
+    closed, marks, notices = jax.make_jaxpr(function)(*args), Marks(), {}
+    outputs = Evaluation(notices=notices).run(closed, list(args), marks, changes)
+    return outputs[0], marks, tuple(notices)
+
+
+def widened(function, *args, signs=None):
+    """Return the result in float64 and what was noticed."""
+    closed, notices = jax.make_jaxpr(function)(*args), {}
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        how = Evaluation(True, signs, notices)
+        inputs = [np.float64(x) if np.asarray(x).dtype == np.float32 else x for x in args]
+        run = jax.jit(lambda inputs: how.run(closed, inputs, Marks())[0])
+        return np.asarray(run(inputs)), tuple(notices)
+
+
+# Where a mark can be
+
+
+def in_scan(x):
+    def body(carry, factor):
+        carry = checkpoint_name(carry * factor, "inner")
+        return carry + 1.0, None
+
+    return jax.lax.scan(body, x, jnp.asarray([2.0, 3.0]))[0]
+
+
+def in_reversed_scan(x):
+    def body(carry, factor):
+        return checkpoint_name(carry * factor, "inner") + 1.0, None
+
+    return jax.lax.scan(body, x, jnp.asarray([3.0, 2.0]), reverse=True)[0]
+
+
+def in_remat(x):
+    return jax.checkpoint(lambda x: checkpoint_name(2.0 * x, "inner") + 1.0)(x)
+
+
+def in_jit(x):
+    return jax.jit(lambda x: checkpoint_name(2.0 * x, "inner") + 1.0)(x)
+
+
+def in_vmap(x):
+    return jax.vmap(lambda row: checkpoint_name(2.0 * row, "inner") + 1.0)(x)
+
+
+def in_cond(x):
+    def yes(x):
+        return checkpoint_name(2.0 * x, "inner") + 1.0
+
+    def no(x):
+        return checkpoint_name(3.0 * x, "other") + 1.0
+
+    return jax.lax.cond(x[0, 0] < 0, yes, no, x)
+
+
+@jax.custom_jvp
+def _doubled(x):
+    return checkpoint_name(2.0 * x, "inner") + 1.0
+
+
+_doubled.defjvp(lambda primals, tangents: (_doubled(*primals), 2.0 * tangents[0]))
+
+
+def in_custom(x):
+    return _doubled(x)
+
+
+def nested(x):
+    """A scan of a scan and of a branch."""
+
+    def turn(carry, i):
+        carry = jax.lax.scan(lambda c, f: (checkpoint_name(c * f, "deep"), None), carry, TWO)[0]
+        carry = jax.lax.cond(
+            i > 0, lambda c: checkpoint_name(c + 1.0, "branch"), lambda c: c, carry
+        )
+        return carry, None
+
+    return jax.lax.scan(turn, x, jnp.arange(2))[0]
+
+
+TWO = jnp.asarray([2.0, 0.5])
+CONSTRUCTS = {
+    "jit": (in_jit, {"inner": 2 * X}),
+    "remat": (in_remat, {"inner": 2 * X}),
+    "vmap": (in_vmap, {"inner": 2 * X}),
+    "custom": (in_custom, {"inner": 2 * X}),
+    "cond": (in_cond, {"inner": 2 * X}),
+    "scan": (in_scan, {"inner@0": 2 * X, "inner@1": 3 * (2 * X + 1)}),
+    "reversed": (in_reversed_scan, {"inner@1": 2 * X, "inner@0": 3 * (2 * X + 1)}),
+}
+each_construct = pytest.mark.parametrize("construct", CONSTRUCTS)
+
+
+def passed(marks):
+    return {n: np.asarray(x) for n, x in marks.values.items() if bool(marks.passed.get(n, True))}
+
+
+@each_construct
+def test_a_mark_is_seen_wherever_it_is_and_changes_no_bit(construct):
+    function, expected = CONSTRUCTS[construct]
+    result, marks, notices = evaluate(function, X)
+    assert np.array_equal(result, function(X))
+    assert list(passed(marks)) == list(expected)
+    for name, value in expected.items():
+        assert close(passed(marks)[name], value)
+    assert notices == ()
+
+
+@each_construct
+def test_a_mark_is_replaced_wherever_it_is_and_reported_as_computed(construct):
+    function, expected = CONSTRUCTS[construct]
+    last, computed = list(expected.items())[-1]
+    result, marks, _ = evaluate(function, X, changes={last: Change(True, X - 7)})
+    assert close(result, X - 7 + 1)
+    assert close(passed(marks)[last], computed)
+
+
+def test_one_turn_of_a_loop_is_replaced_and_the_next_goes_on_from_it():
+    result, marks, _ = evaluate(in_scan, X, changes={"inner@0": Change(True, 0 * X)})
+    assert close(marks.values["inner@1"], 3.0)
+    assert close(result, 4.0)
+    untouched, _, _ = evaluate(in_scan, X, changes={"inner@2": Change(True, 0 * X)})
+    assert np.array_equal(untouched, in_scan(X))
+
+
+def test_a_branch_not_taken_passes_no_mark():
+    _, marks, _ = evaluate(in_cond, X)
+    assert not bool(marks.passed["other"])
+    result, marks, _ = evaluate(in_cond, -X)
+    assert not bool(marks.passed["inner"])
+    assert close(marks.values["other"], -3 * X)
+    assert np.array_equal(result, in_cond(-X))
+
+
+def test_nested_turns_are_named_from_the_outermost_in():
+    result, marks, _ = evaluate(nested, X)
+    assert list(passed(marks)) == ["deep@0@0", "deep@0@1", "deep@1@0", "deep@1@1", "branch@1"]
+    assert close(passed(marks)["deep@1@0"], 2 * X)
+    assert np.array_equal(result, nested(X))
+    result, _, _ = evaluate(nested, X, changes={"deep@1@1": Change(True, 5 * X)})
+    assert close(result, 5 * X + 1)
+
+
+def test_marks_of_two_branches_are_one_where_they_have_one_shape():
+    def chosen(x):
+        short = lambda x: checkpoint_name(x[0], "a").sum() + checkpoint_name(x, "b").sum()  # noqa: E731
+        whole = lambda x: checkpoint_name(x, "a").sum() + checkpoint_name(2 * x, "b").sum()  # noqa: E731
+        return jax.lax.cond(x[0, 0] < 0, whole, short, x)
+
+    _, marks, _ = evaluate(chosen, X)
+    assert {name: x.shape for name, x in passed(marks).items()} == {"a#2": (2, 3), "b": (2, 3)}
+    assert close(marks.values["b"], 2 * X)
+
+
+def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
+    def loop(x):
+        return jax.lax.while_loop(
+            lambda c: jnp.all(c < 4), lambda c: checkpoint_name(c + 1.0, "inner"), x
+        )
+
+    result, marks, notices = evaluate(loop, X)
+    assert np.array_equal(result, loop(X)) and not marks.values
+    assert notices == ("marks inside of a while loop have no one value: not seen",)
+    value, notices = widened(loop, X)
+    assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
+
+
+def test_a_loop_that_carries_a_random_key_is_entered():
+    def draws(x):
+        def body(key, _):
+            key, own = jax.random.split(key)
+            return key, checkpoint_name(jax.random.normal(own, ()), "draw")
+
+        return x.sum() + jax.lax.scan(body, jax.random.key(0), None, length=2)[1].sum()
+
+    result, marks, _ = evaluate(draws, X)
+    assert np.array_equal(result, draws(X)) and list(marks.values) == ["draw@0", "draw@1"]
+    value, _ = widened(draws, X)
+    assert close(value, draws(X), 64), "the terms of the sum cancel"
+
+
+# `capture`, which is made of it
+
+
+def test_capture_counts_turns_and_differentiates_into_them():
+    counted = capture(in_scan, numbered={"inner": "layers.{}.inner"})
+    result, marks = counted(X)
+    assert list(marks) == ["layers.0.inner", "layers.1.inner"]
+    assert np.array_equal(result, in_scan(X))
+
+    def moved(offset):
+        return capture(in_scan, offsets={"inner@0": offset})(X)[0].sum()
+
+    assert close(jax.grad(moved)(jnp.zeros_like(X)), 3.0)
+    held = capture(in_scan, numbered={"inner": "q{}"}, forced={"q0": jnp.zeros_like(X)})(X)[0]
+    assert close(held, 4.0)
+
+
+def test_capture_says_of_a_branch_not_taken_that_it_has_no_value():
+    _, marks = jax.jit(capture(in_cond))(X)
+    assert np.all(np.isnan(marks["other"])) and close(marks["inner"], 2 * X)
+
+
+def test_capture_refuses_a_second_value_of_a_name_inside_of_a_loop_too():
+    def twice(x):
+        body = lambda c, _: (checkpoint_name(checkpoint_name(c, "q") + 1.0, "q"), None)  # noqa: E731
+        return jax.lax.scan(body, x, None, length=2)[0]
+
+    with pytest.raises(ValueError, match="the mark 'q' is passed twice"):
+        capture(twice)(X)
+    counted = capture(twice, numbered={"q": "q.{}"})(X)[1]
+    assert [float(x[0, 0]) for x in counted.values()] == [-1.0, 0.0, 0.0, 1.0]
+
+
+def test_capture_keeps_a_derivative_that_a_function_defines_itself():
+    @jax.custom_jvp
+    def straight_through(x):
+        return checkpoint_name(jnp.round(x), "inner")
+
+    straight_through.defjvp(lambda xs, ts: (straight_through(*xs), ts[0]))
+    gradient = jax.grad(lambda x: capture(straight_through)(x)[0].sum())(X)
+    assert np.array_equal(gradient, np.ones_like(X))
+
+
+# Everything in float64
+
+
+def _scatter(x):
+    return jnp.zeros((3,), jnp.bfloat16).at[jnp.asarray([0, 2, 0])].add(x[0].astype(jnp.bfloat16))
+
+
+def _reduce(x):
+    return jax.lax.reduce(x.astype(jnp.bfloat16), jnp.bfloat16(0), jax.lax.add, (1,))
+
+
+@jax.custom_vjp
+def _scaled(x):
+    return (x.astype(jnp.bfloat16) * 3).astype(jnp.float32)
+
+
+_scaled.defvjp(lambda x: (_scaled(x), None), lambda _, g: (g.astype(jnp.bfloat16).astype(g.dtype),))
+
+
+def _low_dot(x):
+    low = x.astype(jnp.bfloat16)
+    return jax.lax.dot_general(
+        low, low.T, (((1,), (0,)), ((), ())), preferred_element_type=jnp.bfloat16
+    )
+
+
+CASTS = {
+    "bfloat16": (lambda x: jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32), np.exp),
+    "float16": (lambda x: x.astype(jnp.float16).astype(jnp.float32), lambda x: x),
+    "dot": (_low_dot, lambda x: x @ x.T),
+    "iota": (
+        lambda x: x * jnp.cos(jax.lax.iota(jnp.float32, 3) * 0.5),
+        lambda x: x * np.cos(np.arange(3) * 0.5),
+    ),
+    "scatter": (_scatter, lambda x: np.asarray([x[0, 0] + x[0, 2], 0.0, x[0, 1]])),
+    "reduce": (_reduce, lambda x: x.sum(1)),
+    "mean": (lambda x: jnp.mean(x, 1, dtype=jnp.float32), lambda x: x.mean(1)),
+    "cumsum": (lambda x: jnp.cumsum(x.astype(jnp.bfloat16), 1), lambda x: x.cumsum(1)),
+    "custom_jvp": (
+        lambda x: jax.nn.relu(x.astype(jnp.bfloat16)) ** 2,
+        lambda x: np.maximum(x, 0) ** 2,
+    ),
+    "custom_vjp": (_scaled, lambda x: 3 * x),
+    "its gradient": (jax.grad(lambda x: (_scaled(x) ** 2).sum()), lambda x: 6 * x),
+    "fft": (lambda x: jnp.fft.rfft(x, axis=1).real, lambda x: np.fft.rfft(x, axis=1).real),
+    "softmax": (
+        lambda x: jax.nn.softmax(x.astype(jnp.bfloat16), axis=1),
+        lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True),
+    ),
+    "literal": (lambda x: x / jnp.sqrt(6), lambda x: x / np.sqrt(6)),
+    "convert": (lambda x: jax.lax.reduce_precision(x, 8, 7), lambda x: x),
+    "sorted": (lambda x: jnp.sort(-x.astype(jnp.bfloat16), axis=1), lambda x: np.sort(-x, axis=1)),
+    "while": (
+        lambda x: jax.lax.fori_loop(0, 3, lambda _, c: (c * 1.5).astype(c.dtype), x / 3),
+        lambda x: x / 3 * 1.5**3,
+    ),
+    "scan": (
+        lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x.astype(jnp.bfloat16), TWO)[0],
+        lambda x: np.sin(np.sin(x)),
+    ),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_what_a_program_casts_to_less_is_float64_all_the_same(cast):
+    function, exact = CASTS[cast]
+    # Thirds: no product or sum of them is exact in less than float64.
+    x = np.float32(X / 3 + 0.1)
+    value, notices = widened(function, x)
+    assert value.dtype == np.float64 and notices == ()
+    expected = exact(np.float64(x))
+    assert relative_l2(value, expected) <= EXACT
+    # As it is, the program is further away: the agreement above is not for want of rounding.
+    narrow = np.asarray(jax.jit(function)(x), np.float64)
+    if cast not in ("mean", "while"):
+        assert relative_l2(narrow, expected) > EXACT
+
+
+def test_random_numbers_are_those_the_program_draws():
+    """In float64 `jax.random` would draw others: of 64 bits."""
+    key, low = jax.random.key(1), np.nextafter(np.float32(-1), np.float32(0))
+
+    def drawn(x):
+        return jax.random.uniform(key, x.shape)
+
+    def even(x):
+        return jax.random.uniform(key, x.shape, minval=low, maxval=1.0)
+
+    def noisy(x):
+        return x + jax.random.normal(key, x.shape)
+
+    # A uniform number is 23 bits and exact; on another interval it is scaled and moved.
+    assert np.array_equal(widened(drawn, X)[0], np.float64(drawn(X)))
+    uniform, _ = widened(even, X)
+    assert close(uniform, even(X), roundings=3)
+    # A normal number is a function of a uniform one, here in float64; its constant is float32.
+    value, _ = widened(noisy, X)
+    assert value.dtype == np.float64
+    assert relative_l2(value, X + np.float64(np.float32(np.sqrt(2))) * erfinv(uniform)) <= EXACT
+
+
+def test_what_has_no_float64_is_done_as_it_is_and_noticed():
+    def called(x):
+        shape = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        return 2.0 * jax.pure_callback(lambda x: np.float32(x) + np.float32(1), shape, x)
+
+    value, notices = widened(called, X)
+    assert close(value, 2 * (X + 1))
+    assert [n.partition(":")[0] for n in notices] == ["pure_callback was not done in float64"]
+
+
+# What rounding does
+
+SEEDS = 3
+CAUTION = 8.0
+"""Most by which the response of a program to rounding may exceed its true error: of what is always
+rounded up or down by a whole unit, and of functions that are better than their worst."""
+rng = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return rng.standard_normal(shape, np.float32)
+
+
+def _normed(x, scale):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def _attended(q, k, v):
+    return jax.nn.softmax(q @ k.T / 4.0, axis=-1) @ v
+
+
+def _convolved(x, kernel):
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
+
+
+ROUNDED = {
+    "matmul": (jnp.matmul, lambda: (normal(16, 256), normal(256, 32))),
+    "softmax": (lambda x: jax.nn.softmax(4.0 * x, axis=-1), lambda: (normal(16, 64),)),
+    "layer norm": (_normed, lambda: (normal(16, 64) + 3, normal(64))),
+    "cumsum": (lambda x: jnp.cumsum(x, -1), lambda: (normal(8, 256),)),
+    "cancellation": (lambda x, y: (x + y) - x, lambda: (100 * normal(16, 64), normal(16, 64))),
+    "convolution": (_convolved, lambda: (normal(2, 8, 12, 12), normal(8, 8, 3, 3))),
+    "attention": (_attended, lambda: (normal(32, 16), normal(32, 16), normal(32, 16))),
+    "recurrence": (
+        lambda x, w: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=8)[0],
+        lambda: (normal(16, 32), normal(32, 32) / 6),
+    ),
+    # Of signs that are the same in every turn each element would drift, sqrt(turns) times as far.
+    "many turns": (
+        lambda x, w: jax.lax.scan(lambda c, w: (c * w, None), x, w)[0],
+        lambda: (normal(64), np.exp(normal(1024, 64) / 64)),
+    ),
+    "many turns of two loops": (
+        lambda x, w: jax.lax.scan(
+            lambda c, w: (jax.lax.scan(lambda c, w: (c * w, None), c, w)[0], None), x, w
+        )[0],
+        lambda: (normal(64), np.exp(normal(32, 32, 64) / 64)),
+    ),
+    "many turns of a while loop": (
+        lambda x, w: jax.lax.while_loop(
+            lambda s: s[0] < len(w), lambda s: (s[0] + 1, s[1] * w[s[0]]), (jnp.int32(0), x)
+        )[1],
+        lambda: (normal(64), np.exp(normal(1024, 64) / 64)),
+    ),
+}
+
+
+@functools.cache
+def response_of(name):
+    """Return a compiled evaluation of a program: of inputs, signs and what they move."""
+    function, make = ROUNDED[name]
+    closed = jax.make_jaxpr(function)(*make())
+    return jax.jit(
+        lambda inputs, signs, on: Evaluation(True, Signs(signs, on)).run(closed, inputs, Marks())[0]
+    )
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_program_responds_to_rounding_as_much_as_it_rounds(name):
+    function, make = ROUNDED[name]
+    with jax.default_matmul_precision("highest"):
+        run = response_of(name)
+        for _ in range(SEEDS):
+            inputs = make()
+            error = np.asarray(jax.jit(function)(*inputs))
+            with jax.enable_x64(True):
+                wide = [np.float64(x) for x in inputs]
+                exact = np.asarray(run(wide, pool(0, 2**16), 0.0))
+                moved = [np.asarray(run(wide, pool(s, 2**16), 1.0)) for s in range(SEEDS)]
+            response = np.sqrt(np.mean([relative_l2(x, exact) ** 2 for x in moved]))
+            assert 0.7 <= response / relative_l2(error, exact) <= CAUTION
+
+
+def test_a_running_sum_of_many_terms_responds_more_than_one_of_few():
+    """What adding up loses grows with the number of terms; of numbers that cancel it is seen."""
+    function, make = ROUNDED["cumsum"]
+    responses = []
+    with jax.enable_x64(True):
+        for inputs in (make()[0], make()[0][:, :4]):
+            wide = np.float64(inputs)
+            closed = jax.make_jaxpr(function)(inputs)
+            exact = np.cumsum(wide, -1)
+            moved = [
+                Evaluation(True, Signs(pool(s, wide.size))).run(closed, [wide], Marks())[0]
+                for s in range(SEEDS)
+            ]
+            responses.append(np.mean([relative_l2(np.asarray(x), exact) for x in moved]))
+    assert responses[0] > 2 * responses[1]
+
+
+def test_a_response_is_another_for_other_signs_and_none_for_none():
+    run, inputs = response_of("matmul"), ROUNDED["matmul"][1]()
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        wide = [np.float64(x) for x in inputs]
+        still, again, one, other = (
+            np.asarray(run(wide, pool(seed, 2**16), on))
+            for seed, on in ((0, 0.0), (1, 0.0), (0, 1.0), (1, 1.0))
+        )
+    assert np.array_equal(still, again)
+    assert not np.array_equal(one, other) and not np.array_equal(one, still)
+
+
+def _low(x):
+    return jnp.exp(x.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_a_cast_to_bfloat16_is_not_excused_in_a_float32_program():
+    error = relative_l2(np.asarray(_low(X)), np.exp(np.float64(X)))
+    exact, _ = widened(_low, X)
+    floor = relative_l2(widened(_low, X, signs=Signs(pool(0, 64)))[0], exact)
+    assert floor < UNITS["bfloat16"] / 1000 < error
+    # In a program that is meant to be bfloat16, it is.
+    narrow = relative_l2(widened(_low, X, signs=Signs(pool(0, 64), narrow=True))[0], exact)
+    assert error / CAUTION < narrow < CAUTION * error
+
+
+TABLE = np.float32(np.sin(np.arange(12).reshape(4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("function", "moves"),
+    [
+        (lambda x: x @ jnp.asarray(TABLE).T, True),
+        (lambda x: x * 0.1, True),
+        (lambda x: x + 1e-5, True),
+        (lambda x: x * 0.5 - 1e4, False),
+        (lambda x: jnp.tanh(x @ x.T), False),
+        (lambda x: x * jnp.asarray([1, 2, 3]), False),
+    ],
+    ids=["table", "tenth", "epsilon", "half", "operations", "integers"],
+)
+def test_constants_moves_what_is_float32_in_a_float64_program_and_nothing_else(function, moves):
+    with jax.numpy_dtype_promotion("standard"):
+        exact, _ = widened(function, X)
+        moved, _ = widened(function, X, signs=Signs(pool(0, 64), operations=0.0, constants=1.0))
+    assert (relative_l2(moved, exact) > roundoff(16, np.float64)) == moves
+
+
+@pytest.mark.parametrize("what", ["operations", "constants"])
+def test_in_a_table_only_what_was_rounded_moves(what):
+    """The mask of an attention with slopes: -1e4 and 0 are meant, what lies between was rounded."""
+    table = np.float32([[-1e4, 0.0, 0.1], [1.0, 1 / 3, -0.5]])
+    is_rounded = np.array([[False, False, True], [False, True, False]])
+
+    def function(x):
+        return jnp.where(x > 2, x, jnp.asarray(table))
+
+    on = {"operations": 0.0, "constants": 0.0, what: 1.0}
+    moved, _ = widened(function, X, signs=Signs(pool(0, 64), **on))
+    assert np.array_equal(moved != np.float64(table), is_rounded)

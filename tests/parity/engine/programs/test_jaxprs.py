@@ -1,0 +1,56 @@
+"""Jaxprs: every equation is found where it stands, and evaluation gives what the program gives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parity.engine.programs.jaxprs import bind, equations, interpret
+
+
+def program(x):
+    def body(carry, value):
+        return carry + jnp.sin(value), jax.lax.cond(value > 0, jnp.exp, jnp.cos, value)
+
+    return jax.lax.scan(body, jnp.float32(0), jax.jit(jnp.tanh)(x) * 2.0)
+
+
+X = jnp.linspace(-1, 1, 5)
+
+
+def names(enter=lambda eqn: True):
+    jaxpr = jax.make_jaxpr(program)(X).jaxpr
+    return [eqn.primitive.name for eqn in equations(jaxpr, enter)]
+
+
+def test_calls_loops_and_branches_are_walked_after_the_equation_that_holds_them():
+    found = names()
+    assert {"tanh", "sin", "exp", "cos"} <= set(found)
+    assert found.index("scan") < found.index("sin") < found.index("cond") < found.index("exp")
+
+
+def test_what_is_not_entered_is_left_out():
+    calls = names(lambda eqn: eqn.primitive.name in ("jit", "pjit"))
+    assert "tanh" in calls and "scan" in calls
+    assert not {"sin", "exp", "cos"} & set(calls)
+
+
+def test_an_evaluation_gives_the_program_s_outputs_and_lifts_its_literals():
+    closed = jax.make_jaxpr(program)(X)
+    lifted = []
+
+    def lift(constant):
+        lifted.append(constant)
+        return constant
+
+    out = interpret(closed.jaxpr, closed.consts, [X], bind, lift)
+    for ours, theirs in zip(out, jax.tree.leaves(program(X)), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert 2.0 in [float(x) for x in lifted]
+
+
+def test_an_argument_that_is_returned_outlives_its_last_reader():
+    closed = jax.make_jaxpr(lambda x, y: (x, x + y, y))(X, X)
+    x, total, y = interpret(closed.jaxpr, closed.consts, [X, 2 * X], bind)
+    assert np.array_equal(x, X) and np.array_equal(y, 2 * X) and np.array_equal(total, X + 2 * X)

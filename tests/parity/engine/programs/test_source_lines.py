@@ -1,0 +1,33 @@
+"""A line is shown with the text around it, as the file is when it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parity.engine.programs.source_lines import AROUND, Line, excerpt
+
+
+def test_an_excerpt_has_numbers_and_marks_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("".join(f"    line {n}\n" for n in range(1, 30)), encoding="utf-8")
+    rows = excerpt(f"{file}:9 (Layer.__call__)").split("\n")
+    assert len(rows) == 2 * AROUND + 1
+    assert rows[AROUND] == ">  9  line 9"
+    assert rows[AROUND + 1] == "  10  line 10"
+
+
+def test_a_file_is_found_below_the_current_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.py").write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert Line.at("model.py:1 (<module>)", "why") == Line(
+        "model.py:1 (<module>)", "why", "> 1  x = 1"
+    )
+
+
+@pytest.mark.parametrize("place", ["model.py:7 (f)", "absent.py:1 (f)", "nowhere", ""])
+def test_a_line_that_is_not_there_has_no_excerpt(place: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.py").write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert excerpt(place) == ""
