@@ -40,7 +40,6 @@ DRAWS = 16
 """Number of draws. Between the two most different hosts measured, the levels of the second
 architecture have ratios of 0.95 to 1.13 with 16 draws, and 0.4 to 3.5 with one
 (docs/verdicts.md)."""
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,11 @@ class Program:
         return tuple(self.shapes)
 
     def run(
-        self, dtype: str, rng: np.random.Generator | None = None, exact: Arrays | None = None
-    ) -> Arrays:
+        self,
+        dtype: str,
+        rng: np.random.Generator | None = None,
+        exact: dict[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
         """Return marks and output; with `rng`, perturb every value by float32's rounding error."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
@@ -171,7 +173,7 @@ class Program:
             found = compiled(self.function, model, inputs, offsets)
             return {name: np.asarray(found[name]) for name in self.order}
 
-    def responses(self, exact: Arrays) -> dict[str, tuple[float, ...]]:
+    def responses(self, exact: dict[str, np.ndarray]) -> dict[str, tuple[float, ...]]:
         """Return the relative L2 response of every quantity to each seed."""
         return rounding_noise.responses(exact, lambda rng: self.run("float64", rng, exact))
 

@@ -109,15 +109,19 @@ def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
     return results
 
 
-Answer = tuple[list[Finding], Any]
+ProbeAnswer = tuple[list[Finding], Any]
 
 
-def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
+def _survival(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> ProbeAnswer:
     batches, rule = checkpoint.batches(), checkpoint.optimiser
     return [*audit_parameters(model), *probe(model, batches, rule)], None
 
 
-def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
+def _poles(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> ProbeAnswer:
     rows = ema_pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
     # JSON has no infinity; None stands for a pole that never forgets.
     for row in rows:
@@ -127,11 +131,13 @@ def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeRe
 
 def _embedding_rows(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
-) -> Answer:
+) -> ProbeAnswer:
     return embedding_rows.findings(model), None
 
 
-def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
+def _remedies(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> ProbeAnswer:
     frozen = {
         f.subject: f.value
         for f in earlier.findings
@@ -165,7 +171,7 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: Prob
 
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
-) -> Answer:
+) -> ProbeAnswer:
     """Return differences from the committed audits, without the compiled view, which is slow."""
     findings: list[Finding] = []
     reason = why_unavailable()
@@ -191,12 +197,14 @@ def _not_compared(name: str, rows: int, why: str) -> Finding:
     return Finding(PROBE, note, name, "not_compared", rows, nan, source, message)
 
 
-def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
+def _what_if(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> ProbeAnswer:
     costs = list(what_if.costs(what_if.captured(model, checkpoint.batches()[0, :2])))
     return what_if.findings(costs), what_if.rows(costs)
 
 
-PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Answer]] = {
+PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], ProbeAnswer]] = {
     "survival": _survival,
     "poles": _poles,
     "embedding rows": _embedding_rows,

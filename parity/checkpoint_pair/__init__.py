@@ -7,13 +7,13 @@ compares it with the model.
 
 from parity.checkpoint_pair.deployment import Export, ExportError, export_pretrained
 from parity.checkpoint_pair.files import Stored, WeightRow, converted, open_checkpoint
-from parity.checkpoint_pair.layerwise import Outcome, Walk
+from parity.checkpoint_pair.layerwise import LayerwiseResult, Walk
 from parity.checkpoint_pair.whole_model import triangle
 
 __all__ = [
     "Export",
     "ExportError",
-    "Outcome",
+    "LayerwiseResult",
     "Stored",
     "Walk",
     "WeightRow",

@@ -25,7 +25,6 @@ from parity.checkpoint_pair.files import Stored, WeightRow, compare_values
 from parity.checkpoint_pair.logit_blocks import LogitsApart
 from parity.checkpoint_pair.one_layer import (
     FINAL,
-    Arrays,
     JaxLayer,
     OracleLayer,
     ReferenceLayer,
@@ -67,7 +66,7 @@ class Step:
 
 
 @dataclass
-class Outcome:
+class LayerwiseResult:
     """Results of a layer-by-layer comparison."""
 
     steps: list[Step] = field(default_factory=list)
@@ -113,10 +112,10 @@ class Walk:
         self.config = theirs.config
         self.case = text_case("checkpoint", self.config, ids, digest=f"{theirs.path} {ours.path}")
         self.reference = ReferenceLayer(self.config) if live else None
-        self.outcome = Outcome()
+        self.outcome = LayerwiseResult()
         return_freed_memory()
 
-    def run(self) -> Outcome:
+    def run(self) -> LayerwiseResult:
         """Compare embedding, layers, final norm and logits."""
         # Non-finite values fail their gates; NumPy's warnings are not needed.
         with np.errstate(all="ignore"):
@@ -191,11 +190,11 @@ class Walk:
         self,
         name: str,
         last: str,
-        ours: Arrays,
-        theirs: Arrays | None,
-        exact: Arrays,
+        ours: dict[str, np.ndarray],
+        theirs: dict[str, np.ndarray] | None,
+        exact: dict[str, np.ndarray],
         floors: Mapping[str, float],
-        wide: Arrays | None = None,
+        wide: dict[str, np.ndarray] | None = None,
         flow: _Flow | None = None,
     ) -> None:
         """Compare one step on every edge, and record its effect on the error."""

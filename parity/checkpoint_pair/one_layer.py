@@ -32,7 +32,6 @@ from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate, ca
 from parity.megalodon.perturbation import of_weight
 from parity.megalodon.reference import LiveReference
 
-Arrays = dict[str, np.ndarray]
 FINAL = -1
 """Index of the final norm."""
 FEW_SEEDS = 1
@@ -90,7 +89,7 @@ class JaxLayer:
             rows.append(compare_values(full, theirs.tensors[full], ours))
         return rows
 
-    def run(self, x: np.ndarray, dtype: str = "float32") -> Arrays:
+    def run(self, x: np.ndarray, dtype: str = "float32") -> dict[str, np.ndarray]:
         """Return the intermediates, by full name, for activations x (B, L, D)."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             module, x_in = self._module(dtype), jnp.asarray(x, dtype)
@@ -163,7 +162,7 @@ class ReferenceLayer:
         for parameter in self._block.parameters():
             parameter.data = parameter.new_empty(0)
 
-    def run(self, theirs: Stored, index: int, x: np.ndarray) -> Arrays:
+    def run(self, theirs: Stored, index: int, x: np.ndarray) -> dict[str, np.ndarray]:
         """Return the intermediates of a layer or the final norm for activations x (B, L, D)."""
         if index == FINAL:
             with self._filled(self._model.model.norm, theirs, index) as norm:
@@ -172,7 +171,7 @@ class ReferenceLayer:
             # The constructor derives the residual scale from the index.
             block = type(self._block)(self._model.config, index)
             self._block, self._index = block.requires_grad_(False).eval(), index
-        intermediates: Arrays = {}
+        intermediates: dict[str, np.ndarray] = {}
         hooks = [
             self._watch(row, f"layers.{index}.{row.name}", intermediates)
             for row in BLOCK_INTERMEDIATES
@@ -201,7 +200,7 @@ class ReferenceLayer:
         for parameter in module.parameters():
             parameter.data = parameter.new_empty(0)
 
-    def _watch(self, row: Intermediate, name: str, intermediates: Arrays) -> Any:
+    def _watch(self, row: Intermediate, name: str, intermediates: dict[str, np.ndarray]) -> Any:
         def keep(value: Any) -> None:
             value = value * value.sigmoid() if row.silu else value
             intermediates[name] = _array(value.transpose(1, 2) if row.channels_first else value)
@@ -246,7 +245,7 @@ class OracleLayer:
         named = (t for name, t in theirs.tensors.items() if name.startswith(prefix))
         self.size = sum(math.prod(t.shape) for t in named)
 
-    def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> Arrays:
+    def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
         """Return the intermediates in float64 for activations x (B, L, D).
 
         Args:
@@ -254,7 +253,7 @@ class OracleLayer:
             rng: perturbs the input, every weight and every intermediate by one unit roundoff with
                 random signs; None: no perturbation.
         """
-        intermediates: Arrays = {}
+        intermediates: dict[str, np.ndarray] = {}
 
         def hook(name: str, value: np.ndarray) -> np.ndarray:
             intermediates[name] = value if rng is None else moved(value, rng)
@@ -269,7 +268,7 @@ class OracleLayer:
             oracle.block(context, weights, start, self.index)  # pyright: ignore[reportArgumentType]
         return intermediates
 
-    def floors(self, x: np.ndarray, exact: Arrays) -> dict[str, float]:
+    def floors(self, x: np.ndarray, exact: dict[str, np.ndarray]) -> dict[str, float]:
         """Return the RMS response of every intermediate to one unit roundoff, as relative L2."""
         seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
         return floors(exact, lambda rng: self.run(x, rng), seeds)

@@ -22,7 +22,7 @@ from parity.deepseek_v3 import reference
 from parity.deepseek_v3.cases import BUFFER, CASES, SUBJECT, TINY, Case, by_name
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from parity.deepseek_v3.recordings import OF_LOSS, Answer, answer, live, named, recorded
+from parity.deepseek_v3.recordings import OF_LOSS, Recorded, answer, live, named, recorded
 from parity.deepseek_v3.router import choose, scores_of
 from parity.engine.measure.bounds import NoiseFloors
 from parity.engine.measure.compare import Comparison, Work
@@ -39,9 +39,9 @@ __all__ = [
     "CASES",
     "SUBJECT",
     "TINY",
-    "Answer",
     "Case",
     "Found",
+    "Recorded",
     "answer",
     "by_name",
     "chosen",
@@ -119,7 +119,7 @@ def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
 
 def compare(
     case: Case,
-    answer: Answer,
+    answer: Recorded,
     ours: FunctionSide | None = None,
     *,
     gradients: bool = True,
@@ -166,7 +166,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
     return Work(case.title, digest_of(order, ours.params, ours.arguments[0]), order, suite=SUBJECT)
 
 
-def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[Measurement]:
+def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list[Measurement]:
     """Compare float64 with the few recorded quantities, which are not a complete run."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
@@ -205,7 +205,7 @@ def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
 
 
 def _flips(
-    case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Answer, device: str
+    case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Recorded, device: str
 ) -> list[Measurement]:
     """Count tokens routed to other experts despite a clear margin, by layer."""
     work = Work(case.title, case.hash, (), suite=SUBJECT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parity.deepseek_v3.cases import BUFFER, SUBJECT, Case
-from parity.deepseek_v3.recordings import RECORDED64, Answer
+from parity.deepseek_v3.recordings import RECORDED64, Recorded
 from parity.deepseek_v3.reference import CHOSEN
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.quantity import LOGITS, WEIGHTS, Quantity
@@ -29,7 +29,7 @@ RECORDED = (PortEdge.PORT32_PORT64, PortEdge.ORIGINAL32_PORT64, PortEdge.PORT32_
 """Edges of all quantities if the original is a float32 recording."""
 
 
-def gates(case: Case, answer: Answer, ours: Side) -> Iterator[Gate]:
+def gates(case: Case, answer: Recorded, ours: Side) -> Iterator[Gate]:
     """Yield the gates of a case on every edge.
 
     Args:

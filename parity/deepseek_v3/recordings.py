@@ -23,21 +23,20 @@ RECORDED64 = ("logits", OUTPUT)
 """Quantities recorded in float64 as well; recording all would double the size."""
 OF_LOSS = {OUTPUT: np.ones((), np.float32)}
 """Cotangents with which gradients are those of the loss."""
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recorded:
     """Results of the reference for a case, as a side of a port and under our names."""
 
     side: Side
     stages: dict[str, str]
     """The side's stage names, by our names."""
-    float32: Arrays
+    float32: dict[str, np.ndarray]
     """Intermediates, the loss as `output`, gradients as `grad/<parameter>`, experts stacked."""
-    float64: Arrays
+    float64: dict[str, np.ndarray]
     """The quantities `RECORDED64` in float64."""
-    chosen: Arrays
+    chosen: dict[str, np.ndarray]
     """Chosen experts of each token (T, k), by `layers.{i}`."""
     kind: str
     """"live" or "recorded"."""
@@ -59,12 +58,12 @@ class RecordedSide:
 
     Args:
         case: the case.
-        arrays: float32 arrays by our names, see `Answer`.
+        arrays: float32 arrays by our names, see `Recorded`.
     """
 
     kind = "torch"
 
-    def __init__(self, case: Case, arrays: Arrays) -> None:
+    def __init__(self, case: Case, arrays: dict[str, np.ndarray]) -> None:
         self.case, self.arrays = case, arrays
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -94,7 +93,7 @@ class RecordedSide:
 
 
 @reference.one_thread()
-def live(case: Case) -> Answer:
+def live(case: Case) -> Recorded:
     """Run the reference on a case.
 
     Raises:
@@ -104,7 +103,7 @@ def live(case: Case) -> Answer:
     stages = reference.stages(side)
     narrow = named(side.run(Run(cotangents=OF_LOSS)), stages)
     wide = named(side.run(Run(Precision.FLOAT64)), stages)
-    return Answer(
+    return Recorded(
         side,
         stages,
         {n: a for n, a in narrow.items() if not n.endswith(reference.CHOSEN)},
@@ -120,7 +119,7 @@ def live(case: Case) -> Answer:
     )
 
 
-def named(found: Trace, stages: Mapping[str, str]) -> Arrays:
+def named(found: Trace, stages: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Rename the results of a live run to ours; experts are stacked, the loss is the output."""
     gradients = stacked(found.gradients)
     return {
@@ -130,7 +129,7 @@ def named(found: Trace, stages: Mapping[str, str]) -> Arrays:
     }
 
 
-def recorded(case: Case, folder: Path = FOLDER) -> Answer:
+def recorded(case: Case, folder: Path = FOLDER) -> Recorded:
     """Return the recorded results of the reference.
 
     Raises:
@@ -144,13 +143,13 @@ def recorded(case: Case, folder: Path = FOLDER) -> Answer:
             f"{path.name} was recorded from transformers {version}, expected "
             f"{'.'.join(map(str, reference.LEAST))}: not comparable. Run `{RENEW}`."
         )
-    parts: dict[str, Arrays] = {"float32": {}, "float64": {}, "chosen": {}}
+    parts: dict[str, dict[str, np.ndarray]] = {"float32": {}, "float64": {}, "chosen": {}}
     for name, array in recordings.read(path, case.hash, RENEW).items():
         part, _, rest = name.partition("/")
         if part in parts:
             parts[part][rest] = array
     names = (n for n in parts["float32"] if n != OUTPUT and Quantity(n).role is not Role.GRADIENT)
-    return Answer(
+    return Recorded(
         RecordedSide(case, parts["float32"]),
         {name: name for name in names},
         **parts,
@@ -160,7 +159,7 @@ def recorded(case: Case, folder: Path = FOLDER) -> Answer:
     )
 
 
-def answer(case: Case, which: str = "auto") -> Answer:
+def answer(case: Case, which: str = "auto") -> Recorded:
     """Return the reference's results: "live", "recorded", or "auto": live if it can run.
 
     Raises:

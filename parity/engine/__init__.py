@@ -4,8 +4,9 @@
 `rounding_noise` measures the effect of rounding alone, `instrument` captures named intermediates.
 """
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.bounds import NoiseFloors, Rule
-from parity.engine.measure.compare import Arrays, Bounds, Comparison, Work
+from parity.engine.measure.compare import Bounds, Comparison, Work
 from parity.engine.measure.deviation import Deviation, Deviations
 from parity.engine.measure.edge import Edge
 from parity.engine.measure.localize import Stage, first_divergence

@@ -34,7 +34,8 @@ ANSWERS, LOCK = "answers.jsonl", ".lock"
 # has the data; only a power failure can lose it.
 SYNCED_EVERY = 1.0
 """Seconds of answers that a power failure may lose."""
-Report = Callable[[str], None]
+Log = Callable[[str], None]
+"""Receives one line of progress."""
 
 
 @runtime_checkable
@@ -220,7 +221,7 @@ def run(
     items: Sequence[Item],
     executor: Executor,
     answers: Answers | None = None,
-    report: Report = lambda line: None,
+    report: Log = lambda line: None,
 ) -> Generator[Answer, None, None]:
     """Yield the answer of every item once: stored ones first, others as they finish.
 
@@ -259,7 +260,7 @@ def collect(
     items: Sequence[Item],
     executor: Executor,
     folder: Path | None = None,
-    report: Report = lambda line: None,
+    report: Log = lambda line: None,
 ) -> list[Answer]:
     """Return the answers of all items, in their order; fail unless all are done.
 

@@ -6,10 +6,7 @@ Source: docs/parity.md "First divergence".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from parity.engine.measure.bounds import bound_from, rule
 from parity.engine.measure.deviation import Worst, worst_elements
@@ -23,8 +20,6 @@ from parity.megalodon.intermediates import axes_of
 from parity.megalodon.noise_floors import forced_floors, forward_truth
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import TABLE
-
-Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ Source: docs/parity.md "Same work": conversion round trip with value hashes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from megalodon_jax.convert import state_dict
 from megalodon_jax.weights import HEAD, build_model, named_leaves
+from parity.engine.measure.arrays import Arrays
 from parity.megalodon.cases import Case
 from parity.megalodon.runner import JaxSubject
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def round_trip(case: Case) -> dict[str, np.ndarray]:

@@ -25,15 +25,13 @@ from parity.megalodon.packed import streamed_documents
 from parity.megalodon.ragged import combine_rows, row_alone
 from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
-Arrays = dict[str, np.ndarray]
 
-
-def truth(case: Case, *, mask_ema: bool | None = None) -> Arrays:
+def truth(case: Case, *, mask_ema: bool | None = None) -> dict[str, np.ndarray]:
     """Return the oracle's arrays of a case, float64; `mask_ema` None: as configured."""
     return _run(case, _wide(case.weights), oracle.unchanged, mask_ema)
 
 
-def forward_truth(case: Case) -> Arrays:
+def forward_truth(case: Case) -> dict[str, np.ndarray]:
     """Return the oracle's intermediates of a case without cuts, float64, without derivatives."""
     return _forward(case, _wide(case.weights), oracle.unchanged)
 
@@ -41,7 +39,7 @@ def forward_truth(case: Case) -> Arrays:
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
     """Return the response of every quantity of a case to rounding, as relative L2 by seed."""
 
-    def run(rng: np.random.Generator) -> Arrays:
+    def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         if case.steps:
             return trajectory.of_oracle(case, rng)
         hook = perturbation.hook(rng, case.config.model_dim)
@@ -53,7 +51,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
     """Return the response of every intermediate to rounding, as relative L2 by seed."""
 
-    def run(rng: np.random.Generator) -> Arrays:
+    def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         weights = perturbation.weights(case.weights, rng)
         return _forward(case, weights, perturbation.hook(rng, case.config.model_dim))
 
@@ -67,7 +65,7 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
     """
     exact = forward_truth(case)
 
-    def run(rng: np.random.Generator) -> Arrays:
+    def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         found, move = {}, perturbation.hook(rng, case.config.model_dim)
 
         def hook(name: str, value: np.ndarray) -> np.ndarray:
@@ -129,11 +127,13 @@ def write(
         aside.write_text("{\n" + head + ",\n".join(parts) + "\n }\n}\n", encoding="utf-8")
 
 
-def _wide(weights: Mapping[str, np.ndarray]) -> Arrays:
+def _wide(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.asarray(w, np.float64) for name, w in weights.items()}
 
 
-def _forward(case: Case, weights: Arrays, hook: oracle.Hook) -> Arrays:
+def _forward(
+    case: Case, weights: dict[str, np.ndarray], hook: oracle.Hook
+) -> dict[str, np.ndarray]:
     intermediates = {}
 
     def keep(name: str, value: np.ndarray) -> np.ndarray:
@@ -153,13 +153,15 @@ def _forward(case: Case, weights: Arrays, hook: oracle.Hook) -> Arrays:
     return intermediates
 
 
-def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) -> Arrays:
+def _run(
+    case: Case, weights: dict[str, np.ndarray], hook: oracle.Hook, mask_ema: bool | None
+) -> dict[str, np.ndarray]:
     batch = case.batch
     if case.steps:
         return trajectory.of_oracle(case)
     if case.cuts and case.documents:
 
-        def alone(ids: np.ndarray, cuts: tuple[int, ...], follows: bool) -> Arrays:
+        def alone(ids: np.ndarray, cuts: tuple[int, ...], follows: bool) -> dict[str, np.ndarray]:
             new = NEW_TOKENS if follows else 0
             return oracle.stream(case.config, weights, ids, cuts, new, hook=hook)
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from parity.megalodon.cases import Case
 
-Arrays = dict[str, np.ndarray]
-
 
 def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the ids (1, n) of a row without padding, and its numbers of tokens per call.
@@ -33,7 +31,7 @@ def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
     return case.batch.ids[row : row + 1, mask], tuple(n for n in counts if n)
 
 
-def combine_rows(case: Case, rows: Sequence[Arrays]) -> Arrays:
+def combine_rows(case: Case, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Combine the results of single rows to a batch; logits are 0 at padding."""
     found = stacked([{n: a for n, a in row.items() if n != "logits"} for row in rows])
     mask, first = case.batch.mask, rows[0]["logits"]
@@ -43,7 +41,7 @@ def combine_rows(case: Case, rows: Sequence[Arrays]) -> Arrays:
     return {"logits": logits} | found
 
 
-def stacked(rows: Sequence[Arrays]) -> Arrays:
+def stacked(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Stack arrays (1, ...) of rows to arrays (B, ...), padded with zeros to equal sizes."""
 
     def joined(arrays: list[np.ndarray]) -> np.ndarray:

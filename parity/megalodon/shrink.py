@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.localize import first_divergence
 from parity.engine.measure.measurement import Measurement
 from parity.engine.measure.quantity import Quantity
+from parity.executors.sweep import Log
 from parity.megalodon.cases import SMALL, Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import stages
@@ -24,7 +25,6 @@ from parity.megalodon.tolerance_table import NoiseFloors
 EDGE = MegalodonEdge.JAX64_ORACLE
 LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
 """Smallest meaningful sizes: LayerNorm over fewer features is constant."""
-Report = Callable[[str], None]
 
 
 def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
@@ -36,7 +36,7 @@ def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
     return first_divergence(comparison.run(subject.run(case), truth(case)))
 
 
-def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
+def shrink(case: Case, report: Log) -> tuple[Case, Measurement]:
     """Return the smallest case that fails at the same intermediate, and its first divergence.
 
     The layer may change but not the intermediate, so that the search does not move to another bug.

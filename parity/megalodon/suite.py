@@ -27,8 +27,6 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 from parity.recordings import RecordingError, choose
 
-Arrays = dict[str, np.ndarray]
-
 
 @runtime_checkable
 class Reference(Protocol):
@@ -47,19 +45,19 @@ class Reference(Protocol):
         """Provenance of the results."""
         ...
 
-    def run(self, case: Case) -> Arrays:
+    def run(self, case: Case) -> dict[str, np.ndarray]:
         """Return the named arrays of a case, float32."""
         ...
 
-    def weights(self, case: Case) -> Arrays | None:
+    def weights(self, case: Case) -> dict[str, np.ndarray] | None:
         """Return its state dict after loading a case's weights; None if it is not available."""
         ...
 
-    def low_precision(self, case: Case) -> Arrays:
+    def low_precision(self, case: Case) -> dict[str, np.ndarray]:
         """Return logits and loss in bfloat16, by mode (`reference.low_precision`)."""
         ...
 
-    def known_differences(self) -> Arrays:
+    def known_differences(self) -> dict[str, np.ndarray]:
         """Return the result for every known difference, by id (`known_differences`)."""
         ...
 
@@ -68,7 +66,7 @@ class Reference(Protocol):
 class Subject(Protocol):
     """Source of the JAX model's results in one dtype."""
 
-    def run(self, case: Case) -> Arrays:
+    def run(self, case: Case) -> dict[str, np.ndarray]:
         """Return the named arrays of a case."""
         ...
 
@@ -98,7 +96,7 @@ class Suite:
     device: str = "cpu"
     on_failure: OnFailure | None = None
     """Called for each tensor that exceeds its tolerance."""
-    truths: dict[tuple[str, bool], Arrays] = field(default_factory=dict)
+    truths: dict[tuple[str, bool], dict[str, np.ndarray]] = field(default_factory=dict)
     """Cached results of the oracle, by hash of the case and `mask_ema`, for repeated cases."""
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
@@ -145,14 +143,14 @@ class Suite:
             narrow = self.reference.low_precision(case)
             yield from lowprecision.measure(case, narrow, exact, floors, self.device)
 
-    def _truth(self, case: Case, mask_ema: bool) -> Arrays:
+    def _truth(self, case: Case, mask_ema: bool) -> dict[str, np.ndarray]:
         key = case.hash, mask_ema
         if key not in self.truths:
             self.truths[key] = truth(case, mask_ema=mask_ema)
         return self.truths[key]
 
 
-def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
+def _converted(held: dict[str, np.ndarray], case: Case) -> tuple[str, str, float]:
     return WEIGHTS, "changed_parameters", float(len(changed(held, case.weights)))
 
 

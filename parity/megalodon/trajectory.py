@@ -25,8 +25,6 @@ from parity.engine.programs.yardstick import compiled
 from parity.megalodon import oracle, perturbation
 from parity.megalodon.cases import Batch, Case
 
-Arrays = dict[str, np.ndarray]
-
 
 @dataclass(frozen=True)
 class AdamW:
@@ -68,7 +66,7 @@ class Diary:
         # Copied: an optimiser may update parameters in place.
         self._start = {name: np.array(p, np.float64) for name, p in start.items()}
         self._losses: list[float] = []
-        self._notes: Arrays = {}
+        self._notes: dict[str, np.ndarray] = {}
 
     def note(self, loss: Any, params: Mapping, mu: Mapping, nu: Mapping) -> None:
         """Record the loss before a step, and parameters and moments after it."""
@@ -82,12 +80,12 @@ class Diary:
             for what, value in kept.items():
                 self._notes[Quantity.after_step(self._step, what, name)] = np.array(value)
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> dict[str, np.ndarray]:
         """Return all recorded arrays by name."""
         return self._notes | {LOSSES: np.array(self._losses, self._dtype)}
 
 
-def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
+def of_oracle(case: Case, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
     """Return the trajectory of the oracle, float64, with AdamW written from its algorithm.
 
     Args:
@@ -115,7 +113,7 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
     return diary.arrays()
 
 
-def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
+def of_jax(case: Case, model: Any, dtype: str) -> dict[str, np.ndarray]:
     """Return the trajectory of the JAX model with optax, in the model's dtype."""
     state = adamw().init(eqx.filter(model, eqx.is_array))
     diary = Diary(case, named_leaves(model), dtype)

@@ -24,7 +24,7 @@ from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.engine.measure.quantity import kind_of
 from parity.mesh.collectives import CompiledProgram, between
 from parity.mesh.placement import Placement, path_name, placement_of
-from parity.mesh.program import Arrays, Program, Values
+from parity.mesh.program import Program, Values
 from parity.mesh.reordering import SEEDS, reordered
 from parity.mesh.report import MeshReport, MeshResult
 from parity.mesh.tolerance_table import MESHES, MeshEdge
@@ -370,7 +370,9 @@ def kind_of_mark(name: str) -> Kind:
     return Kind.BLOCK if kind is Kind.TOKENS else kind
 
 
-def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:
+def _both(
+    program: Program, dtype: str, whole: dict[str, np.ndarray] | None, watched: bool
+) -> Values:
     """Return marks of the watched program, with results of the user's own program."""
     values = program.run(dtype, whole, watched=watched)
     assert isinstance(values, Values)
@@ -387,7 +389,9 @@ def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> 
     return values
 
 
-def _declared(declared: Mapping[str, tuple[Any, ...]], whole: Arrays) -> dict[str, Placement]:
+def _declared(
+    declared: Mapping[str, tuple[Any, ...]], whole: dict[str, np.ndarray]
+) -> dict[str, Placement]:
     return {
         n: placement_of(PartitionSpec(*spec), whole[n].ndim)
         for n, spec in declared.items()
@@ -401,7 +405,7 @@ def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
     return bool(broken) and all(m.metric == "rel_l2" and np.isfinite(m.value) for m in broken)
 
 
-def _unequal(actual: Arrays, expected: Arrays, name: str) -> float:
+def _unequal(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], name: str) -> float:
     if name not in actual or actual[name].shape != expected[name].shape:
         return float("inf")
     return float(np.sum(actual[name] != expected[name]))

@@ -31,14 +31,13 @@ from parity.mesh.placement import (
 from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of, marks_of
 
 OUTPUT = "output"
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass
 class Values:
     """Values computed by one run."""
 
-    arrays: Arrays
+    arrays: dict[str, np.ndarray]
     """Marks and results by name, in order of computation."""
     replicas: dict[str, int] = field(default_factory=dict)
     """Number of devices whose replica differs in any bit from the first one, by name."""
@@ -83,10 +82,10 @@ class Program:
     def run(
         self,
         dtype: str,
-        whole: Arrays | None = None,
+        whole: dict[str, np.ndarray] | None = None,
         *,
         watched: bool = True,
-        forced: Arrays | None = None,
+        forced: dict[str, np.ndarray] | None = None,
         operation: Callable[[Any], Operation] | None = None,
         seeds: int = 0,
     ) -> Values | list[Values]:
@@ -197,7 +196,7 @@ class Program:
         marks: Mapping[str, Mark],
         outputs: Mapping[str, Any],
         taken: Mapping[str, Any],
-        whole: Arrays | None,
+        whole: dict[str, np.ndarray] | None,
     ) -> Values:
         found = Values({})
         for name in computed_order(closed, names, bool(marks)):

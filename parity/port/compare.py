@@ -25,7 +25,7 @@ from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
 from parity.port.consequences import compensated, idle_pairs, notice_of, without
-from parity.port.correspondence import Arrays, Correspondence
+from parity.port.correspondence import Correspondence
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.hidden import Squares
 from parity.port.ledger import (
@@ -229,7 +229,7 @@ class _Both:
         self.port.differentiate(cotangents)
         self.original.differentiate(self.names.cotangents(cotangents))
 
-    def view(self, side: str, trace: Trace) -> Arrays:
+    def view(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
         """Return the stages and gradients of one side's run that the other side has too."""
         if side == "original":
             stages = self.names.stages(trace.stages)
@@ -306,7 +306,7 @@ class _Both:
                 squares[kind] = found.mean()
         return Noise(norms_of(exact), responses, squares)
 
-    def _measured(self, side: str, trace: Trace) -> Arrays:
+    def _measured(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
         """Return the compared values, and for the original also derivatives without a partner."""
         found = self.view(side, trace)
         if side == "port":
@@ -347,7 +347,7 @@ class _Both:
             comparison, theirs.exact, ours.exact, exact_partners(theirs.exact, ours.exact)
         )
 
-    def arrays(self, edge: PortEdge) -> tuple[Arrays, Arrays]:
+    def arrays(self, edge: PortEdge) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return both sides of an edge; an output without a partner is on one side only."""
         left, right = (dict(self._arrays(name)) for name in edge.sides)
         if edge in BETWEEN:
@@ -361,7 +361,9 @@ class _Both:
                     left[name], right[name] = shared
         return left, right
 
-    def _add_unpaired(self, port: Arrays, original: Arrays, edge: PortEdge) -> None:
+    def _add_unpaired(
+        self, port: dict[str, np.ndarray], original: dict[str, np.ndarray], edge: PortEdge
+    ) -> None:
         """Add outputs without a partner, and those whose shape differs from their partner's."""
         paired = {*port, *original}
         for name in self.port.best.outputs:
@@ -423,7 +425,7 @@ class _Both:
             return replace(row, note=f"the original returns it and the port {how}")
         return row
 
-    def compared(self) -> tuple[Arrays, Arrays]:
+    def compared(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return outputs and derivatives of both sides at valid positions, by the port's names."""
         sides = []
         for side, runs in (("original", self.original), ("port", self.port)):
@@ -440,7 +442,7 @@ class _Both:
             sides.append(self._at_valid(of_interest | exact))
         return sides[0], sides[1]
 
-    def _at_valid(self, arrays: Arrays) -> Arrays:
+    def _at_valid(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the valid elements of arrays, as vectors."""
         results = {
             n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
@@ -466,7 +468,7 @@ class _Both:
             without_derivatives=without_derivatives,
         )
 
-    def _arrays(self, name: str) -> Arrays:
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
         trace = self._trace(name)
         return {} if trace is None else self.view(name.rstrip("0123456789"), trace)
 
@@ -503,7 +505,10 @@ def _of_the_original(name: str) -> str:
 
 
 def _with_hidden(
-    row: Measurement, comparison: Comparison, actual: Arrays, expected: Arrays
+    row: Measurement,
+    comparison: Comparison,
+    actual: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
 ) -> Measurement:
     """Turn a passing gate into a failure if elements hidden by larger ones do not pass.
 

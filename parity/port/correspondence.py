@@ -16,8 +16,7 @@ from parity.engine.pairing.alignment import Alignment
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.sides.projection import only_valid
 
-Arrays = dict[str, np.ndarray]
-__all__ = ["Arrays", "Correspondence", "only_valid"]
+__all__ = ["Correspondence", "only_valid"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Correspondence:
     alignment: Alignment
     matching: Matching
 
-    def stages(self, original: Mapping[str, np.ndarray]) -> Arrays:
+    def stages(self, original: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return stages of the original by the port's names, in the port's layouts."""
         return {
             pair.port: pair.layout(original[pair.original])
@@ -35,7 +34,7 @@ class Correspondence:
             if pair.original in original
         }
 
-    def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
+    def cotangents(self, port: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Map cotangents of the port's outputs to those of the original's outputs."""
         return {
             pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
@@ -45,7 +44,7 @@ class Correspondence:
 
     def gradients(
         self, original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
-    ) -> tuple[Arrays, Arrays]:
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return gradients of both sides by quantity, in the shapes of the port's parameters."""
         both = self.matching.gradients(original, port)
         names = {name: Quantity.gradient(name) for name in both}

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Measurement
 
 METRIC = "unequal"
 """Metric: the number of elements that differ; the largest that passes is 0."""
-Arrays = Mapping[str, np.ndarray]
 
 
 def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:

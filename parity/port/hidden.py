@@ -9,14 +9,13 @@ Source: docs/your-own-port.md "Elements that large ones hide".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.port_tolerances import NARROWING, STUDENT
 
-Arrays = Mapping[str, np.ndarray]
 # A kernel such as that of GELU, x / 2 * (1 + erf(...)), loses digits to the 1 where the sum is
 # 1e-14, which no perturbation of its inputs or result shows. For |x| below 10 the factor is below
 # 5, times 2 or 3 roundings.

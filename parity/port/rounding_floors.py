@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.bounds import EXACT_ENOUGH, bound_from, rule
 from parity.engine.measure.compare import Work
 from parity.engine.measure.edge import Edge
@@ -31,7 +32,6 @@ SEEDS = 4
 # against sums of squares, means near 0). Such a variance with a mean of 30 deviations has 68.
 COSTLY = 8.0
 """Warn when the port's noise floor exceeds the original's by this factor."""
-Arrays = Mapping[str, np.ndarray]
 Floors = dict[str, float]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
@@ -21,7 +22,7 @@ from parity.port.localisation import Place, replaceable
 from parity.port.report import first_use
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Arrays, Precision, Run, SideError, TakesParameters
+from parity.sides.side import Precision, Run, SideError, TakesParameters
 
 TRIED = 16
 """Most matrices tried, those of the stage's own module first; each costs a run of the port."""

@@ -15,9 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.programs.operations import Operation
 
-Arrays = Mapping[str, np.ndarray]
 OUTPUT = "output"
 """Name of a program's result; its field `logits` is `output.logits`."""
 

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.jaxprs import aval, equations
-from parity.engine.programs.marks import Change, Marks
+from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.operations import Operation, Recorder
 from parity.engine.programs.rounding import Signs, pool
 from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, known_options
@@ -83,7 +83,7 @@ class Traced:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Return marks and results in float64, perturbed and forced as `how` says."""
         forced = {
-            name: Change(
+            name: MarkChange(
                 np.asarray(name in how.forced),
                 from_pairs(how.forced[name], shape.dtype)
                 if name in how.forced
@@ -176,13 +176,13 @@ class Traced:
         shapes = (getattr(aval(v), "shape", ()) for v in variables)
         return max(map(math.prod, shapes), default=1)
 
-    def _changes(self, forced: Mapping[str, Any]) -> dict[str, Change]:
+    def _changes(self, forced: Mapping[str, Any]) -> dict[str, MarkChange]:
         """Return the changes that force marks; an unknown name has no effect."""
         known = self._marks if forced else {}
         dtypes = {name: known[name].dtype for name in forced if name in known}
         complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
         return {
-            name: Change(True, from_pairs(x, dtypes[name]) if name in complex_ else x)
+            name: MarkChange(True, from_pairs(x, dtypes[name]) if name in complex_ else x)
             for name, x in forced.items()
         }
 

@@ -8,7 +8,7 @@ parameters divided by the measured copy bandwidth.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ import jax
 from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
+from parity.executors.sweep import Log
 from parity.megalodon.reference import LiveReference, why_unavailable
 from reports.bench.figures import Times, compared, identity, median, memory_timings, timings
 from reports.bench.lengths import bench_lengths
@@ -50,8 +51,6 @@ from reports.store.timings import Timing
 PASSES = {"forward": 1, "prefill": 1, "train_step": 3}
 """Cost of each work in forward passes: the products of the backward pass count twice."""
 
-Report = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Options:
@@ -68,7 +67,7 @@ class Options:
     """Folder or environment with `megalodon-jax` of the package index (`reports.bench.other`)."""
 
 
-def bench(options: Options, report: Report) -> Run:
+def bench(options: Options, report: Log) -> Run:
     """Measure speed, and peak memory if requested; return the run for the store.
 
     All sides run on JAX's device, CPU or GPU, with float32 products and without TF32. Programs are
@@ -115,7 +114,7 @@ def measure(
     config: MegalodonConfig,
     length: int,
     repeats: int,
-    report: Report,
+    report: Log,
     other: Worker | None = None,
 ) -> tuple[dict[str, Times], str]:
     """Time every piece of work that has a floor, alternating between the sides.
@@ -147,7 +146,7 @@ def measure(
 
 
 @contextmanager
-def _other(place: Path | None, report: Report) -> Iterator[tuple[Worker | None, str]]:
+def _other(place: Path | None, report: Log) -> Iterator[tuple[Worker | None, str]]:
     """Yield the process of the other package, and why there is none."""
     with ExitStack() as stack:
         worker, why = None, ABSENT
@@ -182,7 +181,7 @@ def _described(manifest: Manifest, options: Options, missing: str, other: str) -
     )
 
 
-def _peak(side: str, memory: bool, report: Report) -> float | str:
+def _peak(side: str, memory: bool, report: Log) -> float | str:
     if not memory:
         return "peak memory was not requested"
     if side == "reference" and (why := why_unavailable()):

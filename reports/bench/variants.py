@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from megalodon_jax.config import GemmBackend, MegalodonConfig
 from megalodon_jax.quantization.products import Format, path_of
+from parity.executors.sweep import Log
 from reports.bench.figures import compared, median, row, variant_timings
 from reports.bench.other import ABSENT, start_other
 from reports.bench.worker import WorkerError
@@ -30,12 +31,11 @@ PROMPT, NEW_TOKENS = 64, 32
 """Tokens per row before the timed ones, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
 """Work that another side can do."""
-Report = Callable[[str], None]
 Shared = Mapping[str, str]
 
 
 def bench_backends(
-    config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Report
+    config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Log
 ) -> list[Timing]:
     """Time a training step with each backend, in turn with the default one."""
 
@@ -60,7 +60,7 @@ def bench_bfloat16(
     other: Path | None,
     shared: Shared,
     beside: Shared,
-    report: Report,
+    report: Log,
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference's autocast.
 
@@ -117,7 +117,7 @@ def bench_rows(
     repeats: int,
     other: Path | None,
     shared: Shared,
-    report: Report,
+    report: Log,
 ) -> list[Timing]:
     """Time decoding and generation of several rows at a time, alternating between the sides."""
     rows: list[Timing] = []
@@ -146,7 +146,7 @@ def _row_timings(
     rounds: Mapping[str, tuple[float, ...]],
     missing: Mapping[str, str],
     shared: Shared,
-    report: Report,
+    report: Log,
 ) -> list[Timing]:
     work, ours = f"{name}, {count} {'row' if count == 1 else 'rows'}", rounds["jax"]
     out = [row(work, "jax_seconds", median(ours), shared, ours)]

@@ -6,7 +6,7 @@ Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,16 +20,16 @@ from parity.checkpoint_pair.files import (
     converted,
     open_checkpoint,
 )
-from parity.checkpoint_pair.layerwise import Outcome, Walk
+from parity.checkpoint_pair.layerwise import LayerwiseResult, Walk
 from parity.checkpoint_pair.whole_model import triangle
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.executors.sweep import Log
 from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.reference import why_unavailable
 from parity.megalodon.suite import culprit
 from reports.text import count, edge_name, number, share
 from reports.user_text import read_ids
 
-Report = Callable[[str], None]
 # Words and exit codes as in `reports.verdict.decide`, which is not imported because that would
 # take a tenth of the memory budget.
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
@@ -63,7 +63,7 @@ class Result:
     """Description of what was compared and how, by subject."""
     weights: list[WeightRow] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
-    layers: Outcome | None = None
+    layers: LayerwiseResult | None = None
     """Result of the layer-by-layer mode, if used."""
     verdict: tuple[str, int] = NOTHING
     """Word and exit code."""
@@ -80,7 +80,7 @@ class Result:
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]
 
 
-def compare(options: Options, report: Report) -> Result:
+def compare(options: Options, report: Log) -> Result:
     """Compare two checkpoints: weights by name, then the text, whole or layer by layer.
 
     Raises:

@@ -7,7 +7,7 @@ docs/many-machines.md.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
-from parity.executors.sweep import Answers, Executor, run
+from parity.executors.sweep import Answers, Executor, Log, run
 from parity.megalodon.suite import choose_reference
 from reports.nightly.expected import cost, expected_seconds, in_order
 from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
@@ -41,7 +41,6 @@ LONGEST = (MESH_PART, MLA_MOE_PART, PORT_PART, PROBES_PART)
 """Longest parts, in order; started last, one of them alone would prolong the night."""
 MEMORY = 3 * 2**30
 """Peak memory of a part, in bytes; the suite over meshes has a second process."""
-Report = Callable[[str], None]
 
 
 def items_of(options: Options, device: str = "") -> list[Item]:
@@ -125,7 +124,7 @@ def measure(
 def fan_out(
     options: Options,
     executor: Executor,
-    report: Report,
+    report: Log,
     resume: bool = True,
     device: str = "",
 ) -> Outcome:
@@ -196,7 +195,7 @@ def fan_out(
 
 @contextmanager
 def _kept_parts_named(
-    executor: Executor, items: Sequence[Item], answers: Answers, report: Report
+    executor: Executor, items: Sequence[Item], answers: Answers, report: Log
 ) -> Iterator[None]:
     """Context in which an interrupt reports which parts are kept, and how to resume."""
     try:
@@ -215,7 +214,7 @@ def _stored(
     items: Sequence[Item],
     known: Mapping[str, Answer],
     folders: Mapping[str, Path],
-    report: Report,
+    report: Log,
 ) -> Outcome:
     """Store the run merged from the parts, or finish it if it is already stored."""
     reasons = {

@@ -21,7 +21,7 @@ from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
 from reports.nightly.suites import (
     LIVE,
     MEASURED,
-    Report,
+    Log,
     SuiteRun,
     elsewhere,
     run_controls,
@@ -54,7 +54,7 @@ class Options:
     shard: Shard | None = None
 
 
-def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> Outcome:
+def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outcome:
     """Run the selected suites and write the run folder.
 
     Args:

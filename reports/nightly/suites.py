@@ -20,6 +20,7 @@ from parity.deepseek_v3 import contract as mla_moe_contract
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.executors.sweep import Log
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon import contract as megalodon_contract
 from parity.megalodon.cases import Case, by_name
@@ -55,7 +56,6 @@ from stability.moe.fixed_bugs import reference_scatter
 from stability.products.accuracy import gates as product_gates
 from stability.products.accuracy import measure as measure_products
 
-Report = Callable[[str], None]
 AS_A_PORT = {"port/plain": "plain"}
 """Cases that are also compared as a user's port would be, by the names of those measurements. One
 is enough: the pairing of stages without names works the same way in all of them."""
@@ -132,7 +132,7 @@ def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
 def run_parity(
     cases: Sequence[Case],
     reference: Reference,
-    report: Report,
+    report: Log,
     step: Callable[[int], None] = lambda done: None,
 ) -> SuiteRun:
     """Run the triangle twice for each case; an error in one case does not stop the others.
@@ -162,7 +162,7 @@ def run_parity(
     return suite
 
 
-def _account(suite: SuiteRun, case: Case, report: Report) -> None:
+def _account(suite: SuiteRun, case: Case, report: Log) -> None:
     """Add the account of a failing case to its suite, while a planted fault is still in place.
 
     Best effort: an error here is reported and never changes the verdict.
@@ -189,7 +189,7 @@ def _summary(rows: Sequence[Measurement]) -> str:
 
 
 def run_known_differences(
-    reference: Reference, report: Report, only: Collection[str] = ()
+    reference: Reference, report: Log, only: Collection[str] = ()
 ) -> SuiteRun:
     """Measure every known difference, or only those selected by id."""
     planned = len(only or KNOWN_DIFFERENCES)
@@ -211,7 +211,7 @@ def run_known_differences(
     return suite
 
 
-def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+def run_products(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     """Compare every GEMM backend, or only the selected ones, with float64 products."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
@@ -225,7 +225,7 @@ def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> Su
     return suite
 
 
-def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+def run_mla_moe(reference: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     """Compare the second architecture with Transformers, in all cases or the selected ones. The
     reference runs live if megalodon-hf does and Transformers can.
     """
@@ -254,7 +254,7 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
     return suite
 
 
-def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+def run_port(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     """Compare Megalodon with megalodon-hf as a user's port, derivatives included: no stage is
     named, and each bound comes from a noise floor measured in the same run. Needs the live
     reference.
@@ -278,7 +278,7 @@ def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
     return suite
 
 
-def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     """Compare training on one device with meshes of eight, for all or the selected subjects."""
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
@@ -289,7 +289,7 @@ def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
     return suite
 
 
-MEASURED: dict[str, Callable[[Reference, Report, Collection[str]], SuiteRun]] = {
+MEASURED: dict[str, Callable[[Reference, Log, Collection[str]], SuiteRun]] = {
     KNOWN_DIFFERENCES_PART: run_known_differences,
     PRODUCTS_PART: run_products,
     MLA_MOE_PART: run_mla_moe,
@@ -313,7 +313,7 @@ def elsewhere() -> dict[str, set[str]]:
 
 
 def run_stability(
-    checkpoint: stability.Checkpoint, model: MegalodonForCausalLM, report: Report
+    checkpoint: stability.Checkpoint, model: MegalodonForCausalLM, report: Log
 ) -> SuiteRun:
     """Run the probes on the checkpoint; an error in one does not stop the others."""
     suite = SuiteRun(SUITE_OF[PROBES_PART], planned=len(stability.PROBES))
@@ -329,7 +329,7 @@ def run_stability(
     return suite
 
 
-def run_controls(reference: Reference, report: Report) -> SuiteRun:
+def run_controls(reference: Reference, report: Log) -> SuiteRun:
     """Plant the control faults; a missed one leaves the suite incomplete."""
     suite = SuiteRun(SUITE_OF[CONTROLS_PART], planned=len(CONTROLS))
     with _breakdowns_named(suite):

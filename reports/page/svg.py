@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from reports.page.sections.drilldown import Bin
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.text import count, share
-from reports.verdict.change_points import Change
+from reports.verdict.change_points import ChangePoint
 
 _MINUS = "\N{MINUS SIGN}"
 _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
@@ -46,7 +46,7 @@ def trend(
     series: Sequence[float | None],
     goal: float,
     at_most: bool = False,
-    changes: Sequence[Change] = (),
+    changes: Sequence[ChangePoint] = (),
 ) -> Markup:
     """Draw ratios over benches, oldest first, on a logarithmic scale.
 

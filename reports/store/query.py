@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from reports.store.schema import MEASUREMENTS, arrow_schema
 
-Answer = dict[str, np.ndarray]
+Columns = dict[str, np.ndarray]
 """Columns of a query result, by name."""
 
 
@@ -43,7 +43,7 @@ class Table:
         }
         self.database.register("places", pa.table(places))
 
-    def ask(self, query: str, **values: object) -> tuple[Answer, dict[int, str]]:
+    def ask(self, query: str, **values: object) -> tuple[Columns, dict[int, str]]:
         """Run a query; return its columns, and the errors of unreadable files by their position.
 
         `query` reads the table `measurements`, whose column `run` is the position of a row's file.
@@ -62,7 +62,7 @@ class Table:
             whole = [i for i in range(len(self.files)) if i not in broken]
             return self._ask(query, whole, values), broken
 
-    def _ask(self, query: str, which: Sequence[int], values: Mapping[str, object]) -> Answer:
+    def _ask(self, query: str, which: Sequence[int], values: Mapping[str, object]) -> Columns:
         # Columns that an older schema lacks are read as NULL, by the union with an empty table.
         tables = ["SELECT *, -1 AS run FROM no_rows"]
         # DuckDB treats a path as a glob pattern, and a folder name may contain brackets.

@@ -11,13 +11,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megalodon_jax.files import folder_written_aside, written_aside
+from parity.executors.sweep import Log
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects
@@ -31,7 +32,6 @@ ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted; sending takes seconds."""
 LATE = (PAGE, VERDICT)
 """Files that may be added to a run after it is stored."""
-Report = Callable[[str], None]
 
 
 def _on_stderr(line: str) -> None:
@@ -48,7 +48,7 @@ class Storage:
     tokens: dict[str, str] = field(default_factory=dict)
     """Tokens of the names that are claimed but not yet published."""
 
-    def refresh(self, report: Report = _on_stderr) -> None:
+    def refresh(self, report: Log = _on_stderr) -> None:
         """Bring the copy up to date: fetch new runs, delete deleted ones, send unsent ones."""
         with _refusals_named(self.address):
             # List the copy first: otherwise a run that another process publishes in between would
@@ -135,7 +135,7 @@ class Storage:
             self.tokens[name] = token
         return token is not None
 
-    def publish(self, folder: Path, name: str, report: Report = _on_stderr) -> Path:
+    def publish(self, folder: Path, name: str, report: Log = _on_stderr) -> Path:
         """Send a run, and return its folder in the copy, which has its final name.
 
         The folder is first moved to the unsent runs, and leaves them after the storage was read
@@ -156,7 +156,7 @@ class Storage:
                     f"--out {self.address} sends it"
                 ) from error
 
-    def send_unsent(self, report: Report = _on_stderr) -> None:
+    def send_unsent(self, report: Log = _on_stderr) -> None:
         """Send the runs that could not be sent when they were made, and report each."""
         for folder in waiting(self.copy):
             with locked(folder) as ours:
@@ -171,7 +171,7 @@ class Storage:
                 else:
                     report(f"sent now: {self.address}/{place.name}, which was not sent when made")
 
-    def _deliver(self, folder: Path, report: Report) -> Path:
+    def _deliver(self, folder: Path, report: Log) -> Path:
         """Send an unsent run, and return its folder in the copy."""
         first, name = deliver(self.objects, folder)
         if name != first:
@@ -210,7 +210,7 @@ class Storage:
         self.clean()
 
 
-def open_copy(address: str, runs: bool = True, report: Report = _on_stderr) -> Path:
+def open_copy(address: str, runs: bool = True, report: Log = _on_stderr) -> Path:
     """Return the local copy of a folder of runs on shared storage.
 
     Args:

@@ -24,7 +24,7 @@ _BATCH, _BATCHES = 111, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangePoint:
     """A change of level. `index` is the position of the first run at the new level."""
 
     index: int
@@ -39,7 +39,7 @@ class Change:
         return self.after / self.before
 
 
-def change_points(series: Sequence[float | None]) -> tuple[Change, ...]:
+def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
     """Return the change points of a series of positive numbers, oldest first.
 
     Two constant levels are fitted to the logarithms, with the cut that minimises the sum of
@@ -53,7 +53,7 @@ def change_points(series: Sequence[float | None]) -> tuple[Change, ...]:
     starts = _split(np.log(values), 0)
     levels = [float(np.median(part)) for part in np.split(values, starts)] if starts else []
     pairs = zip(starts, levels, levels[1:], strict=False)
-    return tuple(Change(places[start], before, after) for start, before, after in pairs)
+    return tuple(ChangePoint(places[start], before, after) for start, before, after in pairs)
 
 
 def _split(logs: np.ndarray, offset: int) -> list[int]:

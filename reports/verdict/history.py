@@ -17,7 +17,7 @@ from parity.engine.measure.measurement import Key
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest
-from reports.store.query import Answer, Table
+from reports.store.query import Columns, Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 
@@ -117,7 +117,7 @@ def load_history(root: Path, run: Run) -> History:
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None
     window: list[RunInfo] = []
-    answer: Answer = {}
+    answer: Columns = {}
     newest_first = earlier[run.manifest.kind][::-1]
     seen: set[str] = set()
     for start in range(0, len(newest_first), WINDOW - 1):
@@ -150,7 +150,7 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _newest(
-    run: Run, stored: Sequence[RunInfo], answer: Answer, unreadable: list[tuple[Path, str]]
+    run: Run, stored: Sequence[RunInfo], answer: Columns, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
     """Return the newest run that shares work with `run`; prefer one of the same machine."""
     machine = fingerprint(run.manifest.environment)
@@ -167,7 +167,7 @@ def _newest(
     return None
 
 
-def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[float | None, ...]]:
+def _series(keys: Sequence[Key], runs: int, answer: Columns) -> dict[Key, tuple[float | None, ...]]:
     gated = ~answer["info"].astype(bool) if answer else np.array([], bool)
     if not gated.any():
         return {}
@@ -178,7 +178,7 @@ def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[f
     return {key: tuple(table[row]) for key, row in by_key}
 
 
-def _past(run: Run, window: Sequence[RunInfo], answer: Answer) -> dict[Key, Past]:
+def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Past]:
     machine = run.manifest.environment.machine
     alike = [i for i, old in enumerate(window) if old.manifest.environment.machine == machine]
     if not answer or not alike:

@@ -25,15 +25,15 @@ from stability.dtype_audit.programs import (
     audit_step,
     dtype_findings,
 )
-from stability.dtype_audit.rows import Change, Line, Row, diff, side_by_side
+from stability.dtype_audit.rows import Line, Row, RowChange, diff, side_by_side
 from stability.dtype_audit.scopes import announced, module_of
 
 __all__ = [
     "PROGRAMS",
-    "Change",
     "Line",
     "Policy",
     "Row",
+    "RowChange",
     "announced",
     "audit_config",
     "audit_function",

@@ -19,7 +19,7 @@ import jax
 from megalodon_jax.config import MegalodonConfig
 from stability.core.findings import Finding, Severity
 from stability.dtype_audit.programs import audit_config
-from stability.dtype_audit.rows import Change, Row, diff, from_json, to_json
+from stability.dtype_audit.rows import Row, RowChange, diff, from_json, to_json
 
 if TYPE_CHECKING:
     from parity.megalodon.reference.dispatch import Mode
@@ -105,7 +105,7 @@ def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
     )
 
 
-def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[Change, ...]:
+def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[RowChange, ...]:
     """Return the differences between a committed table and `rows`."""
     return diff(read_pinned(name, folder).rows, rows)
 

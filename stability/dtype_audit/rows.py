@@ -84,7 +84,7 @@ def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """One difference between two tables."""
 
     kind: Literal["added", "removed", "changed"]
@@ -95,7 +95,7 @@ class Change:
     """Count in the new table; 0 for a removed row."""
 
 
-def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[Change, ...]:
+def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
     """Return rows that were added, removed or whose count changed, sorted by row.
 
     Counts of a compiled program are ignored: they depend on fusion.
@@ -106,11 +106,11 @@ def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[Change, ...]:
     for identity in sorted(left.keys() | right.keys()):
         before, after, counts = left.get(identity), right.get(identity), identity[0] != "hlo"
         if before is None and after is not None:
-            changes.append(Change("added", after, 0, after.count))
+            changes.append(RowChange("added", after, 0, after.count))
         elif after is None and before is not None:
-            changes.append(Change("removed", before, before.count, 0))
+            changes.append(RowChange("removed", before, before.count, 0))
         elif before is not None and after is not None and counts and before.count != after.count:
-            changes.append(Change("changed", after, before.count, after.count))
+            changes.append(RowChange("changed", after, before.count, after.count))
     return tuple(changes)
 
 

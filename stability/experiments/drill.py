@@ -105,7 +105,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DrillResult:
     """Results of one variant."""
 
     variant: Variant
@@ -135,7 +135,7 @@ def run(
     variants: Sequence[Variant] = VARIANTS,
     config: MegalodonConfig = BYTE_LM_CONFIG,
     report: Callable[[str], None] = lambda line: None,
-) -> list[Outcome]:
+) -> list[DrillResult]:
     """Train every variant; `report` receives a line as each finishes.
 
     Args:
@@ -152,7 +152,7 @@ def run(
         raise ValueError(f"drill: no variants; there are {', '.join(v.name for v in VARIANTS)}.")
     check_rounding(BF16)
 
-    def one(variant: Variant) -> Outcome:
+    def one(variant: Variant) -> DrillResult:
         with traced_checks(False):  # of this thread; the bytes of a text are all in the vocabulary
             outcome = train(variant, plan, config)
         report(f"  {variant.name}: held-out loss {outcome.held_out:.3f} nats per byte")
@@ -163,7 +163,7 @@ def run(
         return list(pool.map(one, variants))
 
 
-def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG) -> Outcome:
+def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG) -> DrillResult:
     """Train one variant from its plan's weights; see `run` for the arguments."""
     text, held_out = read_text()
     model, ones = _start(variant, plan, config)
@@ -196,7 +196,7 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
         held_out_loss = float(_held_out_loss(model, ids, ones, centre))
     narrow = {n for n, x in named_leaves(model).items() if x.dtype == NARROW}
     of = partial(_survival, first, last, intended, changed, narrow)
-    return Outcome(
+    return DrillResult(
         variant=variant,
         loss=losses,
         held_out=held_out_loss,

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stability.core.documents import SCHEMA, versions
-from stability.experiments.drill import Outcome, Plan
+from stability.experiments.drill import DrillResult, Plan
 from stability.experiments.train import text_identity
 from stability.storage.ema_pole_findings import QUANTILES
 from stability.storage.remedies import ENOUGH
@@ -24,7 +24,7 @@ SAME_LOSS = 0.005
 float32's own loss by up to 3 % (2.334, 2.404 and 2.384 with seeds 0, 1 and 2)."""
 
 
-def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def document(plan: Plan, outcomes: Sequence[DrillResult]) -> dict[str, Any]:
     """Return a drill as JSON data: plan, provenance, one entry per variant, conclusion.
 
     Numbers that are not finite become None. Losses are in nats per byte, memory in steps.
@@ -112,7 +112,7 @@ def _norms(entry: Mapping[str, Any]) -> str:
     return f"{entry['norms']['frozen']:.0%} of the norm weights that start at 1 are frozen"
 
 
-def _entry(outcome: Outcome) -> dict[str, Any]:
+def _entry(outcome: DrillResult) -> dict[str, Any]:
     variant = outcome.variant
     start, end = outcome.memory
     return {

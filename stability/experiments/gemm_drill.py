@@ -19,7 +19,7 @@ from parity.megalodon.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
 from stability.experiments.chart import line_chart
 from stability.experiments.document import markdown, renew
-from stability.experiments.drill import Outcome, Plan, Variant
+from stability.experiments.drill import DrillResult, Plan, Variant
 from stability.experiments.train import mean_loss, read_text, spread_windows
 
 BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"
@@ -33,7 +33,7 @@ VARIANTS = (
 )
 
 
-def excess(outcome: Outcome, control: Outcome) -> float:
+def excess(outcome: DrillResult, control: DrillResult) -> float:
     """Return the relative excess of a held-out loss over the control's."""
     return outcome.held_out / control.held_out - 1.0
 
@@ -50,7 +50,7 @@ def losses_without_training(variants: Sequence[Variant] = VARIANTS) -> list[floa
     return losses
 
 
-def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
+def table(outcomes: Sequence[DrillResult], others: Sequence[float]) -> str:
     """Return the outcomes as a Markdown table; the first one is the control.
 
     Args:
@@ -68,7 +68,7 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
     return markdown((*columns, "float32's weights taken over: above float32"), rows)
 
 
-def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def charts(outcomes: Sequence[DrillResult]) -> dict[str, str]:
     """Return SVGs by file name: the losses, and the distance of each from float32's by batch."""
     control = dict(outcomes[0].loss)
     curves = {o.variant.name: [(float(x), y) for x, y in o.loss] for o in outcomes}
@@ -84,7 +84,7 @@ def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:
     }
 
 
-def write(doc: Path, outcomes: Sequence[Outcome], others: Sequence[float]) -> None:
+def write(doc: Path, outcomes: Sequence[DrillResult], others: Sequence[float]) -> None:
     """Rewrite the table between the markers of a document, and the charts beside it.
 
     Raises:

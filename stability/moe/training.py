@@ -88,7 +88,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class TrainingResult:
     """Results of one training run."""
 
     name: str
@@ -106,7 +106,9 @@ class Outcome:
     """Why the run ended before its last step; empty if it did not."""
 
 
-def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> list[Outcome]:
+def run(
+    plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None
+) -> list[TrainingResult]:
     """Train four runs: healthy, broken without a guard, broken with it, and emergency preset.
 
     Raises:
@@ -128,12 +130,14 @@ def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> 
     return outcomes
 
 
-def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True) -> Outcome:
+def train(
+    name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True
+) -> TrainingResult:
     """Train one variant; see `run` for the arguments.
 
     Without a guard the run ends at its first step that is not finite: every later one is NaN too.
     """
-    outcome = Outcome(name, what)
+    outcome = TrainingResult(name, what)
     text, held_out = read_text()
     careless = GuardConfig(deviations=1e9, patience=10**6, max_norm=preset.max_norm)
     watch = GuardConfig(window=32, max_norm=preset.max_norm) if guarded else careless
@@ -159,7 +163,7 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
         outcome.router_z.append((number, float(report.auxiliary[ROUTER[0]])))
         return model, state
 
-    def held_out_loss(model: Any) -> Outcome:
+    def held_out_loss(model: Any) -> TrainingResult:
         outcome.held_out = float(_loss(model, spread_windows(held_out, 32, plan.length)))
         return outcome
 
@@ -211,7 +215,7 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
     return CheckpointFolder(folder, save, load)
 
 
-def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
+def document(plan: Plan, outcomes: list[TrainingResult]) -> dict[str, Any]:
     """Return an experiment as JSON data; non-finite numbers become None."""
     return {
         "plan": asdict(plan),

@@ -43,7 +43,7 @@ from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.schedule import Schedule
-from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, run
+from stability.storage.simulate import FLOAT32, GRADIENTS, Simulated, Storage, Survival, run
 from stability.storage.survival import (
     FROZEN_SHARE,
     SOURCE,
@@ -217,7 +217,7 @@ def _taken(
 def _train(
     walk: _Walk, rule: Optimiser, storage: Storage, gradients: simulate.Gradients,
     known: KnownGradients | None,
-) -> dict[str, Outcome]:  # fmt: skip
+) -> dict[str, Simulated]:  # fmt: skip
     shapes, rows = {n: leaf.shape for n, leaf in walk.leaves.items()}, known and known.rows
     return run(
         walk.samples, rule, storage, gradients, simulate.STEPS, simulate.SAMPLE, shapes, rows

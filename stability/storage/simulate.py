@@ -172,7 +172,7 @@ class Survival:
     """Standard error of the fidelity over the elements, which have independent gradients."""
 
 
-class Outcome(NamedTuple):
+class Simulated(NamedTuple):
     """Sample of one leaf before and after a run, with the intended displacement."""
 
     first: np.ndarray
@@ -187,11 +187,11 @@ class Outcome(NamedTuple):
         """Summarise the outcome."""
         return summary(self.first, self.last, self.intended, self.changed)
 
-    def with_gradients(self) -> Outcome:
+    def with_gradients(self) -> Simulated:
         """Return the elements with a gradient, or all of them if none has one."""
         if not self.pushed.any():
             return self
-        return Outcome(*(part[self.pushed] for part in self))
+        return Simulated(*(part[self.pushed] for part in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def run(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     known: Known = None,
     fill: bool = False,
-) -> dict[str, Outcome]:
+) -> dict[str, Simulated]:
     """Train a sample of every leaf and return the outcomes by name.
 
     Args:
@@ -288,7 +288,7 @@ def run(
         scaled = _scaled(optimiser, full, shape) if matrix else optimiser
         decay = decays(name, full, megalodon) and optimiser.step(full, True).decay > 0
         groups[shape, scaled, decay].append(name)
-    out: dict[str, Outcome] = {}
+    out: dict[str, Simulated] = {}
     for (shape, scaled, decay), names in groups.items():
         compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients)
         compiled = partial(compiled, lr=np.float32(scaled.lr), steps=np.int32(steps))
@@ -306,7 +306,7 @@ def _run_rows(
     samples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
     shape: Any,
     storage: Storage,
-) -> dict[str, Outcome]:
+) -> dict[str, Simulated]:
     """Run stacked leaves; a sample is a leaf's values and its gradients' rms and signal."""
     rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
@@ -317,7 +317,7 @@ def _run_rows(
     last, intended, changed = (np.asarray(a) for a in compiled(rows, rms, signals, seeds))
     found = (rows, last, intended, changed, rms != 0)
     return {
-        name: Outcome(*(a[i].reshape(-1)[: values.size] for a in found))
+        name: Simulated(*(a[i].reshape(-1)[: values.size] for a in found))
         for i, (name, (values, *_)) in enumerate(zip(names, samples, strict=True))
     }
 

@@ -34,7 +34,7 @@ from stability.storage.simulate import (
     SAMPLE,
     STEPS,
     Gradients,
-    Outcome,
+    Simulated,
     Storage,
     run,
 )
@@ -195,7 +195,7 @@ def whole_run(
     known: KnownGradients | None = None,
     wide_moments: bool = False,
     schedule: Schedule | None = None,
-    trained: Mapping[Storage, Mapping[str, Outcome]] | None = None,
+    trained: Mapping[Storage, Mapping[str, Simulated]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> WholeRun:
     """Estimate what storage costs a run, and the fraction that each remedy avoids.
@@ -306,7 +306,7 @@ class _Model:
     fmt: Format
     gradients: Gradients
     known: KnownGradients | None
-    trained: dict[Storage, Mapping[str, Outcome]]
+    trained: dict[Storage, Mapping[str, Simulated]]
     push: dict[str, float] = field(default_factory=dict)
     """Loss decrease to first order if no update is lost, by leaf."""
     families: dict[str, str] = field(default_factory=dict)
@@ -314,7 +314,7 @@ class _Model:
     """Representative leaf of each kind, for properties that hardly vary within a kind."""
     left_out: int | None = None
     """Omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
-    runs: dict[Any, Mapping[str, Outcome]] = field(default_factory=dict)
+    runs: dict[Any, Mapping[str, Simulated]] = field(default_factory=dict)
     weights: dict[str, np.ndarray | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -338,17 +338,17 @@ class _Model:
     def outcomes(
         self, storage: Storage, names: Iterable[str] | None = None, factor: float = 1.0,
         steps: int = STEPS,
-    ) -> Mapping[str, Outcome]:  # fmt: skip
+    ) -> Mapping[str, Simulated]:  # fmt: skip
         """Train samples of leaves, by default of all, with a factor on the rate."""
         chosen = tuple(self.leaves if names is None else names)
         key = storage, chosen, factor, steps
         if key not in self.runs:
             self.runs[key] = self._trained(storage, chosen, factor, steps)
-        return {n: Outcome(*map(self._part, outcome)) for n, outcome in self.runs[key].items()}
+        return {n: Simulated(*map(self._part, outcome)) for n, outcome in self.runs[key].items()}
 
     def _trained(
         self, storage: Storage, names: tuple[str, ...], factor: float, steps: int
-    ) -> Mapping[str, Outcome]:
+    ) -> Mapping[str, Simulated]:
         at_hand = (tuple(self.leaves), 1.0, STEPS) == (names, factor, steps)
         if at_hand and storage in self.trained:
             return self.trained[storage]
@@ -452,18 +452,18 @@ def _ways(
     return ways
 
 
-def _share(outcome: Outcome, intended: np.ndarray, weight: Any) -> float:
+def _share(outcome: Simulated, intended: np.ndarray, weight: Any) -> float:
     """Return the lost fraction of a weighted displacement; overshooting counts as 0."""
     applied = np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)
     return _short(applied * weight, intended * weight)
 
 
-def _shrunk(outcome: Outcome, wide: Outcome, weight: Any) -> float:
+def _shrunk(outcome: Simulated, wide: Simulated, weight: Any) -> float:
     """Return the fraction by which the requested updates are shorter than float32's."""
     return _short(outcome.intended * weight, wide.intended * weight)
 
 
-def _noise(outcome: Outcome, weight: Any) -> float:
+def _noise(outcome: Simulated, weight: Any) -> float:
     """Return the mean square of errors about the mean displacement, relative to the latter's."""
     applied = (np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)) * weight
     intended = np.asarray(outcome.intended, np.float64) * weight

@@ -25,8 +25,8 @@ CHANGE_POINTS = of(
     (
         "change_among_the_measured",
         "a change is counted among the runs with a value, not among all",
-        "Change(places[start], before, after)",
-        "Change(start, before, after)",
+        "ChangePoint(places[start], before, after)",
+        "ChangePoint(start, before, after)",
         _CHANGES,
     ),
 )

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.deviation import Shape
 from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
@@ -29,7 +30,6 @@ from parity.engine.measure.quantity import Quantity, Role, kind_of
 from parity.engine.measure.where import Axis
 
 METRICS_VERSION = 2
-Arrays = Mapping[str, np.ndarray]
 
 
 def unnamed(quantity: str) -> tuple[Axis, ...]:

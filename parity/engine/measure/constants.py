@@ -6,14 +6,13 @@ Source: docs/parity.md "Fail closed".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.measurement import Measurement, Verdict
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def is_constant(x: np.ndarray) -> bool:

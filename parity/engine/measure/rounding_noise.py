@@ -9,18 +9,17 @@ program is the noise floor. Source: docs/parity.md "Tolerances".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.metrics import relative_l2
 
 UNIT_ROUNDOFF = 2.0**-24
 SEEDS = 10
 BLOCK = 1 << 20
 """Elements processed at once when a tensor is traversed by rows."""
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def responses(

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
 from parity.engine.pairing.constructions import Construction
-
-Arrays = Mapping[str, np.ndarray]
 
 
 class Means(StrEnum):

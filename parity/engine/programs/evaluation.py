@@ -25,8 +25,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from parity.engine.programs.jaxprs import bind, interpret
 from parity.engine.programs.marks import (
     Branches,
-    Change,
     Changes,
+    MarkChange,
     Marks,
     has_marks,
     in_turn,
@@ -133,7 +133,7 @@ class Evaluation:
         if self.differentiable and isinstance(value, Tracer):
             # Keep the mark in the program: rematerialisation policies read it.
             value = bind(eqn, inputs)[0]
-        change = changes.get(name, Change())
+        change = changes.get(name, MarkChange())
         marks.values[name] = reported = change.reported(value)
         following = change.following(reported)
         if self.recorder is not None:

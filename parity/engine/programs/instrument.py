@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from parity.engine.programs.evaluation import Evaluation
-from parity.engine.programs.marks import Change, Marks
+from parity.engine.programs.marks import MarkChange, Marks
 
 
 def capture(
@@ -48,7 +48,7 @@ def capture(
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         replaced, added = forced or {}, offsets or {}
         changes = {
-            name: Change(name in replaced, replaced.get(name), added.get(name))
+            name: MarkChange(name in replaced, replaced.get(name), added.get(name))
             for name in {**replaced, **added}
         }
         marks = Marks(numbered=numbered or {}, once=True)

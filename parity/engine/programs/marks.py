@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from parity.engine.programs.jaxprs import equations, inner_jaxprs
 
 
-class Change(NamedTuple):
+class MarkChange(NamedTuple):
     """A replacement and an offset for one mark."""
 
     on: Any = False
@@ -40,7 +40,7 @@ class Change(NamedTuple):
         return other if self.on is True else jnp.where(self.on, other, value)
 
 
-Changes = Mapping[str, Change]
+Changes = Mapping[str, MarkChange]
 
 
 @dataclass
@@ -106,14 +106,14 @@ def in_turn(name: str, turn: int) -> str:
     return f"{base}@{turn}" + (f"@{inner}" if inner else "")
 
 
-def of_turns(changes: Sequence[Change | None], shape: Any) -> Change:
+def of_turns(changes: Sequence[MarkChange | None], shape: Any) -> MarkChange:
     """Stack the changes of one mark in all iterations of a loop, for use as input of a scan.
 
     Args:
         changes: one entry per iteration; None for no change.
         shape: shape and dtype of the mark in one iteration.
     """
-    blank, each = jnp.zeros(shape.shape, shape.dtype), [c or Change() for c in changes]
+    blank, each = jnp.zeros(shape.shape, shape.dtype), [c or MarkChange() for c in changes]
 
     def stacked(values: list[Any]) -> Any:
         if all(value is None for value in values):
@@ -122,7 +122,7 @@ def of_turns(changes: Sequence[Change | None], shape: Any) -> Change:
         return jnp.stack([x.reshape(blank.shape) for x in arrays])
 
     on = jnp.stack([jnp.asarray(c.on) for c in each])
-    return Change(on, stacked([c.value for c in each]), stacked([c.offset for c in each]))
+    return MarkChange(on, stacked([c.value for c in each]), stacked([c.offset for c in each]))
 
 
 @dataclass(frozen=True)

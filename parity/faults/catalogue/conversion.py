@@ -10,14 +10,14 @@ import numpy as np
 
 from parity.faults.fault import Family, Fault, Weights, on_weights
 
-Change = Callable[[Any, Weights], None]
+Edit = Callable[[Any, Weights], None]
 
 
-def _fault(name: str, how: str, stage: str, change: Change, witness: str = "length_c") -> Fault:
+def _fault(name: str, how: str, stage: str, change: Edit, witness: str = "length_c") -> Fault:
     return Fault(Family.CONVERSION, name, how, stage, on_weights(change), witness)
 
 
-def _each(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
+def _each(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     def apply(config: Any, weights: Weights) -> None:
         for name in weights:
             if name.endswith(suffix):
@@ -26,7 +26,7 @@ def _each(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return apply
 
 
-def _swap(left: str, right: str) -> Change:
+def _swap(left: str, right: str) -> Edit:
     def apply(config: Any, weights: Weights) -> None:
         for name in [n for n in weights if n.endswith(left)]:
             other = name.removesuffix(left) + right

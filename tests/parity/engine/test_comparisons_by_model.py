@@ -61,7 +61,7 @@ from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatch
 from parity.engine.pairing.resemblance import straight_line
 from parity.engine.pairing.stage_pairs import AlignedBy, Alignment, AlignmentError, Pin, check_pins
 from parity.engine.pairing.stage_pairs import Pair as StagePair
-from parity.engine.programs.marks import Branches, Change, Marks, in_turn, of_turns
+from parity.engine.programs.marks import Branches, MarkChange, Marks, in_turn, of_turns
 from parity.engine.programs.rounding import SPAN, STEP, TURN, Signs, _table_units, is_short, pool
 from tests.helpers import roundoff
 
@@ -817,16 +817,16 @@ def test_a_table_of_angles_is_off_by_its_position():
 
 def test_a_change_is_reported_with_its_offset_and_goes_on_with_its_value():
     x = jnp.array([1.0, 2.0])
-    assert Change().reported(x) is x and Change().following(x) is x
-    added = Change(offset=jnp.array([1.0, 0.0]))
+    assert MarkChange().reported(x) is x and MarkChange().following(x) is x
+    added = MarkChange(offset=jnp.array([1.0, 0.0]))
     assert added.reported(x).tolist() == [2.0, 2.0] and added.following(x) is x
-    other = Change(True, np.array([7, 8]))
+    other = MarkChange(True, np.array([7, 8]))
     assert other.following(x).tolist() == [7.0, 8.0] and other.reported(x) is x
     assert other.following(x).dtype == x.dtype
-    assert Change(False, np.array([7, 8])).following(x) is x
-    assert Change(True, None).following(x) is x
+    assert MarkChange(False, np.array([7, 8])).following(x) is x
+    assert MarkChange(True, None).following(x) is x
     for on, expected in ((True, [7.0, 8.0]), (False, [1.0, 2.0])):
-        traced = Change(jnp.asarray(on), np.array([7.0, 8.0]))
+        traced = MarkChange(jnp.asarray(on), np.array([7.0, 8.0]))
         assert traced.following(x).tolist() == expected
 
 
@@ -850,12 +850,14 @@ def test_marks_have_names_of_their_own():
 
 def test_changes_of_turns_are_stacked():
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-    found = of_turns([None, Change(True, np.array([[1.0, 2.0]])), Change(offset=np.ones(2))], shape)
+    found = of_turns(
+        [None, MarkChange(True, np.array([[1.0, 2.0]])), MarkChange(offset=np.ones(2))], shape
+    )
     assert found.on.tolist() == [False, True, False]
     assert found.value.tolist() == [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     assert found.offset.tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
     assert found.value.dtype == jnp.float32
-    none = of_turns([None, Change(True)], shape)
+    none = of_turns([None, MarkChange(True)], shape)
     assert none.value is None and none.offset is None and none.on.tolist() == [False, True]
 
 

@@ -13,7 +13,7 @@ from reports.page.render import render
 from reports.page.sections.speed import changes, markdown, rows, watched
 from reports.store.runs import Run
 from reports.store.timings import Timing
-from reports.verdict.change_points import LEAST_RUNS, Change
+from reports.verdict.change_points import LEAST_RUNS, ChangePoint
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from tests.reports.nights import altered, bench, measurement, run
@@ -113,7 +113,7 @@ def test_lengths_are_lines_whose_goal_is_the_largest_value() -> None:
 
 def test_a_trend_draws_its_levels_and_marks_what_is_above_the_largest() -> None:
     series = (1.0, 1.1, 2.0, 2.1)
-    change = Change(2, 1.05, 2.05)
+    change = ChangePoint(2, 1.05, 2.05)
     text = svg.trend(series, 1.3, at_most=True, changes=(change,))
     assert text.count('class="cross"') == 2
     assert text.count('class="level"') == 2

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from stability.core.documents import DRILL, read, write
-from stability.experiments.drill import VARIANTS, Outcome, Plan, run
+from stability.experiments.drill import VARIANTS, DrillResult, Plan, run
 from stability.experiments.drill_report import conclusion, document
 from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
@@ -22,7 +22,7 @@ BY_NAME = {v.name: v for v in VARIANTS}
 
 
 @cache
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, DrillResult]:
     names = ("float32", "blanket bfloat16", "Kahan", "zero-centred")
     return dict(zip(names, run(PLAN, [BY_NAME[n] for n in names], BYTES), strict=True))
 

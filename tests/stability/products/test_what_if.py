@@ -18,7 +18,7 @@ from parity.engine.measure.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT
 from stability.core.findings import Severity
 from stability.experiments import gemm_drill
-from stability.experiments.drill import Outcome
+from stability.experiments.drill import DrillResult
 from stability.products import what_if
 from stability.products.what_if import (
     FORMATS,
@@ -169,7 +169,9 @@ def test_the_operands_of_a_step_are_those_its_gradients_are_made_of(monkeypatch)
 
 def test_the_document_of_a_drill_is_rewritten_between_its_markers(tmp_path) -> None:
     outcomes = [
-        double(Outcome, variant=variant, held_out=held_out, loss=[(1, 2 * held_out), (2, held_out)])
+        double(
+            DrillResult, variant=variant, held_out=held_out, loss=[(1, 2 * held_out), (2, held_out)]
+        )
         for variant, held_out in zip(gemm_drill.VARIANTS, (1.0, 1.5, 2.0), strict=False)
     ]
     doc = tmp_path / "doc.md"

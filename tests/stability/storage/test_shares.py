@@ -30,7 +30,7 @@ from stability.storage.remedies import (
     try_remedies,
 )
 from stability.storage.schedule import Schedule, parse
-from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, summary
+from stability.storage.simulate import FLOAT32, GRADIENTS, Simulated, Storage, Survival, summary
 from stability.storage.survival import frozen_finding
 from stability.storage.torch_state import TorchState, audit_torch
 from stability.storage.update_rules import AdamW
@@ -65,10 +65,10 @@ def test_random_errors_cost_nothing_on_a_slope_and_a_part_at_the_end_of_a_parabo
     assert Missing(1.0, noise=9.0).cost(2.0) == 1.0
 
 
-def way(size: int, asked: float, arrives: float) -> Outcome:
+def way(size: int, asked: float, arrives: float) -> Simulated:
     """Elements that were each asked to go as far, and of which a share arrived."""
     intended = np.full(size, asked)
-    return Outcome(
+    return Simulated(
         np.zeros(size), arrives * intended, intended, np.ones(size, bool), np.ones(size, bool)
     )
 
@@ -292,7 +292,7 @@ def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:
             intended = np.ones(sample.size)
             lost = storage.wrapper in ("cast", "nearest")
             arrives = np.resize(shares[name], sample.size) if lost else intended
-            found[name] = Outcome(
+            found[name] = Simulated(
                 np.zeros(sample.size), arrives, intended, intended > 0, intended > 0
             )
         return found

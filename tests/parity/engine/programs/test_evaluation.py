@@ -14,7 +14,7 @@ from scipy.special import erfinv
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.instrument import capture
-from parity.engine.programs.marks import Change, Marks
+from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.rounding import Signs, pool
 from parity.engine.programs.rounding_rules import UNITS
 from tests.helpers import EXACT, close, roundoff
@@ -137,16 +137,16 @@ def test_a_mark_is_seen_wherever_it_is_and_changes_no_bit(construct):
 def test_a_mark_is_replaced_wherever_it_is_and_reported_as_computed(construct):
     function, expected = CONSTRUCTS[construct]
     last, computed = list(expected.items())[-1]
-    result, marks, _ = evaluate(function, X, changes={last: Change(True, X - 7)})
+    result, marks, _ = evaluate(function, X, changes={last: MarkChange(True, X - 7)})
     assert close(result, X - 7 + 1)
     assert close(passed(marks)[last], computed)
 
 
 def test_one_turn_of_a_loop_is_replaced_and_the_next_goes_on_from_it():
-    result, marks, _ = evaluate(in_scan, X, changes={"inner@0": Change(True, 0 * X)})
+    result, marks, _ = evaluate(in_scan, X, changes={"inner@0": MarkChange(True, 0 * X)})
     assert close(marks.values["inner@1"], 3.0)
     assert close(result, 4.0)
-    untouched, _, _ = evaluate(in_scan, X, changes={"inner@2": Change(True, 0 * X)})
+    untouched, _, _ = evaluate(in_scan, X, changes={"inner@2": MarkChange(True, 0 * X)})
     assert np.array_equal(untouched, in_scan(X))
 
 
@@ -164,7 +164,7 @@ def test_nested_turns_are_named_from_the_outermost_in():
     assert list(passed(marks)) == ["deep@0@0", "deep@0@1", "deep@1@0", "deep@1@1", "branch@1"]
     assert close(passed(marks)["deep@1@0"], 2 * X)
     assert np.array_equal(result, nested(X))
-    result, _, _ = evaluate(nested, X, changes={"deep@1@1": Change(True, 5 * X)})
+    result, _, _ = evaluate(nested, X, changes={"deep@1@1": MarkChange(True, 5 * X)})
     assert close(result, 5 * X + 1)
 
 
