@@ -28,10 +28,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import read_tensors
 from megalodon_jax.files import folder_written_aside, read_json_object
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.roles import check_unstacked
+from megalodon_jax.weight_files import read_tensors
 from megalodon_jax.weights import build_model, dotted, replace_leaves, weight_table
 
 KIND, SCHEMA = "megalodon_jax checkpoint", 1

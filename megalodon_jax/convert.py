@@ -23,19 +23,9 @@ from megalodon_jax.leaf_tensors import leaf_tensors
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.pretrained import checkpoint_file, located
 from megalodon_jax.shards import save_tensors
-from megalodon_jax.tensor_files import (
-    ArrayTensor,
-    Tensor,
-    file_tensors,
-    is_safetensors,
-    read_file,
-    shard_tensors,
-)
-from megalodon_jax.torch_files import (
-    is_torch_file,
-    read_torch_file,
-    to_numpy,
-)
+from megalodon_jax.tensor_files import ArrayTensor, Tensor
+from megalodon_jax.torch_files import to_numpy
+from megalodon_jax.weight_files import open_tensors
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, role_of
 
 if TYPE_CHECKING:
@@ -232,35 +222,6 @@ def read_config(path: Path) -> MegalodonConfig:
         raise ValueError(f"{path}: {error}") from error
 
 
-def read_tensors(file: Path) -> dict[str, np.ndarray]:
-    """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
-
-    Raises:
-        ValueError: see `open_tensors`.
-    """
-    # Not through `open_tensors`, whose tensors each open the file and read the header again.
-    if file.name.endswith(".index.json"):
-        return shard_tensors(file, read_tensors)
-    if reads_as_safetensors(file):
-        return read_file(file)
-    return {name: tensor.read() for name, tensor in read_torch_file(file).model(file).items()}
-
-
-def open_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint file by name, unread.
-
-    Raises:
-        ImportError: it is a torch file, and torch is not installed.
-        ValueError: the file is corrupt, a shard of the index is missing, or index and shards are
-            of different saves.
-    """
-    if file.name.endswith(".index.json"):
-        return shard_tensors(file, open_tensors)
-    if reads_as_safetensors(file):
-        return dict(file_tensors(file))
-    return dict(read_torch_file(file).model(file))
-
-
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
     """Remove the prefix that a wrapper of the model put before its names.
 
@@ -278,11 +239,6 @@ def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
         )
     prefix = found[0] if found else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-def reads_as_safetensors(file: Path) -> bool:
-    """Return whether to read a file as safetensors: by its content, and if unclear by its name."""
-    return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
 
 
 def _rope_rates(config: MegalodonConfig) -> dict[str, np.ndarray]:

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from megalodon_jax.convert import read_tensors
 from megalodon_jax.files import folder_written_aside, read_json_object
 from megalodon_jax.layers.lora import scale_of
 from megalodon_jax.tensor_files import printable
+from megalodon_jax.weight_files import read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TORCH_WEIGHTS = "adapter_model.bin"

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parity.executors.executor import Executor
 from parity.executors.item import Answer, Item, Needs, State
-from parity.executors.sweep import Executor, open_executor, run
+from parity.executors.sweep import open_executor, run
 from stability.experiments.document import renew
 from tools.recorded import add_executor
 

@@ -19,10 +19,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import checkpoint_file, exported_tensors, open_tensors, read_config
+from megalodon_jax.convert import checkpoint_file, exported_tensors, read_config
 from megalodon_jax.deployment import SHARD, write_pretrained
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.tensor_files import Tensor
+from megalodon_jax.weight_files import open_tensors
 from megalodon_jax.weights import HEAD, weight_table
 from parity.checkpoint_pair.files import config_differences
 from parity.checkpoint_pair.whole_model import text_case

@@ -17,15 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import (
-    checkpoint_file,
-    load_from_pretrained,
-    open_tensors,
-    read_config,
-    unprefixed,
-)
+from megalodon_jax.convert import checkpoint_file, load_from_pretrained, read_config, unprefixed
 from megalodon_jax.convert import state_dict as exported
 from megalodon_jax.tensor_files import ArrayTensor, FileTensor, Tensor
+from megalodon_jax.weight_files import open_tensors
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
 from parity.engine.measure.measurement import Verdict
 from parity.engine.measure.rounding_noise import row_blocks

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from megalodon_jax.convert import checkpoint_file, read_tensors
+from megalodon_jax.convert import checkpoint_file
 from megalodon_jax.files import read_json_object, written_aside
+from megalodon_jax.weight_files import read_tensors
 from megalodon_jax.weights import named_leaves, replace_leaves, shape_problems
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM

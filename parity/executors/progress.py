@@ -6,13 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from parity.executors.executor import Executor
 from parity.executors.item import Answer, Item, State
 from parity.executors.pace import Pace
-
-if TYPE_CHECKING:
-    from parity.executors.sweep import Executor
 
 EVERY, REDRAWN = 30.0, 0.5
 """Seconds between two report lines, and between two redraws on a terminal."""

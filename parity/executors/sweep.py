@@ -18,13 +18,14 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, TextIO
 
+from parity.executors.executor import Executor, Log
 from parity.executors.inputs import digest_of_file
 from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
@@ -34,32 +35,6 @@ ANSWERS, LOCK = "answers.jsonl", ".lock"
 # has the data; only a power failure can lose it.
 SYNCED_EVERY = 1.0
 """Seconds of answers that a power failure may lose."""
-Log = Callable[[str], None]
-"""Receives one line of progress."""
-
-
-@runtime_checkable
-class Executor(Protocol):
-    """Runs items: `start` returns one future per item; a failed item is an answer, no exception."""
-
-    name: str
-
-    @property
-    def workers(self) -> int:
-        """Largest number of items that run at a time."""
-        ...
-
-    def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items and return their futures, in the same order."""
-        ...
-
-    def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker its current item and the start time."""
-        ...
-
-    def close(self) -> None:
-        """End all running items."""
-        ...
 
 
 def open_executor(text: str = "local", address: str | None = None) -> Executor:

@@ -20,8 +20,9 @@ import numpy as np
 from megalodon_jax.checks import traced_checks
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.executors.executor import Executor
 from parity.executors.item import Item
-from parity.executors.sweep import Executor, collect
+from parity.executors.sweep import collect
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import Case, by_name

@@ -17,8 +17,9 @@ import numpy as np
 from megalodon_jax.checks import traced_checks
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.executors.executor import Executor
 from parity.executors.item import Item
-from parity.executors.sweep import Executor, collect
+from parity.executors.sweep import collect
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import extended, truth

@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import read_config, read_tensors
+from megalodon_jax.convert import read_config
+from megalodon_jax.weight_files import read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
 from parity.engine.measure.compare import Work
 from parity.engine.measure.metrics import IGNORED

@@ -17,8 +17,9 @@ import numpy as np
 from megalodon_jax.files import written_aside
 from parity.engine.measure import rounding_noise
 from parity.engine.measure.rounding_noise import SEEDS, UNIT_ROUNDOFF
+from parity.executors.executor import Executor
 from parity.executors.item import Item
-from parity.executors.sweep import Executor, collect
+from parity.executors.sweep import collect
 from parity.megalodon import oracle, perturbation, trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case, by_name
 from parity.megalodon.packed import streamed_documents

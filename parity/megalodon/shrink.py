@@ -14,7 +14,7 @@ from parity.engine.measure.compare import Comparison
 from parity.engine.measure.localize import first_divergence
 from parity.engine.measure.measurement import Measurement
 from parity.engine.measure.quantity import Quantity
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from parity.megalodon.cases import SMALL, Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import stages

@@ -21,7 +21,7 @@ import jax
 from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from parity.megalodon.reference import LiveReference, why_unavailable
 from reports.bench.figures import Times, compared, identity, median, memory_timings, timings
 from reports.bench.lengths import bench_lengths

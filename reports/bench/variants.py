@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from megalodon_jax.config import GemmBackend, MegalodonConfig
 from megalodon_jax.quantization.products import Format, path_of
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from reports.bench.figures import compared, median, row, variant_timings
 from reports.bench.other import ABSENT, start_other
 from reports.bench.worker import WorkerError

@@ -23,7 +23,7 @@ from parity.checkpoint_pair.files import (
 from parity.checkpoint_pair.layerwise import LayerwiseResult, Walk
 from parity.checkpoint_pair.whole_model import triangle
 from parity.engine.measure.measurement import Measurement, Verdict
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.reference import why_unavailable
 from parity.megalodon.suite import culprit

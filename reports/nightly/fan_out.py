@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parity.executors.executor import Executor, Log
 from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
-from parity.executors.sweep import Answers, Executor, Log, run
+from parity.executors.sweep import Answers, run
 from parity.megalodon.suite import choose_reference
 from reports.nightly.expected import cost, expected_seconds, in_order
 from reports.nightly.run import Options, nightly, open_checkpoint, plan_of

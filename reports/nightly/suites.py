@@ -20,7 +20,7 @@ from parity.deepseek_v3 import contract as mla_moe_contract
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.measurement import Measurement, Verdict
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon import contract as megalodon_contract
 from parity.megalodon.cases import Case, by_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import ParamSpec
 
 from parity.executors.identity import Watch, code, stale_bytecode
 from parity.executors.inputs import changed, contents
-from reports.provenance.environment import git_state
 from reports.store.schema import StoreError
 
 PACKAGES = Path(__file__).parents[2]
@@ -81,3 +81,22 @@ class Start:
                 "again to measure everything with the current files (with --executor, --no-resume "
                 "deletes what was measured); or restore these files, and --executor resumes"
             )
+
+
+def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
+    """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
+
+    Files in `aside`, such as runs that git does not ignore, do not make a checkout dirty.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        runs = None if aside is None else aside.resolve()
+        inside = runs is not None and runs.is_relative_to(git("rev-parse", "--show-toplevel"))
+        paths = ["--", ":/", f":(exclude){runs}"] if inside else []
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))
+    except (OSError, subprocess.CalledProcessError):
+        return None, False

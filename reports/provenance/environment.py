@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 
 from parity.executors import identity as program
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference
+from reports.provenance.code import Start, git_state
 from reports.provenance.device import device_kind
 from reports.provenance.gpu import gpu, libraries
 from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo
 from reports.store.schema import RunKind
-
-if TYPE_CHECKING:
-    from reports.provenance.code import Start
 
 HERE = Path(__file__).parent
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
@@ -69,25 +65,6 @@ def new_manifest(
             versions={"python": platform.python_version()} | versions,
         ),
     )
-
-
-def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
-    """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
-
-    Files in `aside`, such as runs that git does not ignore, do not make a checkout dirty.
-    """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        runs = None if aside is None else aside.resolve()
-        inside = runs is not None and runs.is_relative_to(git("rev-parse", "--show-toplevel"))
-        paths = ["--", ":/", f":(exclude){runs}"] if inside else []
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))
-    except (OSError, subprocess.CalledProcessError):
-        return None, False
 
 
 def describe(reference: Reference) -> ReferenceInfo:

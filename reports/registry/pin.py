@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from reports.provenance.environment import git_state
+from reports.provenance.code import git_state
 from reports.registry.lookup import read_judgeable
 from reports.store.schema import RunKind, StoreError
 from reports.text import number

@@ -7,11 +7,10 @@ which run. All of it is derived from the run folders. Source: docs/reports.md "S
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,6 @@ from megalodon_jax.files import written_aside
 from reports.store.examine import Examined
 from reports.store.reader import checksum, read_bytes
 from reports.store.schema import StoreError
-
-if TYPE_CHECKING:
-    from reports.store.index import Line
 
 FOLDER = ".values"
 """Hidden folder beside the runs."""
@@ -83,28 +79,25 @@ class Gathered:
         self.checked.pop(name, None)
         return name if self.holds(name) else ""
 
-    def compact(self, lines: dict[str, Line]) -> dict[str, Line]:
-        """Merge small files into one, if there are too many."""
-        members: dict[str, list[str]] = {}
-        for line in lines.values():
-            if line.gathered:
-                members.setdefault(line.gathered, []).append(line.name)
+    def merge(self, members: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Merge small files into one, if there are too many.
+
+        Args:
+            members: names of the runs in each file.
+
+        Returns:
+            the new file of each run whose file was merged.
+        """
         small = [name for name, runs in members.items() if len(runs) < RUNS]
         if len(small) <= FEW:
-            return lines
+            return {}
         tables = []
         for name in small:
             table = pq.read_table(self.path(name))
             kept = pa.array(np.isin(table["run"].to_numpy(), members[name]))
             tables.append(table.filter(kept))
         merged = self.write(pa.concat_tables(tables))
-        if not merged:
-            return lines
-        moved = {run for name in small for run in members[name]}
-        return {
-            name: replace(line, gathered=merged) if name in moved else line
-            for name, line in lines.items()
-        }
+        return {run: merged for name in small for run in members[name]} if merged else {}
 
 
 def gather(gathered: Gathered, found: Sequence[Examined]) -> str:

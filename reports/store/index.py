@@ -101,9 +101,21 @@ def read_index(
     changed = bool(new or more) or len(lines) < len(known)
     lines |= {line.name: line for line in learn(gathered, new, keep)}
     if changed and keep:
-        lines = gathered.compact(lines)
+        lines = compact(gathered, lines)
         _save(root, lines, gathered)
     return [lines[name] for name in sorted(lines)]
+
+
+def compact(gathered: Gathered, lines: dict[str, Line]) -> dict[str, Line]:
+    """Return the lines after small files of gates were merged into one, if there were too many."""
+    members: dict[str, list[str]] = {}
+    for line in lines.values():
+        if line.gathered:
+            members.setdefault(line.gathered, []).append(line.name)
+    moved = gathered.merge(members)
+    return {
+        name: replace(line, gathered=moved.get(name, line.gathered)) for name, line in lines.items()
+    }
 
 
 def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) -> list[Line]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megalodon_jax.files import folder_written_aside, written_aside
-from parity.executors.sweep import Log
+from parity.executors.executor import Log
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.executors import identity as program
-from reports.provenance.environment import git_state
+from reports.provenance.code import git_state
 from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, SuiteResult
 from reports.store.run import Run

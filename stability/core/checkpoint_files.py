@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megalodon_jax.convert import checkpoint_file, open_tensors, reads_as_safetensors
+from megalodon_jax.convert import checkpoint_file
 from megalodon_jax.files import read_json_object
 from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import describe, read_torch_file
+from megalodon_jax.weight_files import open_tensors, reads_as_safetensors
 from stability.core.parameter_leaves import Leaf, listed, stored_leaves
 
 OPTIMISER_FILES = ("optimizer.pt", "optimizer.bin", "optimizer.pth")

@@ -20,9 +20,10 @@ import jax
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import checkpoint_file, open_tensors
+from megalodon_jax.convert import checkpoint_file
 from megalodon_jax.tensor_files import Tensor, printable
 from megalodon_jax.torch_files import TorchTensor
+from megalodon_jax.weight_files import open_tensors
 from megalodon_jax.weights import HEAD, Role, named_leaves, role_of, weight_table
 
 _BUFFER = "inner.rope.inv_freq"

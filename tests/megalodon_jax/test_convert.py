@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from megalodon_jax import MegalodonForCausalLM, convert, shards
+from megalodon_jax import MegalodonForCausalLM, convert, shards, weight_files
 from megalodon_jax.convert import (
     convert_jax_to_torch,
     load_from_pretrained,
@@ -182,7 +182,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_the_rope_rates_are_exported_on_request_and_ignored_on_loading(tmp_path: Path) -> None:
     model, file = model_of(TINY), tmp_path / "model.safetensors"
     save_safetensors(model, file, include_rope_inv_freq=True)
-    extra = set(convert.read_tensors(file)) - set(state_dict(model))
+    extra = set(weight_files.read_tensors(file)) - set(state_dict(model))
     names = {f"model.layers.{i}.attn.inner.rope.inv_freq" for i in range(2)}
     assert extra == names
     rates = convert_jax_to_torch(model, include_rope_inv_freq=True)[min(names)]

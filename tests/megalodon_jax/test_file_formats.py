@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from megalodon_jax.convert import open_tensors, read_tensors
 from megalodon_jax.tensor_files import file_tensors
 from megalodon_jax.torch_files import read_torch_file
+from megalodon_jax.weight_files import open_tensors, read_tensors
 from stability.core.checkpoint_files import open_checkpoint
 
 LFS = b"version https://git-lfs.github.com/spec" + b"/v1\noid sha256:12ab\nsize 548118077\n"

@@ -15,10 +15,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from megalodon_jax import shards, stack_layers
-from megalodon_jax.convert import load_from_pretrained, read_tensors, save_safetensors, state_dict
+from megalodon_jax.convert import load_from_pretrained, save_safetensors, state_dict
 from megalodon_jax.leaf_tensors import leaf_tensors
 from megalodon_jax.roles import Role, role_of
 from megalodon_jax.shards import parsed_size
+from megalodon_jax.weight_files import read_tensors
 from tests.helpers import ROOT, TINY, adapted, model_of, same_leaves, tiny
 
 SIZE = "3KB"

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from megalodon_jax import tensor_files
-from megalodon_jax.convert import read_tensors
 from megalodon_jax.tensor_files import file_tensors, shard_tensors
 from megalodon_jax.torch_files import read_torch_file
+from megalodon_jax.weight_files import read_tensors
 
 ARRAYS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(20)}
 

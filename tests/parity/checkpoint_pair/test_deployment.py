@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax import deployment as writing
 from megalodon_jax import shards
-from megalodon_jax.convert import load_from_pretrained, read_config, read_tensors
+from megalodon_jax.convert import load_from_pretrained, read_config
+from megalodon_jax.weight_files import read_tensors
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
 from parity.checkpoint_pair import ExportError, deployment, export_pretrained
 from parity.megalodon.reference import why_unavailable

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from megalodon_jax.convert import open_tensors
 from megalodon_jax.torch_files import read_torch_file
+from megalodon_jax.weight_files import open_tensors
 from stability.core.parameter_leaves import stored_leaves
 from stability.storage import simulate
 from tests.helpers import cli

@@ -19,7 +19,7 @@ from reports.provenance.code import Start
 from reports.registry.lookback import LATEST, look_back
 from reports.registry.lookup import AHEAD, Found, find_run, judge_stored, withheld
 from reports.store.gathered import FEW, Gathered
-from reports.store.index import Line
+from reports.store.index import Line, compact
 from reports.store.runs import StoreError, list_runs, read_run, write_run
 from reports.store.seal import sealed
 from reports.verdict.decide import ExitCode, Word, decide
@@ -141,7 +141,7 @@ def test_values_that_were_gathered_anew_are_kept_once(tmp_path: Path) -> None:
     more = [write(f"r{i}", value=3.0 + i) for i in range(FEW)]
     lines = {"a": Line("a", "", gathered=new), "b": Line("b", "", gathered=old)}
     lines |= {f"r{i}": Line(f"r{i}", "", gathered=name) for i, name in enumerate(more)}
-    made = gathered.compact(lines)
+    made = compact(gathered, lines)
     [name] = {line.gathered for line in made.values()}
     held = pq.read_table(gathered.path(name)).to_pydict()
     assert sorted(zip(held["run"], held["value"], strict=True)) == sorted(

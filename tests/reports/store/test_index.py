@@ -21,7 +21,7 @@ from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
 from reports.store import examine, gathered, index
 from reports.store.examine import KEY
-from reports.store.index import INDEX, Line
+from reports.store.index import INDEX, Line, compact
 from reports.store.query import Table
 from reports.store.reader import checksum, read_table
 from reports.store.runs import list_runs, one_look, write_run
@@ -320,7 +320,7 @@ def test_only_too_many_small_files_are_merged(tmp_path: Path, small: int, merged
     for runs in (large, *few):
         file = write(*runs)
         lines |= {n: Line(n, f"signature {n}", gates=3, gathered=file) for n in runs}
-    made = files.compact(lines)
+    made = compact(files, lines)
     assert list(made) == list(lines) and made["none"] == lines["none"]
     assert all(made[name] == lines[name] for name in large)
     names = {made[name].gathered for runs in few for name in runs}
@@ -329,7 +329,7 @@ def test_only_too_many_small_files_are_merged(tmp_path: Path, small: int, merged
         assert made[name] == replace(lines[name], gathered=made[name].gathered)
     # Where the merged file cannot be written, the small ones stay.
     files.write = lambda table: ""
-    assert files.compact(lines) == lines
+    assert compact(files, lines) == lines
 
 
 def test_files_that_no_line_names_are_deleted_after_an_hour(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Tensors of a checkpoint file, whichever it is: safetensors, an index of shards, or torch's.
+
+A file is read by its content. Source: docs/stability.md "Which files".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from megalodon_jax.tensor_files import (
+    Tensor,
+    file_tensors,
+    is_safetensors,
+    read_file,
+    shard_tensors,
+)
+from megalodon_jax.torch_files import is_torch_file, read_torch_file
+
+
+def read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
+
+    Raises:
+        ValueError: see `open_tensors`.
+    """
+    # Not through `open_tensors`, whose tensors each open the file and read the header again.
+    if file.name.endswith(".index.json"):
+        return shard_tensors(file, read_tensors)
+    if reads_as_safetensors(file):
+        return read_file(file)
+    return {name: tensor.read() for name, tensor in read_torch_file(file).model(file).items()}
+
+
+def open_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint file by name, unread.
+
+    Raises:
+        ImportError: it is a torch file, and torch is not installed.
+        ValueError: the file is corrupt, a shard of the index is missing, or index and shards are
+            of different saves.
+    """
+    if file.name.endswith(".index.json"):
+        return shard_tensors(file, open_tensors)
+    if reads_as_safetensors(file):
+        return dict(file_tensors(file))
+    return dict(read_torch_file(file).model(file))
+
+
+def reads_as_safetensors(file: Path) -> bool:
+    """Return whether to read a file as safetensors: by its content, and if unclear by its name."""
+    return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
