@@ -14,7 +14,7 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-all test-long test-ports lint docs reference record checkpoint clean
+.PHONY: help nightly test test-all test-long test-ports test-lowest lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-all    lint and run every test, with every check on traced values"
 	@echo "make test-long   run thousands of random kills, lost replies and edits of stored runs"
 	@echo "make test-ports  compare every Flax model of Transformers with its original"
+	@echo "make test-lowest the same packages at the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff, basedpyright, import-linter"
 	@echo "make docs        the documents and interfaces as a site, in build/site"
 	@echo "make reference   install megalodon-hf, so that comparisons are live"
@@ -48,6 +49,21 @@ test-long: $(VENV)/.dev
 # Every Flax model of Transformers, and every bug planted in them: an hour of two cores.
 test-ports: $(VENV)/.dev
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "flax_models" $(ARGS)
+
+# The lowest versions that pyproject.toml allows, in an environment of their own. Warnings are no
+# errors there: old packages warn of one another.
+LOWEST := build/lowest
+LOWEST_TESTS := tests/megalodon_jax/layers tests/megalodon_jax/test_model_forward.py tests/parity/engine \
+  tests/reports/store tests/reports/verdict
+test-lowest:
+	@rm -rf $(LOWEST) && $(PYTHON) -m venv $(LOWEST)
+	@$(PYTHON) -m tools.lowest >$(LOWEST)/lowest.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt \
+	  -e '.[nightly]' beartype fsspec hypothesis pytest
+	@$(LOWEST)/bin/megalodon-numerics nightly --reference recorded --case plain --case stream \
+	  --out $(LOWEST)/runs --quiet
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(LOWEST)/bin/python -m pytest -q -W default -m "not sweep" \
+	  $(LOWEST_TESTS) $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
