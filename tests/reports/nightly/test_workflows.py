@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -202,8 +204,49 @@ def test_every_command_of_a_workflow_exists(path: Path) -> None:
             elif words[:1] == [".venv/bin/megalodon-numerics"]:
                 assert words[1] in main.commands
             elif words:
-                assert words[0] in ("bash", ".venv/bin/python")
+                assert words[0] in ("bash", "echo", ".venv/bin/python")
         assert all((ROOT / job["uses"]).is_file() for _ in [0] if "uses" in job)
+
+
+@pytest.mark.parametrize(
+    ("chromium", "required", "guarded"),
+    [(False, "", False), (False, "1", True), (True, "", True), (True, "1", True)],
+)
+def test_ci_is_not_green_without_the_browser_that_it_requires(
+    tmp_path: Path, chromium: bool, required: str, guarded: bool
+) -> None:
+    """`make` and `apt-get` are stand-ins; Chromium is one or cannot be installed."""
+    programs, checkout = tmp_path / "bin", tmp_path / "checkout"
+    programs.mkdir()
+    (checkout / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    lines = {"make": 'echo "$@"', "apt-get": "exit 1"} | ({"chromium": "true"} if chromium else {})
+    for name, line in lines.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    for name in ("bash", "dirname", "sh"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    done = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=checkout,
+        env={"PATH": str(programs), "REQUIRE_BROWSER": required},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    made = done.stdout.splitlines()[-1]
+    assert made.startswith("test-all") and ("--require-run browser:1" in made) is guarded
+
+
+def test_ci_requires_a_browser_and_keeps_programs_for_like_processors() -> None:
+    document = yaml.safe_load((WORKFLOWS / "ci.yml").read_text(encoding="utf-8"))
+    job = document["jobs"]["test"]
+    assert job["env"]["REQUIRE_BROWSER"]
+    [cache] = [s["with"] for s in job["steps"] if s.get("uses", "").startswith("actions/cache@")]
+    named = [s for s in job["steps"] if s.get("id") == "processor"]
+    assert len(named) == 1 and "/proc/cpuinfo" in named[0]["run"]
+    for key in (cache["key"], *cache["restore-keys"].splitlines()):
+        assert "steps.processor.outputs.flags" in key and "matrix.python" in key
 
 
 def test_the_long_tests_run_once_a_week():
