@@ -11,10 +11,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from itertools import accumulate, count
-from operator import sub
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 JSON_BYTES = 64 * 2**20
@@ -22,7 +22,7 @@ JSON_BYTES = 64 * 2**20
 JSON_DEPTH = 64
 """Deepest JSON nesting that is read. This program writes at most 8 levels."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_STEPS = bytes.maketrans(b"[{]}", b"\2\2\0\0")
+_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -135,9 +135,9 @@ def _depth(content: bytes) -> int:
     # Without backslashes every other quote starts a string, which needs no pattern.
     simple = b"\\" not in content
     outside = b"".join(content.split(b'"')[::2]) if simple else _STRING.sub(b"", content)
-    # 2 for an opening and 0 for a closing bracket, minus 1 each: no Python code per bracket.
-    sums = accumulate(outside.translate(_STEPS, _NO_BRACKET))
-    return max(map(sub, sums, count(1)), default=0)
+    # 1 for an opening bracket and -1, as a signed byte, for a closing one.
+    steps = np.frombuffer(outside.translate(_STEPS, _NO_BRACKET), np.int8)
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

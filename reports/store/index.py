@@ -7,12 +7,14 @@ the index costs about a minute. Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +131,25 @@ def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) ->
     paths = list(folders)
     lines: list[Line] = []
     for start in range(0, len(paths), AT_ONCE):
-        found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
+        with _no_collection():
+            found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
         place = gather(gathered, found) if keep else ""
         lines += [_line(it, folders[gathered.root / it.name], place) for it in found]
     return lines
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Context without Python's cyclic garbage collector: manifests of a batch are kept and hold no
+    cycles, and looking through them again and again takes a tenth of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def unknown_folders(root: Path, folders: Iterable[Path]) -> list[Path]:
@@ -198,7 +215,7 @@ def write_lines(
             # Not `to_json`, which copies every field: for ten thousand runs that takes seconds.
             rest = {name: value for name in _PLAIN if (value := getattr(manifest, name))}
             environment = place(_environment(manifest.environment))
-            suites = place([asdict(suite) for suite in manifest.suites])
+            suites = place([_flat(suite) for suite in manifest.suites])
             rest |= {"environment": environment, "suites": suites}
         numbers = (line.gates, line.broken, line.work, line.gathered)
         rows.append((line.name, line.signature, line.why, rest, *numbers))
@@ -215,8 +232,14 @@ def write_lines(
 
 def _environment(environment: Environment) -> dict[str, Any]:
     """Return the document of an environment."""
-    parts = {f.name: getattr(environment, f.name) for f in fields(environment)}
-    return parts | {name: asdict(parts[name]) for name in ("device", "reference")}
+    parts = _flat(environment)
+    return parts | {name: _flat(parts[name]) for name in ("device", "reference")}
+
+
+def _flat(row: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name. Unlike `asdict` it copies no values, which would
+    take a tenth of the time of an index."""
+    return {f.name: getattr(row, f.name) for f in fields(row)}
 
 
 def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:

@@ -24,6 +24,8 @@ from reports.store.index import Line, learn, read_lines, signature_of, unknown_f
 
 SHARE = 1_000
 """Fewest runs that a process is started for: it takes 2 s to start, as long as reading so many."""
+AHEAD = 0.6
+"""This process reads so many of SHARE more than each helper, while the helpers start."""
 MOST = 4
 """Most processes, this one included: each may take 500 MB."""
 LONGEST = 1_800.0
@@ -42,7 +44,10 @@ def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line
     processes = min(threads(), MOST, len(new) // SHARE)
     if processes < 2:
         return []
-    shares = [new[i::processes] for i in range(processes)]
+    # Every helper's share is spread over all runs, since older ones may be smaller.
+    ahead = int(AHEAD * SHARE)
+    shares = [new[ahead:][i::processes] for i in range(processes)]
+    shares[0] += new[:ahead]
     with (
         TemporaryDirectory(prefix="megalodon-numerics-") as place,
         ThreadPoolExecutor(processes - 1) as helpers,
