@@ -488,7 +488,7 @@ READ_AGAIN = (
         (
             "helpers_share_all_folders",
             "each process reads every new folder",
-            "shares = [new[i::processes] for i in range(processes)]",
+            "shares = [new[ahead:][i::processes] for i in range(processes)]",
             "shares = [new for _ in range(processes)]",
             "test_several.py",
         ),

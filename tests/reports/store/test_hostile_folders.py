@@ -21,6 +21,7 @@ from reports.registry.lookback import look_back
 from reports.registry.lookup import judge_stored
 from reports.registry.outcome import UnjudgedError, store
 from reports.store import reader
+from reports.store import run as store_run
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from reports.store.seal import text_of
@@ -239,6 +240,27 @@ def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
     with pytest.raises(StoreError, match=r"baseline \| .*loss \| rel_l2 is there twice, in row 2"):
         read_run(folder)
     assert [f for f, _ in list_runs(root)[1]] == [folder]
+
+
+@pytest.mark.parametrize("most", [0, store_run.COUNTERS, 2**20], ids=["sorted", "few", "many"])
+@pytest.mark.parametrize("again", [None, 0, 6])
+def test_repeated_keys_are_found_by_counting_and_by_sorting(
+    again: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that share three of the four parts of a key are different rows."""
+    monkeypatch.setattr(store_run, "COUNTERS", most)
+    parts = [(c, e, q, m) for c in "ab" for e in "ef" for q in "qr" for m in "mn"][:7]
+    rows = parts if again is None else [*parts, parts[again]]
+    columns = zip(*rows, strict=True)
+    names = ("case", "edge", "quantity", "metric")
+    table = pa.table(
+        {n: pa.array(c).dictionary_encode() for n, c in zip(names, columns, strict=True)}
+    )
+    if again is None:
+        store_run._check_keys(table, Path("x"))
+    else:
+        with pytest.raises(StoreError, match=f"{' . '.join(parts[again])} is there twice.* row 7"):
+            store_run._check_keys(table, Path("x"))
 
 
 @pytest.mark.parametrize("text", [b"quantity", b"logits"], ids=["name", "value"])
