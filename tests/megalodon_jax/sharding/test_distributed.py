@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -21,21 +22,27 @@ import pytest
 from megalodon_jax import distributed
 from megalodon_jax.checkpoint import load_checkpoint
 from tests.helpers import ROOT, SAME_PROGRAM, model_of, rel_l2, roundoff, same_leaves
-from tests.megalodon_jax.sharding import worker
+from tests.megalodon_jax.sharding import orbax_worker, worker
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named
 
 TEXT = ROOT / "parity" / "data" / "byte_lm" / "heldout.txt"
 STEPS, MINUTE, LONG = 20, 60, 900
 
 
-def started(plan: dict[str, Any], index: int, devices: int) -> subprocess.Popen[str]:
+def started(
+    plan: dict[str, Any], index: int, devices: int, program: ModuleType = worker
+) -> subprocess.Popen[str]:
     """A process of the worker, the given number of virtual devices its own."""
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, str(Path(worker.__file__)), json.dumps(plan | {"index": index})]
+    command = [
+        sys.executable,
+        str(Path(str(program.__file__))),
+        json.dumps(plan | {"index": index}),
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
@@ -56,16 +63,20 @@ def plan_of(folder: Path, mesh: dict[str, int], processes: int, first: int, last
     }
 
 
-def losses(plan: Any, devices: int) -> dict[int, float]:
-    """Run the plan in its processes and return the losses of the first, which all must have."""
-    processes = [started(plan, index, devices) for index in range(plan["processes"])]
+def printed(plan: Any, devices: int, program: ModuleType = worker) -> list[dict[str, Any]]:
+    """Run the plan in its processes and return the lines of the first, which all must print."""
+    processes = [started(plan, index, devices, program) for index in range(plan["processes"])]
     outputs = [process.communicate(timeout=LONG) for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-2000:]
     # Gloo prints on the same pipe, each process about its own devices.
     kept = [[line for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
     assert all(other == kept[0] for other in kept)
-    return {line["step"]: line["loss"] for line in map(json.loads, kept[0])}
+    return [json.loads(line) for line in kept[0]]
+
+
+def losses(plan: Any, devices: int) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in printed(plan, devices)}
 
 
 @pytest.mark.sweep
@@ -90,6 +101,26 @@ def test_two_processes_train_and_others_go_on(tmp_path: Path) -> None:
         for step, loss in others.items():
             assert rel_l2(loss, two[step]) <= sums + SAME_PROGRAM * floor[step], step
     assert same_leaves(load_checkpoint(folder).model, saved.model)
+
+
+@pytest.mark.sweep
+def test_what_two_processes_save_by_orbax_others_restore_on_other_meshes(tmp_path: Path) -> None:
+    """Bit for bit, parameters and optimiser state, in as many processes as one likes."""
+    folder = tmp_path / "saved"
+    [saved] = printed(plan_of(folder, {"fsdp": 4, "tensor": 2}, 2, 0, 0), 4, orbax_worker)
+    # Each process wrote its own shards.
+    [model] = folder.glob("*/model")
+    assert {path.name for path in model.glob("ocdbt.process_*")} == {
+        "ocdbt.process_0",
+        "ocdbt.process_1",
+    }
+    assert len(set(saved.values())) > len(saved) // 2
+    for mesh, processes, devices in (
+        ({"data": 2, "tensor": 2, "sequence": 2}, 2, 4),
+        ({"fsdp": 8}, 1, 8),
+    ):
+        plan = plan_of(folder, mesh, processes, 0, 0) | {"saves": []}
+        assert printed(plan, devices, orbax_worker) == [saved], mesh
 
 
 @pytest.mark.sweep
