@@ -260,8 +260,8 @@ def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
 
 
 # The code that evaluates a port also appears in its tracebacks.
-_HERE = Path(__file__).parent
-_ROOTS = (*_roots(LIBRARIES), _HERE, _HERE.parent / "sides", _HERE.parent / "port")
+_PARITY = Path(__file__).parents[2]
+_ROOTS = (*_roots(LIBRARIES), *(_PARITY / room for room in ("engine", "sides", "port")))
 
 
 def _in_library(path: Path) -> bool:
