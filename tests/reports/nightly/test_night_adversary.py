@@ -304,7 +304,9 @@ the seconds that its parts began in."""
 def test_the_adversary_finds_a_hole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, name, HOLES[name])
     with pytest.raises(AssertionError):
-        attack(2000, derandomize=True, database=None, phases=[Phase.generate])
+        # Two failures would come as a group, which is no AssertionError.
+        one = {"phases": [Phase.generate], "report_multiple_bugs": False}
+        attack(2000, derandomize=True, database=None, **one)
 
 
 @pytest.mark.parametrize("hole", [None, *HOLES])
