@@ -14,7 +14,7 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-all test-long test-ports test-lowest lint docs reference record checkpoint clean
+.PHONY: help nightly test test-all test-long test-ports test-lowest mutants mutation lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
@@ -23,6 +23,8 @@ help:
 	@echo "make test-long   run thousands of random kills, lost replies and edits of stored runs"
 	@echo "make test-ports  compare every Flax model of Transformers with its original"
 	@echo "make test-lowest the same packages at the lowest versions that pyproject.toml allows"
+	@echo "make mutants     plant a bug in each module that decides something: do the tests find it?"
+	@echo "make mutation    the same with edits drawn at random: PLACE=reports/verdict SEED=1"
 	@echo "make lint        ruff, basedpyright, import-linter"
 	@echo "make docs        the documents and interfaces as a site, in build/site"
 	@echo "make reference   install megalodon-hf, so that comparisons are live"
@@ -64,6 +66,15 @@ test-lowest:
 	  --out $(LOWEST)/runs --quiet
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(LOWEST)/bin/python -m pytest -q -W default -m "not sweep" \
 	  $(LOWEST_TESTS) $(ARGS)
+
+mutants: $(VENV)/.dev
+	@$(BIN)/python -m tools.mutants --executor local:$(WORKERS) $(ARGS)
+
+NUMBER ?= 60
+mutation: $(VENV)/.dev
+	@$(PIP) -e '.[mutation]'
+	@$(BIN)/python -m tools.drawn_mutants $(PLACE) --seed $(SEED) --number $(NUMBER) \
+	  $(if $(TESTS),--tests $(TESTS)) $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -142,7 +142,7 @@ def test_a_document_without_a_link_is_not_reached(tmp_path: Path) -> None:
         ('Source: docs/model.md\n    "State of things".', True),
         ('reason = "... (docs/model.md \\"RoPES\\")"', True),
         ("prints the table of docs/no-such-page.md.", True),
-        ("writes docs/tables/mutants.md.", False),
+        ("writes docs/tables/detection.md.", False),
         ("writes docs/tables/no-such-table.md.", True),
         ('See docs/verdicts.md, "Another machine".', True),
         ('Source: spec/model.md "Loss".', True),

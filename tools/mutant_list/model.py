@@ -1,774 +1,295 @@
-"""Mutants of the model, the loss, generation, caches, inputs and the configuration."""
+"""Mutants of `megalodon_jax`: one for each module that decides something."""
 
 from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_FORWARD = "test_model_forward.py"
-_ORACLE = f"{_FORWARD}::test_the_logits_are_those_of_the_oracle"
-_STREAM = "test_streaming.py"
-_CACHES = "test_streaming_caches.py"
-_WINDOWS = "test_streaming_windows.py"
-_LOSS = "test_loss.py"
-_GENERATION = "test_generation.py"
-_RAGGED = "test_ragged.py"
-
-MODEL = of(
-    "megalodon_jax/model.py",
-    (
-        "layers_share_a_key",
-        "every layer gets the same dropout key",
-        "split_key(key, config.num_layers),",
-        "(key,) * config.num_layers,",
-        "test_dropout_keys.py",
-    ),
-    (
-        "layers_drawn_alike",
-        "every layer is initialised with the same key",
-        "MegalodonBlock(config, i, key=k) for i, k in enumerate(keys)",
-        "MegalodonBlock(config, i, key=keys[0]) for i, k in enumerate(keys)",
-        "test_model_init.py::test_layers_and_their_projections_are_drawn_apart",
-    ),
-    (
-        "block_halves_share_a_key",
-        "attention and FFN of a block share a dropout key",
-        "attn_key, ffn_key = split_key(key, 2)\n        y, cache",
-        "attn_key = ffn_key = key\n        y, cache",
-        "test_dropout_keys.py",
-    ),
-    (
-        "block_residual_of_the_second_half",
-        "the FFN is added to the output of attention, not to the block's input",
-        "self.ffn(y, x, key=ffn_key, scale=scale)",
-        "self.ffn(y, y, key=ffn_key, scale=scale)",
-        _ORACLE,
-    ),
-    (
-        "final_norm_forgets",
-        "the final norm's statistics start anew in every call",
-        "x, norm = self.norm(x, before, mask, **packed)",
-        "x, norm = self.norm(x, None, mask, **packed)",
-        _STREAM,
-        "stream",
-    ),
-    (
-        "final_norm_unmasked",
-        "padding enters the final norm's statistics",
-        "x, norm = self.norm(x, before, mask, **packed)",
-        "x, norm = self.norm(x, before, None, **packed)",
-        f"{_FORWARD}::test_what_stands_at_masked_positions_does_not_matter",
-    ),
-    (
-        "padding_row_learns",
-        "the padding row gets a gradient through the embedding",
-        "jax.lax.stop_gradient(x), x)",
-        "x, x)",
-        f"{_FORWARD}::test_the_padding_row_gets_no_gradient_through_the_embedding",
-        "pad_inside",
-    ),
-    (
-        "embedding_scale_rounded",
-        "sqrt(D) is rounded to the embedding's dtype",
-        "return (x.astype(widened(x.dtype)) * math.sqrt(config.model_dim)).astype(x.dtype)",
-        "return x * math.sqrt(config.model_dim)",
-        "test_mixed_dtypes.py::test_an_embedding_is_scaled_by_the_whole_of_the_root",
-        "swiglu_rescale_scale",
-    ),
-    (
-        "negative_ids_count_from_the_end",
-        "where checks are off, an id below 0 is another token",
-        "wrap_negative_indices=False",
-        "wrap_negative_indices=True",
-        "test_programs.py test_generation.py",
-    ),
-    (
-        "head_backend_ignored",
-        "the head is multiplied on the default backend whatever rules say",
-        "logits = matmul(hidden, head, self.config, self.head_backend)",
-        "logits = matmul(hidden, head, self.config)",
-        "test_gemm.py",
-    ),
-    (
-        "attention_dropout_alone_is_off",
-        "with no other rate, attention_dropout is never turned on",
-        "rates = (config.dropout, config.attention_dropout, config.hidden_dropout)",
-        "rates = (config.dropout, config.hidden_dropout)",
-        f"{_FORWARD}::test_dropout_without_a_key_is_refused",
-    ),
-    (
-        "empty_call_shares_its_cache",
-        "no tokens return the cache itself: a donated call on one deletes the other",
-        "return hidden, copied_cache(full)",
-        "return hidden, full",
-        f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it {_CACHES}",
-    ),
-    (
-        "padding_meets_a_cache",
-        "a padded mask is silently dropped where a cache is requested",
-        "input_ids, mask, lengths, start = aligned(input_ids, mask)",
-        "mask = None",
-        "test_ragged.py::test_each_row_is_what_it_is_alone",
-        "stream_ragged",
-    ),
-    (
-        "rematerialised_without_training",
-        "a deterministic pass is rematerialised too",
-        "rematerialise=config.use_checkpoint and not deterministic",
-        "rematerialise=config.use_checkpoint",
-        f"{_FORWARD}::test_nothing_is_rematerialised_without_dropout_to_repeat",
-    ),
-    (
-        "loss_drops_ignore_index",
-        "compute_loss ignores another ignore_index",
-        '"ignore_index": ignore_index,\n            "dtype"',
-        '"dtype"',
-        "test_arguments.py test_loss.py",
-    ),
-    (
-        "loss_drops_softmax_dtype",
-        "compute_loss is taken in float32 whatever softmax_dtype says",
-        '"dtype": config.softmax_dtype,\n            "vocab_size"',
-        '"vocab_size"',
-        "test_arguments.py test_loss.py test_layer_suite.py test_mixed_dtypes.py",
-    ),
-    (
-        "loss_without_dropout",
-        "compute_loss ignores deterministic=False",
-        "deterministic=deterministic,\n            key=key,\n            segment_ids",
-        "deterministic=deterministic or not loss_chunk,\n            key=key,"
-        "\n            segment_ids",
-        "test_arguments.py test_model_forward.py test_loss.py",
-    ),
-    (
-        "chunked_loss_drops_the_mask",
-        "with loss_chunk, masked targets count",
-        "self._project, labels, attention_mask, chunk=loss_chunk",
-        "self._project, labels, None, chunk=loss_chunk",
-        "test_arguments.py test_loss.py",
-    ),
-)
-
-LOSS = of(
-    "megalodon_jax/loss.py",
-    (
-        "accumulation_drops_ignore_index",
-        "micro-batches ignore another ignore_index in their losses",
-        "ids, labels, mask, ignore_index, deterministic, key, loss_chunk=loss_chunk",
-        "ids, labels, mask, -100, deterministic, key, loss_chunk=loss_chunk",
-        f"{_LOSS}::test_micro_batches_ignore_what_they_are_told_to",
-    ),
-    (
-        "accumulation_counts_with_minus_100",
-        "micro-batches are weighed as if ignore_index were -100",
-        "_following(labels, attention_mask, ignore_index, segment_ids)",
-        "_following(labels, attention_mask, -100, segment_ids)",
-        f"{_LOSS}::test_micro_batches_ignore_what_they_are_told_to",
-    ),
-    (
-        "micro_batches_share_a_key",
-        "every micro-batch gets the same dropout key",
-        "jax.random.split(key, len(input_ids))",
-        "jnp.stack([key] * len(input_ids))",
-        "test_dropout_keys.py",
-    ),
-    (
-        "mean_of_means",
-        "micro-batches weigh the same however many targets they have",
-        "return loss * (count.astype(loss.dtype) / jnp.maximum(every, 1).astype(loss.dtype))",
-        "return loss / len(input_ids)",
-        f"{_LOSS}::test_micro_batches_by_chunks_give_the_gradients_of_the_one_big_batch {_LOSS}",
-    ),
-    (
-        "accumulation_in_the_gradients_dtype",
-        "gradients of micro-batches are added up in their own dtype",
-        "jnp.zeros(x.shape, widened(x.dtype)), shapes)",
-        "jnp.zeros(x.shape, x.dtype), shapes)",
-        f"{_LOSS}::test_gradients_of_many_micro_batches_are_added_up_wide",
-    ),
-    (
-        "loss_summed_in_bf16",
-        "the losses of all targets are added up in the loss's dtype",
-        "return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))",
-        "return jnp.sum(jnp.where(valid, nll, 0.0), dtype=dtype).astype(widened(dtype))",
-        f"{_LOSS}::test_many_targets_are_counted_and_added_up_in_full",
-    ),
-    (
-        "loss_in_the_logits_dtype",
-        "softmax is taken in the dtype of the logits",
-        "    logits = logits.astype(dtype)\n    mesh",
-        "    mesh",
-        f"{_LOSS}::test_the_loss_is_taken_in_the_dtype_asked_for {_LOSS}",
-    ),
-    (
-        "mask_shifted",
-        "a target counts where the token before it is valid",
-        "jnp.where(mask, labels, ignore_index)",
-        "jnp.where(jnp.roll(mask, 1, -1), labels, ignore_index)",
-        _LOSS,
-        "labels_at_padding",
-    ),
-    (
-        "label_v_accepted",
-        "a label equal to the size of the vocabulary passes",
-        "((labels < 0) | (labels >= V))",
-        "((labels < 0) | (labels > V))",
-        f"{_LOSS}::test_a_label_out_of_range_raises_wherever_it_stands",
-    ),
-    (
-        "first_label_unchecked",
-        "a label that the shift leaves out is not checked",
-        "(labels != ignore_index) & ((labels < 0) | (labels >= V)),",
-        "((labels != ignore_index) & ((labels < 0) | (labels >= V)))[:, 1:],",
-        f"{_LOSS}::test_a_label_out_of_range_raises_wherever_it_stands",
-    ),
-    (
-        "head_gradient_in_bf16",
-        "a bfloat16 head collects its gradient over chunks in bfloat16",
-        "head = head.astype(widened(head.dtype))",
-        "head = head.astype(head.dtype)",
-        f"{_LOSS}::test_a_bfloat16_head_does_not_collect_its_gradient_in_bfloat16",
-    ),
-    (
-        "last_position_counts",
-        "the end of a row, which has no target, counts as one of id 0",
-        "following(labels, ignore_index, mesh_of(labels))\n    return",
-        "following(labels, 0, mesh_of(labels))\n    return",
-        _LOSS,
-        "plain",
-    ),
-    (
-        "chunk_padding_counts",
-        "what fills up the last chunk counts as targets",
-        "x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 3)))",
-        "x = jnp.pad(\n        x,\n"
-        "        ((0, 0), (0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 3)),"
-        "\n        constant_values=x.dtype == bool,\n    )",
-        f"{_LOSS}::test_chunks_give_the_loss_and_gradients_of_the_whole",
-    ),
-    (
-        "empty_mean_is_nan",
-        "without a valid target the mean divides by 0",
-        "(total / jnp.maximum(count, 1).astype(total.dtype))",
-        "(total / count.astype(total.dtype))",
-        f"{_LOSS}::test_without_a_valid_target_loss_and_gradient_are_zero",
-        "empty-loss",
-    ),
-    (
-        "unchecked_label_counts_from_the_end",
-        "where checks are off, a label below 0 is another token",
-        "jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0)",
-        "jnp.where(valid, targets, 0)",
-        "test_programs.py::test_unchecked_a_bad_label_is_nan_and_an_ignored_one_is_not",
-    ),
-)
-
-GENERATION = of(
-    "megalodon_jax/inference.py",
-    (
-        "sampling_peak_kept",
-        "logits are divided by the temperature without taking the peak off",
-        "logits = (logits - peak) / jnp.maximum(temperature, GREEDY_BELOW)",
-        "logits = logits / jnp.maximum(temperature, GREEDY_BELOW)",
-        f"{_GENERATION}::test_no_finite_logits_overflow_into_another_token {_GENERATION}",
-    ),
-    (
-        "top_k_drops_the_kth",
-        "the k-th token is left out",
-        "jnp.where(logits < kth, -jnp.inf, logits)",
-        "jnp.where(logits <= kth, -jnp.inf, logits)",
-        f"{_GENERATION}::test_draws_have_the_exact_probabilities",
-    ),
-    (
-        "top_p_stops_one_early",
-        "the token that reaches p is left out",
-        "kept = jnp.cumsum(p, axis=-1) - p < top_p",
-        "kept = jnp.cumsum(p, axis=-1) < top_p",
-        f"{_GENERATION}::test_draws_have_the_exact_probabilities",
-    ),
-    (
-        "top_p_before_the_temperature",
-        "top_p is of the probabilities before the temperature",
-        "p = jax.nn.softmax(ranked, axis=-1)",
-        "p = jax.nn.softmax(ranked * temperature, axis=-1)",
-        f"{_GENERATION}::test_draws_have_the_exact_probabilities test_arguments.py {_GENERATION}",
-    ),
-    (
-        "sampling_in_bf16",
-        "probabilities of bfloat16 logits are taken in bfloat16",
-        "    logits = logits.astype(widened(logits.dtype))\n    peak",
-        "    peak",
-        f"{_GENERATION}::test_low_precision_logits_are_sampled_in_float32 {_GENERATION}",
-    ),
-    (
-        "static_temperature_never_greedy",
-        "a tiny temperature that is a number needs a key, as if it were drawn from",
-        "temperature = None if temperature < GREEDY_BELOW else temperature",
-        "temperature = None if temperature == 0.0 else temperature",
-        f"{_GENERATION}::test_a_temperature_below_the_limit_needs_no_key",
-    ),
-    (
-        "traced_temperature_never_greedy",
-        "a traced temperature below the limit draws from rounding errors",
-        "token = jnp.where(temperature < GREEDY_BELOW, likeliest, drawn)",
-        "token = drawn",
-        f"{_GENERATION}::test_a_temperature_near_zero_is_greedy {_GENERATION}",
-    ),
-    (
-        "every_token_with_one_key",
-        "the key does not move on from token to token",
-        "key, sample_key = jax.random.split(key)",
-        "sample_key = key",
-        f"test_arguments.py {_GENERATION}",
-    ),
-    (
-        "text_after_its_end",
-        "a row goes on after its end",
-        "token = jnp.where(done, before, _draw(logits, sample_key, *rates))",
-        "token = _draw(logits, sample_key, *rates)",
-        f"{_GENERATION}::test_a_row_that_ended_repeats_its_end_and_others_go_on",
-    ),
-    (
-        "filled_with_token_0",
-        "what stands after an early end is token 0 instead of the end",
-        "new = jnp.where(written, new, token[:, None])",
-        "new = jnp.where(written, new, 0)",
-        f"{_GENERATION}::test_a_row_that_ended_repeats_its_end_and_others_go_on {_GENERATION}",
-    ),
-    (
-        "returned_cache_stops_early",
-        "a cache that is returned has not seen the tokens after all rows ended",
-        "return running if return_cache else running & ~jnp.all(done)",
-        "return running & ~jnp.all(done)",
-        _GENERATION,
-    ),
-    (
-        "padded_prompt_one_late",
-        "a padded row goes on from what stands behind its last token",
-        "L - 1 - jnp.argmax(mask[:, ::-1], axis=1)",
-        "L - jnp.argmax(mask[:, ::-1], axis=1)",
-        f"{_GENERATION}::test_prompts_of_different_lengths_go_on_as_alone",
-    ),
-    (
-        "prompt_that_ends_is_finished",
-        "a prompt that ends in EOS is finished although no stream was continued",
-        "if cache is not None:\n        # A row that had finished",
-        "if True:\n        # A row that had finished",
-        _GENERATION,
-    ),
-    (
-        "bos_argument_ignored",
-        "an empty prompt starts from the configuration's BOS whatever is passed",
-        "bos = model.config.bos_token_id if bos_token_id is None else bos_token_id",
-        "bos = model.config.bos_token_id",
-        f"{_GENERATION}::test_an_empty_prompt_starts_from_bos test_model_interop.py",
-    ),
-    (
-        "decode_copies",
-        "decode_step does not donate its cache",
-        'eqx.filter_jit(_decode_token, donate="all-except-first")',
-        "eqx.filter_jit(_decode_token)",
-        f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
-    ),
-    (
-        "unchecked_decode_copies",
-        "decode_step without checks does not donate its cache",
-        "jax.jit(_decode_token, donate_argnums=1)",
-        "jax.jit(_decode_token)",
-        f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
-    ),
-    (
-        "unchecked_decode_donates_the_model",
-        "decode_step without checks donates the model as well",
-        "jax.jit(_decode_token, donate_argnums=1)",
-        "jax.jit(_decode_token, donate_argnums=(0, 1))",
-        f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
-    ),
-    (
-        "unbounded_room_for_the_prompt_only",
-        "an unbounded cache has no room for what is generated",
-        "return grown_cache(model.config, cache, L + max_new_tokens, resizable=True)",
-        "return grown_cache(model.config, cache, L, resizable=True)",
-        f"{_GENERATION}::test_other_windows_choose_by_the_keys_they_see {_GENERATION}",
-    ),
-    (
-        "holes_in_a_prompt_accepted",
-        "padding between the tokens of a prompt is read as text",
-        "if not traced(mask) and np.any(stretches != 1):",
-        "if not traced(mask) and np.any(stretches == 0):",
-        f"{_GENERATION}::test_bad_input_is_refused",
-    ),
-    (
-        "zero_top_p_accepted",
-        "top_p=0 keeps no token",
-        "if not 0.0 < top_p <= 1.0:",
-        "if not 0.0 <= top_p <= 1.0:",
-        f"{_GENERATION}::test_a_draw_with_bad_options_is_refused",
-    ),
-)
-
-CACHES = of(
-    "megalodon_jax/types.py",
-    (
-        "trimmed_keys_visible",
-        "what was trimmed away is read as long as its slot holds it",
-        "return jnp.where(latest >= first, latest, -1)",
-        "return jnp.where(latest >= 0, latest, -1)",
-        f"{_CACHES}::test_a_trimmed_cache_has_forgotten_whatever_the_split",
-    ),
-    (
-        "long_piece_keeps_its_oldest",
-        "a piece longer than the ring leaves its first tokens there",
-        "new = new[:, L - keep :].astype(ring.dtype)",
-        "new = new[:, :keep].astype(ring.dtype)",
-        f"{_WINDOWS}::test_the_ring_is_the_list_of_the_latest_tokens",
-    ),
-    (
-        "first_not_moved",
-        "the oldest position held stays where it was when tokens fall out",
-        "first=jnp.maximum(self.first, self.count + L - self.capacity),",
-        "first=self.first,",
-        f"{_WINDOWS} {_CACHES}",
-    ),
-    (
-        "grown_ring_claims_too_much",
-        "a ring that grew claims positions it had lost before",
-        "oldest = self.count - min(capacity, self.capacity)",
-        "oldest = self.count - capacity",
-        f"{_WINDOWS} {_CACHES}",
-        "stream_unbounded",
-    ),
-    (
-        "reordered_cache_shares_counters",
-        "index_cache shares its counters with the original: donating one deletes them",
-        "jnp.copy(leaf) if leaf.ndim == 0 else leaf[rows]",
-        "leaf if leaf.ndim == 0 else leaf[rows]",
-        f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it",
-    ),
-    (
-        "trimmed_cache_shares_buffers",
-        "trim_cache shares its buffers with the original",
-        "return copied_cache(_with_rings(cache, trimmed))",
-        "return _with_rings(cache, trimmed)",
-        f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it",
-    ),
-    (
-        "reserved_cache_shares_buffers",
-        "reserve_cache shares its buffers with the original",
-        "return copied_cache(_reserved(cache, max_len))",
-        "return _reserved(cache, max_len)",
-        f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it",
-    ),
-    (
-        "trimmed_one_short",
-        "trim_cache forgets one token more than asked",
-        "first = jnp.maximum(attn.first, attn.count - max_len)",
-        "first = jnp.maximum(attn.first, attn.count - max_len + 1)",
-        f"{_CACHES}::test_a_trimmed_cache_has_forgotten_whatever_the_split",
-    ),
-    (
-        "capacity_unchecked",
-        "a cache with too little room for the window is accepted",
-        "if ring.capacity < window or ring.v.shape[1] != ring.capacity:",
-        "if ring.capacity < 1 or ring.v.shape[1] != ring.capacity:",
-        f"{_CACHES}::test_a_cache_with_too_little_room_is_refused",
-    ),
-    (
-        "final_norm_unchecked",
-        "the final norm of another batch is accepted",
-        '_check_state("final_norm", cache.final_norm, norm)',
-        '_check_state("final_norm", None, norm)',
-        f"{_CACHES}::test_the_final_norm_of_another_batch_is_refused",
-    ),
-    (
-        "cache_dtype_ignored",
-        "init_cache ignores its dtype argument",
-        "dtype = config.compute_dtype if dtype is None else "
-        'checked_dtype("dtype", dtype, "init_cache")',
-        "dtype = config.compute_dtype",
-        f"{_CACHES}::test_init_cache_allocates_what_it_is_asked_for {_CACHES}",
-    ),
-    (
-        "negative_rows_accepted",
-        "index_cache takes a negative row for one from the end",
-        "(rows < 0) | (rows >= number),",
-        "rows >= number,",
-        f"{_CACHES}::test_a_row_the_cache_does_not_have_is_refused",
-    ),
-    (
-        "unbounded_cache_grows_late",
-        "an unbounded cache grows to the chunk before the one it needs",
-        "return _reserved(cache, -(-needed // C) * C)",
-        "return _reserved(cache, needed // C * C)",
-        f"{_WINDOWS}",
-    ),
-    (
-        "fresh_state_narrow",
-        "allocated states have the accumulator's dtype, however narrow",
-        "wide = widened(config.accum_dtype)",
-        "wide = config.accum_dtype",
-        f"{_CACHES}",
-    ),
-    (
-        "fresh_variance_zero",
-        "a fresh stream's variance is 0",
-        "var=jnp.ones((batch_size, num_groups), dtype),",
-        "var=jnp.zeros((batch_size, num_groups), dtype),",
-        "test_norms.py",
-    ),
-    (
-        "filled_cache_forgets_where_it_is",
-        "a cache whose parts were not allocated starts at position 0",
-        "            ema=layer.ema or new.ema,\n            position=layer.position,",
-        "            ema=layer.ema or new.ema,\n            position=new.position,",
-        f"{_CACHES} {_WINDOWS} {_GENERATION}",
-    ),
-)
-
-INPUTS = of(
-    "megalodon_jax/inputs.py",
-    (
-        "negative_mask_accepted",
-        "a mask of negative integers passes for one",
-        "(number != 0) & (number != 1),",
-        "number > 1,",
-        "test_inputs.py::test_numbers_other_than_zero_and_one_are_no_mask",
-    ),
-    (
-        "wide_integers_wrap",
-        "64-bit integers wrap around instead of being clipped",
-        "if limits.max > _INT32.max:",
-        "if limits.max > 2**63:",
-        "test_inputs.py::test_an_integer_keeps_its_value_or_is_clipped_and_never_wraps",
-    ),
-    (
-        "numpy_integers_wrap",
-        "NumPy's 64-bit integers are narrowed before they are clipped",
-        "numpy = np if isinstance(x, np.ndarray) else jnp",
-        "numpy = jnp",
-        "test_inputs.py::test_an_integer_keeps_its_value_or_is_clipped_and_never_wraps",
-    ),
-    (
-        "true_is_a_number",
-        "True passes for the integer 1",
-        "if number is None or isinstance(value, (bool, np.bool_)) or not",
-        "if number is None or not",
-        "test_inputs.py test_generation.py test_streaming_caches.py "
-        "test_loss.py::test_a_chunk_without_positions_is_refused",
-    ),
-    (
-        "axes_not_counted",
-        "ids with another number of axes are accepted",
-        "jnp.issubdtype(dtype, jnp.integer) and len(shape) == len(expected)",
-        "jnp.issubdtype(dtype, jnp.integer) and len(shape) >= len(expected)",
-        "test_inputs.py::test_what_has_not_the_axes_of_ids_is_refused",
-    ),
-)
-
-CONFIG = of(
-    "megalodon_jax/config.py",
-    (
-        "sized_head_never_tied",
-        "a head as large as the vocabulary, said so, is not the embedding",
-        "return self.output_size in (-1, self.vocab_size)",
-        "return self.output_size == -1",
-        "test_config.py test_weights.py test_model_forward.py",
-    ),
-    (
-        "whole_dropout_refused",
-        "a dropout rate of 1 is refused",
-        "0.0 <= getattr(self, name) <= 1.0",
-        "0.0 <= getattr(self, name) < 1.0",
-        "test_config.py test_model_forward.py::test_dropout_at_its_ends",
-    ),
-    (
-        "window_of_a_chunk_refused",
-        "max_cache_len may not equal chunk_size",
-        "self.max_cache_len is None or self.max_cache_len >= self.chunk_size",
-        "self.max_cache_len is None or self.max_cache_len > self.chunk_size",
-        "test_config.py test_streaming_windows.py",
-    ),
-    (
-        "padding_token_beyond_the_vocabulary",
-        "pad_token_id may be vocab_size",
-        "0 <= self.pad_token_id < self.vocab_size",
-        "0 <= self.pad_token_id <= self.vocab_size",
-        "test_config.py::test_a_broken_rule_names_field_value_and_rule test_config.py",
-    ),
-    (
-        "accumulator_narrower_than_operands",
-        "accum_dtype may be narrower than compute_dtype",
-        "accum.itemsize >= compute.itemsize",
-        "accum.itemsize >= 2",
-        "test_config.py::test_a_broken_rule_names_field_value_and_rule",
-    ),
-    (
-        "infinite_eps_accepted",
-        "norm_eps may be infinite",
-        "value is None or 0 < value < math.inf",
-        "value is None or 0 < value",
-        "test_config.py::test_what_is_divided_by_or_raised_is_positive_and_finite",
-    ),
-    (
-        "true_is_a_token",
-        "True passes for the EOS token 1",
-        "all(type(token) is int for token in several)",
-        "all(isinstance(token, int) for token in several)",
-        "test_config.py",
-    ),
-    (
-        "widened_keeps_bf16",
-        "reductions of bfloat16 are taken in bfloat16",
-        "jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else",
-        "jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 2 else",
-        "test_layer_suite.py::test_bfloat16_is_worked_on_in_float32_and_rounded_once",
-        "plain byte_lm",
-    ),
-    (
-        "one_backend_names_the_head_too",
-        "a single backend is taken for the head as well",
-        'return (("model.*", chosen),) if isinstance(chosen, str) else chosen',
-        'return (("*", chosen),) if isinstance(chosen, str) else chosen',
-        "test_gemm.py::test_rules_choose_by_module_and_a_name_leaves_the_head_out",
-    ),
-    (
-        "from_hf_drops_checkpointing",
-        "gradient_checkpointing is not read",
-        "fields = {_HF_NAMES.get(name, name): value for name, value in fields.items()}",
-        "fields = dict(fields.items())",
-        "test_model_interop.py",
-    ),
-    (
-        "from_hf_drops_scale_emb",
-        "scale_emb is not read",
-        "{name: value for name, value in fields.items() if name in known}",
-        '{n: value for n, value in fields.items() if n in known and n != "scale_emb"}',
-        "test_model_interop.py",
-    ),
-    (
-        "to_hf_drops_norm_affine",
-        "norm_affine is not written",
-        "for name, value in self.to_dict().items()}\n        # Transformers ties",
-        'for name, value in self.to_dict().items() if name != "norm_affine"}\n'
-        "        # Transformers ties",
-        "test_model_interop.py",
-    ),
-    (
-        "to_hf_says_nothing_of_the_head",
-        "an untied model is exported without tie_word_embeddings=False",
-        '{"model_type": HF_MODEL_TYPE, "tie_word_embeddings": self.tied}',
-        '{"model_type": HF_MODEL_TYPE}',
-        "test_model_interop.py",
-    ),
-    (
-        "hf_size_none_refused",
-        "an output_size of None, which the reference writes, is refused",
-        'if fields.get("output_size", -1) is None:',
-        'if fields.get("output_size", -1) == "none":',
-        "test_model_interop.py::test_what_the_reference_writes_for_nothing_is_read",
-    ),
-    (
-        "unknown_fields_accepted",
-        "from_dict ignores a field that is none",
-        "if unknown := sorted(set(fields) - known):",
-        "if unknown := sorted(known - known):",
-        "test_config.py::test_an_unknown_field_is_refused_and_the_right_reader_named",
-    ),
-)
-
-CHECKS = of(
-    "megalodon_jax/checks.py",
-    (
-        "checks_always_on",
-        "a program traced without checks has them",
-        "return eqx.error_if(x, bad, message) if _enabled.value else x",
-        "return eqx.error_if(x, bad, message)",
-        "test_programs.py::test_a_program_has_checks_where_they_are_on_and_only_there "
-        "test_programs.py",
-    ),
-    (
-        "checks_always_off",
-        "no traced value is ever checked",
-        "return eqx.error_if(x, bad, message) if _enabled.value else x",
-        "return x",
-        "test_model_forward.py::test_an_id_outside_the_vocabulary_raises",
-    ),
-) + of(
-    "megalodon_jax/policy.py",
-    (
-        "last_rule_decides",
-        "the last rule that matches decides instead of the first",
-        "values.setdefault(name, value)",
-        "values[name] = value",
-        "test_policy.py",
-    ),
-    (
-        "rule_for_nothing_accepted",
-        "a pattern that matches no module is accepted",
-        "        if not matched:",
-        "        if matched is None:",
-        "test_policy.py",
-    ),
-)
-
-RAGGED = of(
-    "megalodon_jax/ragged.py",
-    (
-        "ragged_rows_stay_moved",
-        "what was computed of rows on the left is not moved back",
-        "return rolled(x, -start)",
-        "return x",
-        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
-        "stream_ragged",
-    ),
-    (
-        "rows_without_a_token_move_on",
-        "a row without a token takes the state after the call",
-        "some = (lengths > 0)",
-        "some = (lengths >= 0)",
-        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
-    ),
-    (
-        "padding_between_tokens_accepted",
-        "padding between tokens beside a cache is read as text",
-        "axis=1) > 1, SPLIT_ROW)",
-        "axis=1) > 2, SPLIT_ROW)",
-        f"{_RAGGED}::test_padding_between_tokens_is_refused",
-    ),
-    (
-        "full_mask_makes_positions_of_rows",
-        "a mask that is known to be full counts as one that may pad",
-        "return None if (np.asarray(given) == 1).all() else mask",
-        "return mask",
-        f"{_RAGGED}::test_a_mask_known_to_be_full_keeps_one_position_for_all",
-    ),
-)
-
-RAGGED_RINGS = of(
-    "megalodon_jax/types.py",
-    (
-        "row_without_a_token_writes",
-        "a row without a token overwrites the oldest it holds",
-        "slots = jnp.where(lengths > 0, self.count % capacity, capacity)",
-        "slots = self.count % capacity",
-        f"{_RAGGED}::test_the_ring_is_the_list_of_the_latest_tokens_of_each_row",
-    ),
-    (
-        "unbounded_rows_grow_by_the_shortest",
-        "an unbounded cache of ragged rows grows by what the shortest needs",
-        "needed = int(np.max(after, initial=0))",
-        "needed = int(np.min(after))",
-        f"{_RAGGED}::test_an_unbounded_ragged_cache_grows_outside_of_jit_by_its_longest_row",
-    ),
-    (
-        "plain_init_cache_is_no_carry",
-        "init_cache leaves its arrays to the first call",
-        "rest = not any(parts)",
-        "rest = False",
-        "test_carries.py::test_a_call_returns_the_form_it_was_given",
-    ),
-)
-
 MUTANTS = (
-    *(*MODEL, *LOSS, *GENERATION, *CACHES, *INPUTS, *CONFIG, *CHECKS),
-    *(*RAGGED, *RAGGED_RINGS),
+    *of(
+        "megalodon_jax/checkpoint.py",
+        (
+            "tensors_by_shape_alone",
+            "tensors that were edited are those that were saved",
+            "f\"{row['dtype']} {tuple(row['shape'])} sha256 {row['sha256'][:16]}\"",
+            "f\"{row['dtype']} {tuple(row['shape'])}\"",
+            "test_checkpoint.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/config.py",
+        (
+            "sized_head_never_tied",
+            "a head as large as the vocabulary, said so, is not the embedding",
+            "return self.output_size in (-1, self.vocab_size)",
+            "return self.output_size == -1",
+            "test_config.py test_weights.py test_model_forward.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/convert.py",
+        (
+            "narrow_export_narrows_everything",
+            "an export in bfloat16 rounds sensitive parameters too",
+            "if role_of(name) in SENSITIVE:",
+            "if asked is None and role_of(name) in SENSITIVE:",
+            "test_convert.py::test_a_narrow_export_keeps_sensitive_parameters_in_float32",
+        ),
+    ),
+    *of(
+        "megalodon_jax/inference.py",
+        (
+            "sampling_peak_kept",
+            "logits are divided by the temperature without taking the peak off",
+            "logits = (logits - peak) / jnp.maximum(temperature, GREEDY_BELOW)",
+            "logits = logits / jnp.maximum(temperature, GREEDY_BELOW)",
+            "test_generation.py::test_no_finite_logits_overflow_into_another_token "
+            "test_generation.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/inputs.py",
+        (
+            "negative_mask_accepted",
+            "a mask of negative integers passes for one",
+            "(number != 0) & (number != 1),",
+            "number > 1,",
+            "test_inputs.py::test_numbers_other_than_zero_and_one_are_no_mask",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/attention.py",
+        (
+            "attention_scores_in_bf16",
+            "products of queries and keys are rounded to the compute dtype",
+            'scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)',
+            'scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=compute)',
+            "test_mixed_dtypes.py",
+            "plain byte_lm",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/complex_ema.py",
+        (
+            "ema_phase_derivative_from_zero",
+            "the derivative of the phase runs from order 0",
+            "2.0 * math.pi / N * np.arange(1, N + 1), theta.dtype",
+            "2.0 * math.pi / N * np.arange(N), theta.dtype",
+            "test_derivatives.py::test_the_poles_derivative_is_that_of_the_formula",
+            "plain",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/dropout.py",
+        (
+            "dropout_one_mask_for_all_rows",
+            "every row of an array gets the same mask",
+            "jax.random.bernoulli(key, 1.0 - rate, x.shape)",
+            "jax.random.bernoulli(key, 1.0 - rate, x.shape[1:])",
+            "test_dropout_keys.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/ffn.py",
+        (
+            "ffn_scale_one_layer_on",
+            "the layer-wise scale counts layers from 1",
+            "0.1 * 0.5**layer_index",
+            "0.1 * 0.5 ** (layer_index + 1)",
+            "test_model_forward.py::test_rescaled_layers_halve_and_others_do_not",
+            "swiglu_rescale_scale",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/linear.py",
+        (
+            "products_accumulate_in_bf16",
+            "products come out in the compute dtype and are widened afterwards",
+            "        preferred_element_type=config.accum_dtype,\n    )",
+            "        preferred_element_type=config.compute_dtype,\n"
+            "    ).astype(config.accum_dtype)",
+            "test_mixed_dtypes.py "
+            "test_dtype_audit.py::test_products_of_the_narrow_model_read_bfloat16_and_return_float32",
+            "plain byte_lm",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/lora.py",
+        (
+            "lora_scale_without_rank",
+            "an adapter is scaled by alpha, not by alpha / rank",
+            "return alpha / (math.sqrt(rank) if rslora else rank)",
+            "return alpha / (math.sqrt(rank) if rslora else 1)",
+            "test_lora.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/norms.py",
+        (
+            "rmsnorm_eps_outside_the_root",
+            "epsilon is added to the root mean square instead of under the root",
+            "y = wide * jax.lax.rsqrt("
+            "jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)",
+            "y = wide / (jnp.sqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True)) + self.eps)",
+            "test_norms.py",
+            "plain",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/rotary.py",
+        (
+            "rope_base_ignored",
+            "rope_base does not reach the angles",
+            "float(self.base) ** (-np.arange(half) / half)",
+            "10_000.0 ** (-np.arange(half) / half)",
+            "test_mixed_dtypes.py::test_another_base_turns_and_is_exported_as_it_is "
+            "test_attention.py",
+            "multi_head",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/stack.py",
+        (
+            "loop_takes_the_first_scale",
+            "a loop over layers scales all of them like the first",
+            "float(block.ffn.scale) for block in blocks",
+            "float(blocks[0].ffn.scale) for block in blocks",
+            "test_scan_layers.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/timestep_norm.py",
+        (
+            "timenorm_forgets_its_first_variance",
+            "a fresh stream starts from variance 0 instead of 1",
+            "m2 = var0[:, None] * jnp.maximum(n0, 1.0)",
+            "m2 = var0[:, None] * n0",
+            "test_norms.py",
+            "plain",
+        ),
+    ),
+    *of(
+        "megalodon_jax/loss.py",
+        (
+            "empty_mean_is_nan",
+            "without a valid target the mean divides by 0",
+            "(total / jnp.maximum(count, 1).astype(total.dtype))",
+            "(total / count.astype(total.dtype))",
+            "test_loss.py::test_without_a_valid_target_loss_and_gradient_are_zero",
+            "empty-loss",
+        ),
+    ),
+    *of(
+        "megalodon_jax/model.py",
+        (
+            "padding_row_learns",
+            "the padding row gets a gradient through the embedding",
+            "jax.lax.stop_gradient(x), x)",
+            "x, x)",
+            "test_model_forward.py::test_the_padding_row_gets_no_gradient_through_the_embedding",
+            "pad_inside",
+        ),
+    ),
+    *of(
+        "megalodon_jax/precision.py",
+        (
+            "rounded_layer_hidden",
+            "of stacked layers one that was rounded is hidden by the others",
+            '    check_unstacked("precision", model)\n',
+            "",
+            "test_stacked.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/quantization/formats.py",
+        (
+            "key_of_a_float_sum",
+            "the key is made of a sum in floating point, which has an order",
+            "bits = jax.lax.bitcast_convert_type(x, jnp.uint32)",
+            "bits = jax.lax.bitcast_convert_type(jnp.sum(x), jnp.uint32)",
+            "test_quantize.py test_gemm.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/quantization/products.py",
+        (
+            "gradients_in_the_forward_format",
+            "gradients are taken in the format of the forward product",
+            "key, fmt = key if backend.stochastic else None, backend.gradients",
+            "key, fmt = key if backend.stochastic else None, backend.forward",
+            "test_gemm.py::test_each_direction_has_the_format_of_its_backend",
+            "mxfp8-nvfp4",
+        ),
+    ),
+    *of(
+        "megalodon_jax/ragged.py",
+        (
+            "ragged_rows_stay_moved",
+            "what was computed of rows on the left is not moved back",
+            "return rolled(x, -start)",
+            "return x",
+            "test_ragged.py::test_each_row_is_what_it_is_alone",
+            "stream_ragged",
+        ),
+    ),
+    *of(
+        "megalodon_jax/segments.py",
+        (
+            "stream_never_begins_a_document",
+            "a row goes on whatever the segment id of its next token is",
+            "goes_on = first == cache.document",
+            "goes_on = first == first",
+            "test_packed.py::test_documents_begin_anew_in_a_loop_over_tokens "
+            "test_packed.py::test_a_stream_of_documents_is_the_row_of_them",
+        ),
+    ),
+    *of(
+        "megalodon_jax/sharding/sequence.py",
+        (
+            "state_one_shard_late",
+            "a shard's EMA goes on from the state before its left neighbour's",
+            "distance = here - 1 - jnp.arange(parts, dtype=jnp.int32)",
+            "distance = here - 2 - jnp.arange(parts, dtype=jnp.int32)",
+            "test_agreement.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/sharding/vocabulary.py",
+        (
+            "filled_rows_are_tokens",
+            "rows that fill up a vocabulary count in the softmax",
+            "return jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)",
+            "return logits",
+            "test_agreement.py",
+        ),
+    ),
+    *of(
+        "megalodon_jax/torch_files.py",
+        (
+            "average_for_the_model",
+            "a moving average beside the model is taken for the model",
+            "trained = [p for p in own if p not in averages]",
+            "trained = averages or own",
+            "test_stability_files.py::test_checkpoints_of_other_scripts_are_walked_for_their_parts",
+        ),
+    ),
+    *of(
+        "megalodon_jax/types.py",
+        (
+            "trimmed_keys_visible",
+            "what was trimmed away is read as long as its slot holds it",
+            "return jnp.where(latest >= first, latest, -1)",
+            "return jnp.where(latest >= 0, latest, -1)",
+            "test_streaming_caches.py::test_a_trimmed_cache_has_forgotten_whatever_the_split",
+        ),
+    ),
+    *of(
+        "megalodon_jax/weights.py",
+        (
+            "other_tied_head_accepted",
+            "a tied head that differs from the embedding is dropped without a word",
+            "if not np.array_equal(head, embed):",
+            "if head.shape != embed.shape:",
+            "test_weights.py test_convert.py",
+        ),
+    ),
 )

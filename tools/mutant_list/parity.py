@@ -1,408 +1,455 @@
-"""Mutants of what decides in `parity`: comparer, tolerances, localisation, controls, triangle."""
+"""Mutants of `parity`: one for each module that decides something."""
 
 from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_COMPARE = "test_compare.py"
-_TRIANGLE = "test_triangle.py"
-_LOCALIZE = "test_localize.py"
-_VERDICTS = "test_verdicts.py"
-
-COMPARE = of(
-    "parity/engine/measure/compare.py",
-    (
-        "gate_passes_nan",
-        "a value that is no number passes",
-        "verdict = Verdict.PASS if value <= bound else Verdict.FAIL",
-        "verdict = Verdict.FAIL if value > bound else Verdict.PASS",
-        _COMPARE,
-    ),
-    (
-        "gate_exclusive",
-        "a value equal to its tolerance fails",
-        "verdict = Verdict.PASS if value <= bound else Verdict.FAIL",
-        "verdict = Verdict.PASS if value < bound else Verdict.FAIL",
-        _COMPARE,
-    ),
-    (
-        "missing_quantities_skipped",
-        "only what both sides have is compared",
-        "names = self._ordered(set(actual) | set(expected))",
-        "names = self._ordered(set(actual) & set(expected))",
-        f"{_COMPARE}::test_missing_and_extra_fail",
-    ),
-    (
-        "dtype_not_compared",
-        "the left side may have any dtype",
-        "if left.dtype.name != self.dtype:",
-        "if left.dtype.kind != right.dtype.kind:",
-        f"{_COMPARE}::test_a_narrower_dtype_fails_where_its_numbers_are_equal",
-    ),
-    (
-        "missing_is_a_note",
-        "a quantity that could not be measured is reported and does not fail",
-        "return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)",
-        "return self._row(name, metric, math.inf, math.nan, Verdict.INFO, note)",
-        _COMPARE,
-    ),
-    (
-        "reference_error_near_zero",
-        "beating an error that is rounding of the result counts",
-        "ours / max(theirs, smallest)",
-        "ours / theirs",
-        _COMPARE,
-    ),
-    (
-        "padding_compared",
-        "masked positions are compared although they mean something else there",
-        "return self.work.valid if self.only_valid and Quantity(name).is_activation else None",
-        "return None if self.only_valid and Quantity(name).is_activation else None",
-        _COMPARE,
-    ),
-    (
-        "stages_unknown",
-        "no measurement knows where in the order of computation it is",
-        "stage=order.index(name) if name in order else -1,",
-        "stage=-1,",
-        _COMPARE,
-    ),
-    (
-        "truth_and_reference_swapped",
-        "the reference's error is divided by ours",
-        "for side in (actual, reference)",
-        "for side in (reference, actual)",
-        _COMPARE,
-    ),
-)
-
-METRICS = of(
-    "parity/engine/measure/metrics.py",
-    (
-        "truth_may_be_nan",
-        "only the actual side is checked for non-finite values",
-        "if not (np.isfinite(a).all() and np.isfinite(e).all()):",
-        "if not np.isfinite(a).all():",
-        f"{_COMPARE}::test_non_finite_is_never_equal {_COMPARE}",
-    ),
-    (
-        "anything_equals_zero",
-        "off a truth of 0 every error is 0",
-        "return difference / scale if scale > 0.0 else difference",
-        "return difference / scale if scale > 0.0 else 0.0",
-        f"{_COMPARE}::test_relative_l2",
-    ),
-    (
-        "flips_excused_too_often",
-        "a swap of twice the margin that the bound explains is excused",
-        "math.sqrt(2) * bound",
-        "2.0 * math.sqrt(2) * bound",
-        f"{_COMPARE}::test_a_flip_counts_where_the_tolerance_cannot_explain_it",
-    ),
-    (
-        "texts_part_where_the_last_does",
-        "two texts part where the last of their rows does",
-        "same.min(initial=a.shape[-1])",
-        "same.max(initial=0)",
-        f"{_COMPARE}::test_disagreement_counts_what_is_left_when_texts_part",
-    ),
-    (
-        "kl_of_the_wrong_side",
-        "KL is weighed by the actual side",
-        "kl = np.sum(np.exp(log_e) * (log_e - log_a), axis=-1)",
-        "kl = np.sum(np.exp(log_a) * (log_e - log_a), axis=-1)",
-        _COMPARE,
-    ),
-    (
-        "ulps_halved",
-        "a unit in the last place is twice what it is",
-        "np.maximum(exponent - 1, int(info.minexp))",
-        "np.maximum(exponent, int(info.minexp))",
-        f"{_COMPARE}::test_ulps_count_gaps_of_the_dtype",
-    ),
-    (
-        "overlap_without_union",
-        "the overlap of the likeliest tokens is a share of k",
-        "shared / (2 * k - shared)",
-        "shared / k",
-        f"{_COMPARE}::test_top_k_is_compared_as_a_set",
-    ),
-)
-
-QUANTITY = of(
-    "parity/engine/measure/quantity.py",
-    (
-        "cotangents_are_blocks",
-        "cotangents are held to the tolerance of intermediates",
-        "    Role.COTANGENT: Kind.GRADIENT,\n",
-        "    Role.COTANGENT: Kind.BLOCK,\n",
-        _COMPARE,
-    ),
-)
-
-BOUNDS = of(
-    "parity/engine/measure/bounds.py",
-    (
-        "first_row_of_the_edge",
-        "a tolerance is read from the first row of the edge and kind, whatever the metric",
-        "if row.edge == edge and kind in row.kinds and row.metric == metric:",
-        "if row.edge == edge and kind in row.kinds:",
-        _COMPARE,
-    ),
-    (
-        "smaller_of_two_bounds",
-        "the minimum of an absolute bound and a multiple of the floor",
-        "max(row.absolute, row.noise_factor * floor)",
-        "min(row.absolute, row.noise_factor * floor)",
-        _COMPARE,
-    ),
-    (
-        "floors_of_other_work",
-        "a floor calibrated for another case of the same name is used",
-        'return entry["responses"] if entry.get("hash") == work.hash else {}',
-        'return entry["responses"] if entry else {}',
-        f"{_TRIANGLE}::test_a_case_that_changed_loses_its_tolerances",
-    ),
-)
-
-TOLERANCES = of(
-    "parity/megalodon/tolerance_table.py",
-    (
-        "oracle_may_be_itself",
-        "every gate may be exactly 0",
-        'metric="exact_share",\n        absolute=0.5,',
-        'metric="exact_share",\n        absolute=1.0,',
-        "test_controls.py",
-    ),
-    (
-        "float64_gradients_loosened",
-        "gradients in float64 may be off by a hundredth",
-        'at most 8.5e-14 measured",\n        absolute=1e-10,',
-        'at most 8.5e-14 measured",\n        absolute=1e-2,',
-        _COMPARE,
-    ),
-    (
-        "bf16_may_equal_autocast",
-        "rounding everything to bfloat16 passes",
-        'metric="error_over_autocast",\n        absolute=0.85,',
-        'metric="error_over_autocast",\n        absolute=1.15,',
-        _COMPARE,
-    ),
-    (
-        "bf16_bound_of_a_float",
-        "intermediates in bfloat16 are held to a bound eight times as wide",
-        "noise_factor=0.6 * 2.0**15,",
-        "noise_factor=4.8 * 2.0**15,",
-        _COMPARE,
-    ),
-)
-
-LOCALIZE = (
+MUTANTS = (
     *of(
-        "parity/engine/measure/localize.py",
+        "parity/deepseek_v3/attention.py",
         (
-            "unstaged_comes_first",
-            "a gradient is named before the stage that broke",
-            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
-            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage), default=None",
-            f"{_VERDICTS} {_LOCALIZE}",
+            "mla_absorbed_scale",
+            "absorbed scores are scaled by the head's width, without YaRN's factor",
+            "(plain.astype(wide) + rotary.astype(wide)) * self.config.score_scale",
+            "(plain.astype(wide) + rotary.astype(wide)) * (\n"
+            "            self.config.qk_head_dim**-0.5 if absorbed else self.config.score_scale\n"
+            "        )",
+            "test_model.py::test_absorbed_is_expanded test_model.py",
         ),
+    ),
+    *of(
+        "parity/deepseek_v3/model.py",
         (
-            "incomparable_comes_first",
-            "what could not be compared is named before what failed",
-            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
-            "key=lambda m: (m.verdict is Verdict.FAIL, m.stage < 0, m.stage), default=None",
-            f"{_VERDICTS}::test_what_failed_is_named_before_what_could_not_be_compared",
+            "experts_weighed_out_of_order",
+            "outputs of experts are weighed in the order of tokens, not of experts",
+            "routing.weights.reshape(-1)[order][:, None]",
+            "routing.weights.reshape(-1)[:, None]",
+            "test_model.py::test_sorted_experts_are_all_experts_masked",
         ),
+    ),
+    *of(
+        "parity/deepseek_v3/router.py",
         (
-            "stage_of_nan_holds",
-            "a stage that is no number is not wrong",
-            "return not self.forced <= self.tolerance",
-            "return self.forced > self.tolerance",
-            f"{_LOCALIZE}::test_a_stage_that_is_not_a_number_is_the_culprit",
+            "router_bias_in_the_weights",
+            "the selection bias enters the weights of the experts",
+            "weights = jnp.take_along_axis(scores, chosen, axis=-1)",
+            "weights = jnp.take_along_axis(scores + self.bias(scores.dtype), chosen, axis=-1)",
+            "test_model.py::test_the_selection_bias_is_no_part_of_a_weight",
         ),
+    ),
+    *of(
+        "parity/engine/measure/bounds.py",
         (
-            "amplification_inverted",
-            "amplification is forced over free",
-            "return self.free / self.forced",
-            "return self.forced / self.free",
-            f"{_LOCALIZE} test_run_commands.py",
+            "bound_is_a_sum",
+            "a bound is the sum of its parts, not the larger",
+            "max(row.absolute, row.noise_factor * floor)",
+            "row.absolute + row.noise_factor * floor",
+            "test_compare.py test_rounding_floors.py",
+        ),
+    ),
+    *of(
+        "parity/engine/measure/compare.py",
+        (
+            "missing_gradient_left_out",
+            "a gradient that is missing is left out of the ratio of all",
+            "float(np.sqrt(np.mean(np.square(e))))",
+            "float(np.sqrt(np.nanmean(np.square(e))))",
+            "test_compare.py test_rounding_floors.py test_cancelled_derivatives.py",
+        ),
+    ),
+    *of(
+        "parity/engine/measure/constants.py",
+        (
+            "constant_on_one_side",
+            "what is constant on one side alone is no gate",
+            "if is_constant(one[name]) and is_constant(other[name])",
+            "if is_constant(one[name]) or is_constant(other[name])",
+            "test_metrics_by_hand.py test_what_was_compared.py",
+        ),
+    ),
+    *of(
+        "parity/engine/measure/contract.py",
+        (
+            "contract_without_metrics",
+            "a gate of another metric stands for the planned one",
+            'f"{gate.quantity}\\t{gate.metric}" for gate in gates',
+            "gate.quantity for gate in gates",
+            "test_contract.py::test_another_gate_does_not_stand_for_a_planned_one",
         ),
     ),
     *of(
         "parity/engine/measure/deviation.py",
         (
-            "best_elements_first",
-            "the elements that differ least are called the worst",
-            'np.argsort(-apart, kind="stable")[:count]',
-            'np.argsort(apart, kind="stable")[:count]',
-            "test_deviation.py",
-        ),
-        (
-            "bins_rounded_down",
-            "distances are counted in the bin below",
-            "level = np.clip(np.ceil(distance), LOW, HIGH + 1)",
-            "level = np.clip(np.floor(distance), LOW, HIGH + 1)",
-            "test_deviation.py",
-        ),
-        (
-            "unknown_is_equal",
-            "elements that are not finite are 0 apart",
-            "out=np.full(np.shape(e), math.inf), where=known)",
-            "out=np.full(np.shape(e), 0.0), where=known)",
-            "test_deviation.py::test_unknown_is_never_equal",
-        ),
-        (
-            "indices_of_the_selection",
-            "worst elements are named by their index among the valid rows",
-            "if positions is not None:",
-            "if positions is None and positions is not None:",
-            "test_deviation.py::test_indices_are_those_of_the_whole_tensor",
+            "tensors_kept_by_case",
+            "all edges of a case share one allowance of described tensors",
+            "        self.seen[m.case, m.edge] += 1\n        if self.seen[m.case, m.edge] > KEPT",
+            '        self.seen[m.case, ""] += 1\n        if self.seen[m.case, ""] > KEPT',
+            "test_deviation.py test_page_data.py",
         ),
     ),
     *of(
-        "parity/megalodon/account.py",
+        "parity/engine/measure/localize.py",
         (
-            "stages_not_forced",
-            "every stage after a bug is called wrong on its own",
-            "free, forced = subject.intermediates(case), subject.intermediates(case, exact)",
-            "free, forced = subject.intermediates(case), subject.intermediates(case)",
-            f"{_LOCALIZE}::test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs",
-        ),
-        (
-            "carried_counts_the_broken",
-            "stages that are wrong by themselves are reported as carrying an earlier error",
-            "tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)",
-            "tuple(s for s in self.stages if not s.free <= s.tolerance)",
-            _LOCALIZE,
+            "not_comparable_before_failing",
+            "a difference starts at what could not be compared although something fails",
+            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage)",
+            "key=lambda m: (m.stage < 0, m.stage)",
+            "test_verdicts.py::test_what_failed_is_named_before_what_could_not_be_compared",
         ),
     ),
-)
-
-POOLING = of(
-    "parity/pooling.py",
-    (
-        "arithmetic_pool",
-        "draws are pooled by their arithmetic mean",
-        "math.exp(sum(map(math.log, values)) / len(values))",
-        "sum(values) / len(values)",
-        "test_pooling.py",
+    *of(
+        "parity/engine/measure/measurement.py",
+        (
+            "pass_of_nan_believed",
+            "a pass whose value is no number is believed",
+            "holds = math.isfinite(self.value) and 0.0 <= self.value <= self.tolerance",
+            "holds = not self.value > self.tolerance",
+            "test_verdicts.py::test_a_pass_that_its_numbers_do_not_support_fails",
+        ),
     ),
-    (
-        "nan_in_a_pool_is_zero",
-        "a draw that is no number counts as exact",
-        "if not all(math.isfinite(value) for value in values):\n        return math.nan",
-        "if not all(math.isfinite(value) for value in values):\n        return 0.0",
-        "test_pooling.py",
+    *of(
+        "parity/engine/measure/metrics.py",
+        (
+            "flips_by_twice_the_bound",
+            "the margin that a flip needs is sqrt(2) too wide",
+            "math.sqrt(2) * bound * np.linalg.norm(e, axis=-1)",
+            "2 * bound * np.linalg.norm(e, axis=-1)",
+            "test_compare.py::test_a_flip_counts_where_the_tolerance_cannot_explain_it",
+        ),
     ),
-    (
-        "draws_not_hashed",
-        "other draws count as the same work",
-        "digest.update(digest_of(one.order, draw.model, draw.inputs).encode())",
-        "digest.update(repr(one.order).encode())",
-        "test_pooling.py::test_other_draws_are_other_work",
+    *of(
+        "parity/engine/measure/quantity.py",
+        (
+            "cotangents_are_blocks",
+            "cotangents are held to the tolerance of intermediates",
+            "    Role.COTANGENT: Kind.GRADIENT,\n",
+            "    Role.COTANGENT: Kind.BLOCK,\n",
+            "test_compare.py",
+        ),
     ),
-    (
-        "last_replay_counts",
-        "a pool repeats if its last draw did",
-        "repeats[quantity] &= same",
-        "repeats[quantity] = same",
-        "test_pooling.py",
+    *of(
+        "parity/engine/measure/rounding_noise.py",
+        (
+            "sum_without_its_terms",
+            "the rounding of the terms themselves is left out",
+            "return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)",
+            "return UNIT_ROUNDOFF * math.sqrt(terms / 11)",
+            "test_compare.py test_pooling.py",
+        ),
     ),
-)
-
-CONTROLS = of(
-    "parity/faults/controls.py",
-    (
-        "controls_found_anywhere",
-        "a control counts as found wherever anything failed",
-        "if found is not None and (found.quantity, found.verdict) == (\n"
-        "            control.fault.stage,\n            Verdict.FAIL,\n        ):",
-        "if found is not None:",
-        "test_controls.py",
+    *of(
+        "parity/engine/measure/where.py",
+        (
+            "right_elements_are_culprits",
+            "without room elements that are right break the tolerance",
+            "wrong[order[np.cumsum(squares[order]) > room]] = True",
+            "wrong[order[np.cumsum(squares[order]) >= room]] = True",
+            "test_where.py test_deviation.py test_every_element.py",
+        ),
     ),
-    (
-        "controls_not_checked",
-        "every control counts as found",
-        "if found is not None and (found.quantity, found.verdict) == (\n"
-        "            control.fault.stage,\n            Verdict.FAIL,\n        ):",
-        "if control.edge:",
-        "test_controls.py",
+    *of(
+        "parity/engine/pairing/alignment.py",
+        (
+            "order_among_unequal_counts",
+            "stages are paired by their place where one side has more of them",
+            "if len(rows) == len(columns) and all(free[c] and diverged[c] for c in cells):",
+            "if all(free[c] and diverged[c] for c in cells):",
+            "test_alignment.py test_returned.py",
+        ),
     ),
-    (
-        "one_control_planted",
-        "only the first control is planted",
-        "for control in CONTROLS:\n            planted",
-        "for control in CONTROLS[:1]:\n            planted",
-        "test_controls.py::test_each_control_is_found_on_its_edge",
+    *of(
+        "parity/engine/pairing/closeness.py",
+        (
+            "masks_in_the_scale",
+            "masks drown the numbers beside them",
+            "scale = _norm(e[np.abs(e) < MASKED])",
+            "scale = _norm(e)",
+            "test_alignment.py",
+        ),
     ),
-    (
-        "controls_found_on_any_edge",
-        "a control counts as found on another edge than its own",
-        "first_divergence(row for row in rows if row.edge == control.edge)",
-        "first_divergence(rows)",
-        "test_controls.py",
+    *of(
+        "parity/engine/pairing/conventions.py",
+        (
+            "vector_is_near_nothing",
+            "a vector is no merged matrix of its size",
+            "or min(map(len, wide)) == 1 else",
+            "or min(map(len, wide)) == 0 else",
+            "test_metrics_by_hand.py test_proposal.py",
+        ),
     ),
-)
-
-SUITE = of(
-    "parity/megalodon/suite.py",
-    (
-        "oracle_compared_with_itself",
-        "float64 compares the oracle with itself",
-        "rows = wide.run(self.wide.run(case), exact)",
-        "rows = wide.run(exact, exact)",
-        "test_controls.py",
-        "plain",
+    *of(
+        "parity/engine/pairing/fingerprints.py",
+        (
+            "minus_zero_is_another_value",
+            "an array with -0 for 0 has another fingerprint",
+            "(chunk + 0.0).view(np.uint64)",
+            "chunk.copy().view(np.uint64)",
+            "test_layouts.py::test_minus_zero_is_zero",
+        ),
     ),
-    (
-        "oracle_stands_in_for_float32",
-        "float32 compares the oracle, rounded, with itself",
-        "ours = self.subject.run(case)",
-        "ours = {name: np.asarray(a, np.float32) for name, a in exact.items()}",
-        "test_controls.py",
-        "plain",
+    *of(
+        "parity/engine/pairing/irregularities.py",
+        (
+            "row_lies_in_two_ways",
+            "a matrix whose one side is 1 is odd where its neighbours are transposed",
+            "sum(n > 1 for n in pair.construction.shape) > 1",
+            "sum(n > 1 for n in pair.construction.shape) >= 1",
+            "test_irregularities.py",
+        ),
     ),
-    (
-        "exact_share_of_many",
-        "the share of gates that are exactly 0 is of a thousand",
-        "errors.count(0.0) / len(errors)",
-        "errors.count(0.0) / max(len(errors), 1000)",
-        "test_controls.py",
+    *of(
+        "parity/engine/pairing/layouts.py",
+        (
+            "layout_back_by_the_same_axes",
+            "the inverse layout permutes axes as the layout does",
+            "int(axis) for axis in np.argsort(self.axes))",
+            "int(axis) for axis in self.axes)",
+            "test_layouts.py::test_a_layout_is_found_named_and_inverted",
+        ),
     ),
-    (
-        "reference_held_to_our_padding",
-        "the reference is held to an EMA without padding, which is not what it does",
-        "as_reference = self._truth(case, False) if differs else exact",
-        "as_reference = exact",
-        f"{_TRIANGLE}::test_triangle[right_padding]",
-        "right_padding",
+    *of(
+        "parity/engine/pairing/matching.py",
+        (
+            "rounded_is_equal_silently",
+            "weights that went through bfloat16 are matched without a note",
+            'note = f"the {{}} has been through {dtype.name}"',
+            'note = ""',
+            "test_matching.py",
+        ),
     ),
-    (
-        "lost_recording_is_silent",
-        "a case without a recording ends without a word",
-        "yield not_comparable("
-        "case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)\n            return",
-        "return",
-        "test_controls.py::test_a_case_without_a_recording_is_not_comparable",
+    *of(
+        "parity/engine/pairing/naming.py",
+        (
+            "first_matrix_is_the_second",
+            "the first matrix of a feed-forward block is taken for the one that goes down",
+            '"fc_in": "up projection",',
+            '"fc_in": "down projection",',
+            "test_names_by_model.py",
+        ),
     ),
-    (
-        "conversion_not_gated",
-        "the round trip of the weights is reported and not gated",
-        "yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))",
-        "yield edge(MegalodonEdge.JAX32_ORACLE).fact(*_converted(round_trip(case), case))",
-        "test_controls.py::test_a_case_without_a_recording_is_not_comparable",
+    *of(
+        "parity/engine/pairing/parameter_pairs.py",
+        (
+            "gradient_of_the_last_use",
+            "of parameters made of one of the original the last use's gradient counts",
+            "sums[name] + value if name in sums else value",
+            "value",
+            "test_matching.py::test_gradients_of_tied_copies_are_summed",
+        ),
     ),
-    (
-        "float32_expected_of_float64",
-        "the wide side may have come out in float32",
-        "case.work, name, floors, name.dtype, self.device,",
-        'case.work, name, floors, "float64" if name.startswith("jax") else "float32", self.device,',
-        "test_controls.py",
+    *of(
+        "parity/engine/pairing/resemblance.py",
+        (
+            "nan_on_both_sides_differs",
+            "where both arrays hold NaN they count as different",
+            "differs = (x != y) & ~((x != x) & (y != y))",
+            "differs = x != y",
+            "test_matching.py::test_what_is_no_number_on_both_sides_does_not_differ",
+        ),
     ),
-)
-
-SOURCES = (
+    *of(
+        "parity/engine/pairing/stage_names.py",
+        (
+            "learned_across_layers",
+            "pairs of other layers teach which names belong together",
+            "        if n == m:\n            votes",
+            "        if n is not None:\n            votes",
+            "test_alignment.py",
+        ),
+    ),
+    *of(
+        "parity/engine/pairing/value_search.py",
+        (
+            "whole_numbers_are_rounded_too",
+            "an array that a narrow dtype cannot be narrower than is cast to it and back",
+            "if self.rounding is None or not self.rounds(name, self.rounding):",
+            "if self.rounding is None:",
+            "test_values_by_model.py",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/evaluation.py",
+        (
+            "turns_of_a_reverse_scan_forwards",
+            "marks of a reversed loop are in the order of turns, not of execution",
+            'range(length)[:: -1 if p["reverse"] else 1]',
+            "range(length)",
+            "test_evaluation.py::test_a_mark_is_seen_wherever_it_is_and_changes_no_bit",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/exits.py",
+        (
+            "caught_exit_forgotten",
+            "an os._exit that the code itself catches goes unnoticed",
+            "        yield\n        if raised:\n            raise raised[0]\n",
+            "        yield\n",
+            "test_what_was_compared.py test_pytest_plugin.py test_port_command.py",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/marks.py",
+        (
+            "forced_stage_goes_on_with_its_own",
+            "a forced stage goes on with what it computed",
+            "return other if self.on is True else jnp.where(self.on, other, value)",
+            "return value",
+            "test_localize.py::test_a_forced_stage_goes_on_with_what_it_is_given",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/operations.py",
+        (
+            "call_never_ends",
+            "operations after a call are attributed to its body",
+            "        self._calls.pop()",
+            "        pass",
+            "test_searches_by_hand.py",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/rounding.py",
+        (
+            "rounding_keeps_angles",
+            "rounding moves the modulus of a complex number alone",
+            "jax.lax.complex(moves, self._draw(value.shape))",
+            "jax.lax.complex(moves, 0 * moves)",
+            "test_complex.py",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/rounding_rules.py",
+        (
+            "cumulative_sum_of_one_term",
+            "a cumulative sum rounds as if it had one term",
+            'if name.startswith("cum"):',
+            'if name == "cumprod":',
+            "test_evaluation.py::test_a_running_sum_of_many_terms_responds_more_than_one_of_few",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/yardstick.py",
+        (
+            "float32_is_a_yardstick",
+            "what users run in float32 is compiled without optimisation",
+            "if yardstick else {}",
+            "if yardstick is not None else {}",
+            "test_yardstick.py",
+        ),
+    ),
+    *of(
+        "parity/executors/cluster.py",
+        (
+            "one_retry_too_many",
+            "an item may kill one worker more on a cluster than here",
+            '"max_retries": ATTEMPTS - 1,',
+            '"max_retries": ATTEMPTS,',
+            "test_executors.py::test_an_item_may_kill_as_many_workers_on_a_cluster_as_here",
+        ),
+    ),
+    *of(
+        "parity/executors/identity.py",
+        (
+            "empty_variable_is_a_setting",
+            "a variable that is empty tells two processes apart",
+            "if value and name.startswith(PREFIXES)",
+            "if name.startswith(PREFIXES)",
+            "test_item_inputs.py::test_settings_are_the_variables_that_change_numbers",
+        ),
+    ),
+    *of(
+        "parity/executors/inputs.py",
+        (
+            "files_without_names",
+            "a renamed file is no change of content",
+            'f"{relative}\\0{digest_of_file(files[relative])}\\n"',
+            'f"{digest_of_file(files[relative])}\\n"',
+            "test_item_inputs.py::test_another_content_at_the_same_path_is_another_input",
+        ),
+    ),
+    *of(
+        "parity/executors/interrupts.py",
+        (
+            "only_leaders_end",
+            "a worker that leads no group yet is not ended",
+            "for kill in (os.killpg, os.kill):",
+            "for kill in (os.killpg,):",
+            "test_interrupts.py test_kills.py",
+        ),
+    ),
+    *of(
+        "parity/executors/item.py",
+        (
+            "changes_during_an_item_unseen",
+            "code or inputs that changed while an item ran are not noticed",
+            "if name else {}\n        _check_alike(item, expected, place.node)\n",
+            "if name else {}\n",
+            "test_item_inputs.py::test_an_input_that_changes_while_an_item_runs_makes_no_answer",
+        ),
+    ),
+    *of(
+        "parity/executors/local.py",
+        (
+            "memory_of_the_smallest",
+            "as many processes as the smallest items leave room for",
+            "memory = max(item.needs.memory for item in items)",
+            "memory = min(item.needs.memory for item in items)",
+            "test_executors.py::test_as_many_processes_as_memory_and_processors_allow",
+        ),
+    ),
+    *of(
+        "parity/executors/pace.py",
+        (
+            "estimate_below_zero",
+            "items that take longer than expected make the estimate smaller",
+            "max(takes[n] - ages[n], ages[n] / LATE) for n in takes",
+            "takes[n] - ages[n] for n in takes",
+            ""
+            "test_executors.py::test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes",
+        ),
+    ),
+    *of(
+        "parity/executors/progress.py",
+        (
+            "deaths_not_worth_a_line",
+            "of a large sweep an item that killed a worker gets no line",
+            "well = answer.state is State.DONE and answer.attempts == 1",
+            "well = answer.state is State.DONE",
+            "test_executors.py",
+        ),
+    ),
+    *of(
+        "parity/executors/supervision.py",
+        (
+            "forks_record_too",
+            "a fork of the command records that the command ended",
+            "        if pid == os.getpid():\n",
+            "        if pid:\n",
+            "test_supervision.py",
+        ),
+    ),
+    *of(
+        "parity/executors/sweep.py",
+        (
+            "answers_as_they_came",
+            "answers are in the order in which they came",
+            "return [known[item.name] for item in items]",
+            "return list(known.values())",
+            ""
+            "test_executors.py::test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not",
+        ),
+    ),
+    *of(
+        "parity/faults/controls.py",
+        (
+            "controls_found_anywhere",
+            "a control counts as found wherever anything failed",
+            "if found is not None and (found.quantity, found.verdict) == (\n"
+            "            control.fault.stage,\n            Verdict.FAIL,\n        ):",
+            "if found is not None:",
+            "test_controls.py",
+        ),
+    ),
     *of(
         "parity/megalodon/conversion.py",
         (
@@ -412,46 +459,15 @@ SOURCES = (
             "digest.update(np.ascontiguousarray(array).tobytes()[:-1])",
             "test_conversion.py",
         ),
-        (
-            "dtype_not_hashed",
-            "a tensor that arrives in another dtype has not changed",
-            'f"{array.dtype.name} {array.shape} "',
-            'f"{array.shape} "',
-            "test_conversion.py::test_a_hash_tells_dtype_and_shape_apart",
-        ),
-        (
-            "extra_parameters_unseen",
-            "a parameter that nobody sent has not changed",
-            "(set(held) | set(given)) - ",
-            "set(given) - ",
-            "test_conversion.py::test_a_missing_and_an_extra_name_are_changes",
-        ),
     ),
     *of(
-        "parity/recordings.py",
+        "parity/megalodon/explanation.py",
         (
-            "recording_of_other_work",
-            "a recording of another case is compared",
-            'if provenance["case_hash"] != work:',
-            'if not provenance["case_hash"]:',
-            "test_sources.py::test_a_recording_of_other_work_is_refused",
-        ),
-        (
-            "recording_of_another_schema",
-            "a recording of another schema is read",
-            'if provenance.get("schema") != SCHEMA:',
-            'if not provenance.get("schema"):',
-            "test_sources.py::test_a_recording_of_another_schema_is_refused",
-        ),
-    ),
-    *of(
-        "parity/megalodon/recordings.py",
-        (
-            "recordings_answer_for_cotangents",
-            "recordings are assumed to hold quantities that they omit",
-            "return what.role is not Role.COTANGENT and not omitted",
-            "return what.role is not Role.COTANGENT",
-            f"{_TRIANGLE} test_sources.py",
+            "float32_never_asked",
+            "a stage that only float32 shows is not explained",
+            'narrow = account(case, "float32")',
+            'narrow = account(case, "float64")',
+            "test_explanation.py",
         ),
     ),
     *of(
@@ -463,19 +479,26 @@ SOURCES = (
             "Verdict.PASS if value <= most else",
             "test_known_differences.py",
         ),
+    ),
+    *of(
+        "parity/megalodon/suite.py",
         (
-            "empty_loss_of_any_reference",
-            "a reference whose empty loss became a number passes",
-            "return ours if np.isnan(theirs) else math.nan",
-            "return ours",
-            "test_known_differences.py",
+            "oracle_compared_with_itself",
+            "float64 compares the oracle with itself",
+            "rows = wide.run(self.wide.run(case), exact)",
+            "rows = wide.run(exact, exact)",
+            "test_controls.py",
+            "plain",
         ),
+    ),
+    *of(
+        "parity/megalodon/tolerance_table.py",
         (
-            "difference_over_padding_too",
-            "a difference is measured at padding as well",
-            "return relative_l2(ours[case.valid], theirs[case.valid])",
-            "return relative_l2(ours, theirs)",
-            "test_known_differences.py",
+            "oracle_may_be_itself",
+            "every gate may be exactly 0",
+            'metric="exact_share",\n        absolute=0.5,',
+            'metric="exact_share",\n        absolute=1.0,',
+            "test_controls.py",
         ),
     ),
     *of(
@@ -488,190 +511,179 @@ SOURCES = (
             "test_trajectory.py",
             "adamw",
         ),
+    ),
+    *of(
+        "parity/mesh/comparison.py",
         (
-            "everything_decays",
-            "norms and EMA parameters decay like weights, on both of our sides",
-            "return role_of(name) is Role.LINEAR",
-            "return role_of(name) is not Role.BIAS",
-            "test_trajectory.py",
-            "adamw",
-        ),
-        (
-            "second_step_repeats",
-            "every step after the first sees the same batch",
-            "np.roll(a, k, axis=1)",
-            "np.roll(a, min(k, 1), axis=1)",
-            "test_trajectory.py::test_every_step_sees_another_batch",
-        ),
-        (
-            "epsilon_under_the_root",
-            "the oracle adds epsilon under the root",
-            "(np.sqrt(second) + HYPER.eps)",
-            "np.sqrt(second + HYPER.eps)",
-            "test_trajectory.py",
+            "replicas_not_compared",
+            "copies of a value may differ from device to device",
+            'rows.append(comparison.judged(n, "replicas", float(differing)))',
+            'rows.append(comparison.judged(n, "replicas", 0.0))',
+            "test_mesh_comparison.py test_placement.py",
         ),
     ),
     *of(
-        "parity/engine/programs/marks.py",
+        "parity/pooling.py",
         (
-            "forced_stage_goes_on_with_its_own",
-            "a forced stage goes on with what it computed",
-            "return other if self.on is True else jnp.where(self.on, other, value)",
-            "return value",
-            f"{_LOCALIZE}::test_a_forced_stage_goes_on_with_what_it_is_given",
-        ),
-        (
-            "layers_counted_from_one",
-            "intermediates of the first layer are named after the second",
-            "name = self.numbered[mark].format(before)",
-            "name = self.numbered[mark].format(before + 1)",
-            "test_sources.py::test_capture_changes_no_operation_and_names_every_stage",
-            "plain",
+            "arithmetic_pool",
+            "draws are pooled by their arithmetic mean",
+            "math.exp(sum(map(math.log, values)) / len(values))",
+            "sum(values) / len(values)",
+            "test_pooling.py",
         ),
     ),
     *of(
-        "parity/engine/measure/rounding_noise.py",
+        "parity/port/compare.py",
         (
-            "sums_rounded_at_every_term",
-            "a sum's rounding grows as if every term had the whole of it",
-            "math.sqrt(1 + terms / 11)",
-            "math.sqrt(1 + terms)",
-            _COMPARE,
-        ),
-        (
-            "floor_is_the_largest",
-            "a noise floor is the sum of its responses instead of their mean",
-            "return math.sqrt(sum(value**2 for value in values) / len(values))",
-            "return math.sqrt(sum(value**2 for value in values))",
-            _COMPARE,
+            "fresh_parameter_is_lost",
+            "a constant that no derivative reaches counts as a parameter the port lacks",
+            "if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding",
+            "if _of_the_original(name) not in rounding",
+            ""
+            "test_port_compare.py::test_without_derivatives_a_fresh_parameter_is_noticed_and_not_called_missing",
         ),
     ),
     *of(
-        "parity/megalodon/low_precision.py",
+        "parity/port/consequences.py",
         (
-            "bf16_intermediates_not_gated",
-            "of bfloat16 only the logits are gated",
-            "if edge is OURS and name != LOSS:",
-            "if edge is OURS and name == LOGITS:",
-            "test_low_precision.py",
-        ),
-        (
-            "autocast_over_ours",
-            "the ratio is autocast's error over ours",
-            "errors[OURS, LOGITS] / errors[AUTOCAST, LOGITS]",
-            "errors[AUTOCAST, LOGITS] / errors[OURS, LOGITS]",
-            "test_low_precision.py",
+            "excused_before_a_real_failure",
+            "stages before one that really fails are taken for two quantities",
+            "        if not _may_be_two(pair, outputs):\n            break\n",
+            "        if not _may_be_two(pair, outputs):\n            continue\n",
+            ""
+            "test_consequences.py::test_one_that_changes_what_follows_by_less_than_any_tolerance_of_float32_is_failed",
         ),
     ),
-)
-
-_EXPLANATION = "test_explanation.py"
-
-EXPLANATION = of(
-    "parity/megalodon/explanation.py",
-    (
-        "float32_never_asked",
-        "a stage that only float32 shows is not explained",
-        'narrow = account(case, "float32")',
-        'narrow = account(case, "float64")',
-        _EXPLANATION,
+    *of(
+        "parity/port/correspondence.py",
+        (
+            "stages_that_were_not_computed",
+            "a side that computes less than was aligned ends the comparison",
+            "            for pair in self.alignment.pairs\n"
+            "            if pair.original in original\n",
+            "            for pair in self.alignment.pairs\n",
+            "test_scripted_sides.py",
+        ),
     ),
-    (
-        "culprits_are_carried",
-        "a stage that is wrong on its own is counted as carried",
-        "sum(not s.broken and not s.free <= s.tolerance",
-        "sum(not s.free <= s.tolerance",
-        _EXPLANATION,
+    *of(
+        "parity/port/exact.py",
+        (
+            "one_partner_of_two_results",
+            "two results of the original are compared with one of the port",
+            "            rest.remove(other)\n",
+            "",
+            "test_what_was_compared.py::test_whole_numbers_pair_by_name_then_by_shape",
+        ),
     ),
-    (
-        "derivatives_before_stages",
-        "a wrong loss is named before the stage that made it wrong",
-        "    if wide.culprit is not None:",
-        "    if wide.culprit is not None and failure(case) is None:",
-        _EXPLANATION,
+    *of(
+        "parity/port/hidden.py",
+        (
+            "squares_of_the_last_seed",
+            "the noise floor of elements is that of one seed, over their number",
+            "                self.sums[name] += square",
+            "                self.sums[name] = square",
+            "test_hidden_elements.py test_port_compare.py",
+        ),
     ),
-    (
-        "moments_change_meaning",
-        "a wrong first moment is explained as a wrong second one",
-        'if moment == ("1", "mu"):',
-        'if moment == ("1", "nu"):',
-        _EXPLANATION,
+    *of(
+        "parity/port/ledger.py",
+        (
+            "note_is_a_gate",
+            "a row that was no gate counts as compared",
+            "if not any(_is_gate(row) for row in found):",
+            "if not found:",
+            "test_what_was_compared.py::test_agreement_of_nothing_does_not_hold",
+        ),
     ),
-    (
-        "later_steps_are_the_first",
-        "an error of later steps is reported as one of the first step",
-        'if moment == ("1", "drift"):',
-        "if moment:",
-        _EXPLANATION,
+    *of(
+        "parity/port/localisation.py",
+        (
+            "fed_with_masks_of_the_original",
+            "the port is fed the masks of the original as numbers",
+            "if pair.port in port.masked or pair.original in original.masked",
+            "if pair.port in port.masked",
+            "test_tables_and_masks.py::test_a_stage_with_masks_on_either_side_is_not_fed",
+        ),
     ),
-    (
-        "cotangents_are_values",
-        "a wrong cotangent is explained as a wrong value",
-        "if quantity.role is Role.COTANGENT:",
-        "if False:",
-        _EXPLANATION,
+    *of(
+        "parity/port/narrow.py",
+        (
+            "narrow_nan_without_floors",
+            "a NaN in bfloat16 fails nothing where rounding was not measured",
+            "if floors or math.isnan(stage.port):",
+            "if floors:",
+            "test_nan_under_rounding.py",
+        ),
     ),
-    (
-        "edge_of_float64_always",
-        "an error found in float32 is reported as one in float64",
-        'wide = report.dtype == "float64"',
-        "wide = True",
-        _EXPLANATION,
+    *of(
+        "parity/port/report.py",
+        (
+            "layer_1_is_in_layer_10",
+            "a parameter of layers.1 is first used in layers.10",
+            ' + r"(?![A-Za-z0-9_])")',
+            ")",
+            "test_derivative_order.py",
+        ),
     ),
-)
-
-SHRINK = of(
-    "parity/megalodon/shrink.py",
-    (
-        "the_same_case_again",
-        "a case that cannot shrink is tried for ever",
-        "if change in held or candidate == case:",
-        "if change in held:",
-        "test_localize.py::test_a_case_that_always_fails_shrinks_to_the_end_and_its_code_runs",
+    *of(
+        "parity/port/rounding_floors.py",
+        (
+            "unknown_floor_is_zero",
+            "a side without a floor of a stage rounds nothing",
+            "each.get(name, math.nan) for each in floors",
+            "each.get(name, 0.0) for each in floors",
+            "test_rounding_floors.py::test_what_one_side_did_not_measure_has_no_floor_on_either",
+        ),
     ),
-    (
-        "streams_keep_their_length",
-        "the calls of a stream do not get shorter",
-        "if max(case.cuts) > 1:",
-        "if False:",
-        "test_localize.py::test_a_case_that_always_fails_shrinks_to_the_end_and_its_code_runs",
+    *of(
+        "parity/port/side_runs.py",
+        (
+            "integers_may_vary",
+            "whole numbers that differ between two runs are not noticed",
+            "(self.narrow.stages | self.narrow.exact).items()",
+            "self.narrow.stages.items()",
+            ""
+            "test_what_was_compared.py::test_a_side_that_returns_other_whole_numbers_each_time_is_not_deterministic",
+        ),
     ),
-)
-
-YARDSTICK = of(
-    "parity/engine/programs/yardstick.py",
-    (
-        "float32_is_a_yardstick",
-        "what users run in float32 is compiled without optimisation",
-        "if yardstick else {}",
-        "if yardstick is not None else {}",
-        "test_yardstick.py",
+    *of(
+        "parity/port/untransposed.py",
+        (
+            "untransposed_whatever_follows",
+            "a matrix is named as not transposed although the stage fails with it transposed",
+            "found = [name for name in tried if holds([name])]",
+            "found = [*tried]",
+            "test_untransposed.py",
+        ),
     ),
-    (
-        "yardstick_compiled_in_full",
-        "float64 is compiled as dearly as what users run",
-        "if yardstick else {}",
-        "if yardstick is None else {}",
-        "test_yardstick.py",
+    *of(
+        "parity/sides/same_inputs.py",
+        (
+            "inputs_of_one_name_only",
+            "what one side got by place is not compared",
+            "alone = len(like) == len(rivals) == 1 and (_by_place(name) or _by_place(like[0]))",
+            "alone = False",
+            "test_captured.py",
+        ),
     ),
-    (
-        "gone_option_stops_all",
-        "an option that XLA no longer has stops every comparison",
-        "if unknown is None or options.pop(unknown[1], None) is None:",
-        "if True:",
-        "test_yardstick.py",
+    *of(
+        "parity/sides/torch_lift.py",
+        (
+            "torch_casts_stay_narrow",
+            "what a module casts to float32 inside is float32 in its float64 run",
+            "        return WIDE.get(x, x)",
+            "        return x",
+            "test_torch_side.py",
+        ),
     ),
-    (
-        "level_that_gpus_have_not",
-        "unoptimised code is requested for a GPU, whose compiler does not make it",
-        'if backend != "cpu":',
-        'if backend == "cpu":',
-        "test_yardstick.py",
+    *of(
+        "parity/sides/torch_side.py",
+        (
+            "stages_are_views",
+            "a stage is what an operation in place made of it later",
+            "stages[unique] = _pairs(x.detach()).clone()",
+            "stages[unique] = _pairs(x.detach())",
+            "test_torch_side.py",
+        ),
     ),
-)
-
-MUTANTS = (
-    *(*EXPLANATION, *SHRINK, *YARDSTICK),
-    *(*COMPARE, *METRICS, *QUANTITY, *BOUNDS, *TOLERANCES, *LOCALIZE, *POOLING),
-    *(*CONTROLS, *SUITE, *SOURCES),
 )

@@ -1,0 +1,104 @@
+"""Mutants drawn at random, by cosmic-ray: which edits of a room do its tests not find?
+
+    python -m tools.drawn_mutants reports/verdict --number 60 --seed 402
+
+cosmic-ray lists every edit that its operators can make in a file or folder; `--number` of them are
+drawn and tried one by one, in a copy of the tree. The tests are those of the same folder below
+`tests/`, or `--tests`. Edits that survive are printed as diffs. The session, a SQLite file that
+cosmic-ray's own commands read (`cr-report`, `cr-html`), stays in `build/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.mutants import ENVIRONMENT, ROOT, copied
+
+EXCLUDED = (
+    # Annotations are not evaluated (`from __future__ import annotations`): `int | None` as
+    # `int + None` changes nothing.
+    "core/ReplaceBinaryOperator_BitOr_",
+    # A decorator of a dataclass, a fixture or a command: its loss is an error of the import.
+    "core/RemoveDecorator",
+)
+"""Operators of cosmic-ray, by the beginning of their names, that are left out."""
+LIMIT = 900.0
+"""Seconds that the tests may take for one mutant; a mutant that exceeds them counts as found."""
+
+
+def drawn(names: Sequence[tuple[str, str]], number: int, seed: int) -> set[str]:
+    """Return the identities of `number` edits, drawn without replacement.
+
+    Args:
+        names: identity and operator of every edit.
+        number: how many to draw; all if there are fewer.
+        seed: of the draw.
+    """
+    left = sorted(job for job, operator in names if not operator.startswith(EXCLUDED))
+    return set(random.Random(seed).sample(left, min(number, len(left))))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 if every drawn mutant was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("place", help="a file or folder of a package, relative to the repository")
+    parser.add_argument("--tests", nargs="+", help="files or folders of tests")
+    parser.add_argument("--number", type=int, default=60)
+    parser.add_argument("--seed", type=int, required=True)
+    asked = parser.parse_args(arguments)
+    place = Path(asked.place.rstrip("/"))
+    if not (ROOT / place).exists():
+        parser.error(f"{place} is not in the repository")
+    tests = asked.tests or [str("tests" / (place if (ROOT / place).is_dir() else place.parent))]
+    try:
+        from cosmic_ray.commands import execute, init
+        from cosmic_ray.config import ConfigDict
+        from cosmic_ray.modules import find_modules
+        from cosmic_ray.work_db import use_db
+        from cosmic_ray.work_item import WorkerOutcome, WorkResult
+    except ImportError:
+        parser.error("cosmic-ray is not installed: pip install -c constraints.txt cosmic-ray")
+    command = [sys.executable, *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)]
+    session = (
+        ROOT / "build" / f"mutants-{'-'.join(place.with_suffix('').parts)}-{asked.seed}.sqlite"
+    )
+    session.parent.mkdir(exist_ok=True)
+    session.unlink(missing_ok=True)
+    config = ConfigDict({"test-command": shlex.join(command), "timeout": LIMIT})
+    config["distributor"] = {"name": "local"}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, use_db(str(session)) as work:
+        # cosmic-ray edits the files in place, and runs the tests in the folder it is called in.
+        os.chdir(copied(Path(folder)))
+        os.environ.update(ENVIRONMENT, PYTHONPATH=folder)
+        init(find_modules([place]), work, {})
+        items = {item.job_id: item.mutations[0] for item in work.work_items}
+        chosen = drawn([(k, m.operator_name) for k, m in items.items()], asked.number, asked.seed)
+        # An edit that changes nothing shows that the tests pass without a mutant.
+        from cosmic_ray.testing import run_tests
+
+        outcome, output = run_tests(config.test_command, LIMIT)
+        if outcome != "survived":
+            parser.error(f"without a mutant, the tests do not pass:\n{output[-2000:]}")
+        skipped = WorkResult(worker_outcome=WorkerOutcome.SKIPPED)
+        work.set_multiple_results([job for job in items if job not in chosen], skipped)
+        execute(work, config)
+        results = [r for job, r in work.results if job in chosen]
+        os.chdir(ROOT)
+    survived = [r for r in results if not r.is_killed]
+    for result in survived:
+        print(result.diff or result.output, end="\n\n")
+    print(
+        f"{place}: {len(results) - len(survived)} of {len(results)} mutants found, {session.name}"
+    )
+    return int(bool(survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
