@@ -116,13 +116,13 @@ def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
         return {}
     gathered = Gathered(root, {})
     with _table(root, gathered, [line for line, _ in runs if line.broken]) as table:
-        answer, unread = table.ask(_FAILING)
+        answer, _ = table.ask(_FAILING)
         broken = [i for i, (line, _) in enumerate(runs) if line.broken]
         keys, ids = np.unique(answer["key"], return_inverse=True)
         failing = _by_run(answer["run"], ids, broken)
-        # The index counted failing gates by their numbers; a different count means a damaged file.
+        # The index counted failing gates by their numbers; a different count means a damaged file,
+        # and none means one that could not be read.
         lost = {run for run in broken if len(failing[run]) != runs[run][0].broken}
-        lost |= {broken[n] for n in unread}
         measured = _measured(root, gathered, runs, keys)
         found, wanted = _walk(runs, failing, lost, measured, len(keys))
         names = _names(table, keys[wanted])

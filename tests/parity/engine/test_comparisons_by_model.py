@@ -447,7 +447,8 @@ def test_rules_and_floors_make_bounds():
     assert bound_from(both, 1.0) == 3.0 and bound_from(both, 0.5) == 2.0
     assert math.isnan(bound_from(both, math.nan)) and bound_from(other, math.nan) == 5.0
     assert math.isnan(bound_from(None, 1.0))
-    cases = {"case": {"hash": "hash", "responses": {"x": [3.0, 4.0]}}, "stale": {"hash": "old"}}
+    measured = {"responses": {"x": [3.0, 4.0]}}
+    cases = {"case": {"hash": "hash", **measured}, "stale": {"hash": "old", **measured}}
     known = NoiseFloors(cases, (other, both))
     work, stale = Work("case", "hash", ()), Work("stale", "new", ())
     edge = SomeEdge.LEFT32_RIGHT64

@@ -144,6 +144,7 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     other = {"device": {"kind": "cpu", "name": "another"}}
     assert "another" in refusal(first, altered(second, **other), third)
     assert "both hold shard 1/3" in refusal(first, altered(first, id="twice"), second, third)
+    assert "both hold shard 1/3" in refusal(first, first, second, third)
     overlap = replace(third, measurements=first.measurements)
     assert "both hold length_c" in refusal(first, second, overlap)
     assert "is a nightly" in refusal(first, altered(second, kind="nightly"), third)

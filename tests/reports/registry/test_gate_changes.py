@@ -165,6 +165,15 @@ def test_failing_gates_that_cannot_be_read_are_not_known(tmp_path: Path) -> None
     assert found == {11: GateChanges(known=False)}
 
 
+def test_a_file_that_cannot_be_read_leaves_the_red_runs_beside_it_known(tmp_path: Path) -> None:
+    nights = [earlier(failing(quantity=f"q{day}"), day=day) for day in (10, 11, 12)]
+    lines = lines_of(tmp_path, earlier(measurement(), day=9), *nights)
+    lines = [replace(line, gathered="") for line in lines]
+    (tmp_path / lines[3].name / "measurements.parquet").write_bytes(b"damaged")
+    found = by_day(follow_gates(tmp_path, lines))
+    assert {day for day, changes in found.items() if changes.known} == {10, 11}
+
+
 def test_the_measurements_themselves_are_read_where_none_are_gathered(tmp_path: Path) -> None:
     nights = (earlier(measurement(), day=10), earlier(failing(), day=11))
     lines = [replace(line, gathered="") for line in lines_of(tmp_path, *nights)]

@@ -387,3 +387,18 @@ def test_a_few_rows_of_endless_lists_are_refused(monkeypatch: pytest.MonkeyPatch
     assert read(1000).num_rows == 1
     with pytest.raises(StoreError, match="would unpack to"):
         read(1001)
+
+
+def test_row_groups_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many groups, each below the limit, takes the memory of all of them."""
+    schema = pa.schema([("value", pa.float64())])
+    buffer = pa.BufferOutputStream()
+    table = pa.table({"value": np.arange(1000.0)}, schema=schema)
+    pq.write_table(table, buffer, row_group_size=100, use_dictionary=False)
+    stored = buffer.getvalue().to_pybytes()
+
+    monkeypatch.setattr(reader, "UNPACKED_BYTES", 12_000)
+    assert reader.read_table(stored, Path("f"), schema, frozenset()).num_rows == 1000
+    monkeypatch.setattr(reader, "UNPACKED_BYTES", 6_000)
+    with pytest.raises(StoreError, match="would unpack to 1,000 rows"):
+        reader.read_table(stored, Path("f"), schema, frozenset())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.engine.pairing.closeness import EQUAL
+from parity.engine.pairing.alignment import AlignedBy, align
+from parity.engine.pairing.closeness import EQUAL, SAMPLE
 from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import SAMPLES, Near, find_layout, same_values
 from parity.engine.pairing.matching import match_parameters
@@ -110,3 +111,16 @@ def test_whole_matches_say_what_is_in_another_order():
     originals, ports = Tensors({"w": x}), Tensors({"w": with_two_exchanged(x)})
     [(names, fits)] = whole_matches(originals, ports, ["w"], ["w"])
     assert (names, fits) == (("w",), [("w", {})])
+
+
+def test_a_stage_with_a_nan_that_no_sample_sees_is_not_paired_by_value() -> None:
+    """A NaN compares as false with every bound; the pair stays one by its place."""
+    x = drawn(0, (2, SAMPLE)).astype(np.float64)
+    spoiled = x.copy()
+    spoiled.reshape(-1)[np.setdiff1d(np.arange(x.size), sample_positions(x.size, SAMPLE))[3]] = (
+        np.nan
+    )
+    [healthy] = align({"a": x}, {"b": x}).pairs
+    [pair] = align({"a": x}, {"b": spoiled}).pairs
+    assert healthy.by is AlignedBy.VALUE
+    assert pair.by is AlignedBy.ORDER and np.isnan(pair.distance)
