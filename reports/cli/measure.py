@@ -32,6 +32,14 @@ from reports.cli.watch import watch as run_again
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 
+def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    from reports.nightly.shards import Shard
+
+    return Shard.parse(text)
+
+
 @click.command(
     epilog=examples(
         "nightly",
@@ -61,11 +69,14 @@ from reports.cli.watch import watch as run_again
     help="Folder with model.safetensors and config.json, used instead of the committed byte model.",
 )
 @click.option("--fault", type=FAULT, help="Plant a known bug first, to see whether it is found.")
-@click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, for `merge`.")
+@click.option(
+    "--shard", metavar="K/N", callback=_shard, help="Run the K-th of N parts, for `merge`."
+)
 @executor_options
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
+    callback=lambda ctx, parameter, value: value or "",
     help="With --executor: measure every part on this class of device, or fail.",
 )
 @click.option(
@@ -78,7 +89,7 @@ from reports.cli.watch import watch as run_again
 @json_option
 @quiet_option
 @click.pass_context
-def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
+def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, **asked):
     """Run every suite, store the run, write its page and print the verdict.
 
     The run is compared with the newest earlier run of the same work, with the history of noisy
@@ -87,12 +98,12 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
     local:1 uses a single process, and so does a GPU.
     """
     if watch:
-        if not cases:
+        if not asked["cases"]:
             raise click.UsageError("--watch runs repeatedly; select cases with --case.", ctx)
         ctx.exit(run_again(MODEL, without_watch()))
     report = progress(quiet)
     unchecked()
-    outcome = _night(ctx, out, tuple(cases), report, **asked)
+    outcome = _night(ctx, report, executor, address, resume, **asked)
     report.stop()
     if outcome.decision is None:
         click.echo(outcome.folder.resolve())
@@ -105,36 +116,32 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
     say(ctx, outcome.decision, as_json, [*outcome.against, page], page=page)
 
 
-def _night(
-    ctx, out, cases, report, reference, checkpoint, fault, part, executor, address, device, resume
-):
+def _night(ctx, report, executor, address, resume, **asked):
     """Run a night in this process or on an executor; by default a whole night uses all processors.
 
     On an accelerator it runs in one process, since that takes the device's memory.
     """
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
-    from reports.nightly.shards import Shard
     from reports.provenance.device import device_kind
     from reports.store.runs import check_writable
 
-    if executor is None and (address or device or not resume):
+    options = Options(**asked)
+    if executor is None and (address or options.device or not resume):
         raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
-    if executor is not None and part:
+    if executor is not None and options.shard:
         raise click.UsageError("--executor makes its own shards: omit --shard.", ctx)
-    whole = not (part or cases)
+    whole = not (options.shard or options.cases)
     if executor is None and whole and threads() > 1 and device_kind() == "cpu":
         # Resuming an interrupted night requires an explicit --executor.
         executor, resume = "local", False
-    shard = Shard.parse(part) if part else None
-    check_writable(out)
-    options = Options(out, cases, reference, checkpoint, fault, shard)
+    check_writable(options.out)
     if executor is None:
         return run_nightly(options, report, report.step)
     from parity.executors.sweep import open_executor
     from reports.nightly.fan_out import fan_out
 
-    return fan_out(options, open_executor(executor, address), report, resume, device or "")
+    return fan_out(options, open_executor(executor, address), report, resume)
 
 
 @click.command(

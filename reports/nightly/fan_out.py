@@ -44,12 +44,11 @@ MEMORY = 3 * 2**30
 """Peak memory of a part, in bytes; the suite over meshes has a second process."""
 
 
-def items_of(options: Options, device: str = "") -> list[Item]:
+def items_of(options: Options) -> list[Item]:
     """Return the parts of a night as work items, the longest first.
 
     Args:
         options: Options of the night, without a shard.
-        device: Class of device, cpu or cuda, on which every part must be measured; "" for any.
 
     Raises:
         ValueError: a case is unknown.
@@ -57,68 +56,30 @@ def items_of(options: Options, device: str = "") -> list[Item]:
     """
     plan = plan_of(options)
     # Every worker must use the same kind of reference as this machine.
-    reference = options.reference
-    if reference == "auto":
-        reference = "recorded" if choose_reference("auto").kind == "recorded" else "live"
-    needs = Needs(gpus=int(device == "cuda"), memory=MEMORY)
-    shared = {
-        "cases": list(options.cases),
-        "reference": reference,
-        "checkpoint": str(options.checkpoint.resolve()) if options.checkpoint else "",
-        "fault": options.fault or "",
-        "device": device,
-    }
+    if options.reference == "auto":
+        kind = "recorded" if choose_reference("auto").kind == "recorded" else "live"
+        options = replace(options, reference=kind)
+    needs = Needs(gpus=int(options.device == "cuda"), memory=MEMORY)
     # The data files of the packages are included in the digest of the code.
-    names = [shared["checkpoint"]] if options.checkpoint else []
-    inputs = contents([*names, *([f"{MODULE}megalodon"] if reference == "live" else [])])
+    names = [str(options.checkpoint.resolve())] if options.checkpoint else []
+    live = [f"{MODULE}megalodon"] if options.reference == "live" else []
+    inputs = contents([*names, *live])
+    shards = [replace(options, shard=Shard(i, len(plan))) for i in range(1, len(plan) + 1)]
     items = [
-        Item(
-            part,
-            f"{__name__}:measure",
-            {"shard": f"{i}/{len(plan)}", **shared},
-            needs,
-            True,
-            inputs,
-        )
-        for i, part in enumerate(plan, start=1)
+        Item(part, f"{__name__}:measure", {"options": one.to_json()}, needs, True, inputs)
+        for part, one in zip(plan, shards, strict=True)
     ]
     rank = {part: turn for turn, part in enumerate(LONGEST)}
     return sorted(items, key=lambda item: rank.get(item.name, len(rank)))
 
 
-def measure(
-    folder: Path,
-    shard: str,
-    cases: Sequence[str],
-    reference: str,
-    checkpoint: str,
-    fault: str,
-    device: str,
-) -> dict[str, Any]:
-    """Measure one part of a night on a worker, and leave its run folder in `folder`.
-
-    Raises:
-        RuntimeError: JAX computes on another class of device than the requested one.
-    """
+def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure one part of a night on a worker, and leave its run folder in `folder`."""
     from megalodon_jax import traced_checks
-    from reports.provenance.device import device_kind
 
-    if device and device_kind() != device:
-        raise RuntimeError(
-            f"expected to measure on {device}, but JAX computes on {device_kind()} here: install "
-            "the jaxlib of that device on this machine"
-        )
-    options = Options(
-        folder,
-        tuple(cases),
-        reference,
-        Path(checkpoint) if checkpoint else None,
-        fault or None,
-        Shard.parse(shard),
-    )
     lines: list[str] = []
     with traced_checks(False):
-        nightly(options, lines.append)
+        nightly(Options.from_json(folder, options), lines.append)
     return {"lines": [line for line in lines if line.startswith("  ")]}
 
 
@@ -127,7 +88,6 @@ def fan_out(
     executor: Executor,
     report: Log,
     resume: bool = True,
-    device: str = "",
 ) -> Outcome:
     """Run a night on an executor and write its run folder.
 
@@ -138,7 +98,6 @@ def fan_out(
         executor: Executes the parts; closed at the end.
         report: Receives a line as each part finishes.
         resume: Whether to reuse finished parts; otherwise they are deleted.
-        device: As in `items_of`.
 
     Raises:
         ItemError: another driver is running this night.
@@ -148,7 +107,7 @@ def fan_out(
         FileNotFoundError: the checkpoint does not exist.
     """
     start = Start.now([options.checkpoint])
-    items = items_of(options, device)
+    items = items_of(options)
     if options.checkpoint is not None:
         # Reject a broken checkpoint now, not after an hour in each part.
         open_checkpoint(options.checkpoint).load()
@@ -219,7 +178,9 @@ def _stored(
 ) -> Outcome:
     """Store the run merged from the parts, or finish it if it is already stored."""
     reasons = {
-        Shard.parse(item.arguments["shard"]).index: f"{item.name}: {known[item.name].reason}"
+        Shard.parse(
+            item.arguments["options"]["shard"]
+        ).index: f"{item.name}: {known[item.name].reason}"
         for item in items
         if item.name not in folders
     }

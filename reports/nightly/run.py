@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -29,6 +30,7 @@ from reports.nightly.suites import (
     run_stability,
 )
 from reports.provenance.code import Start
+from reports.provenance.device import device_kind
 from reports.provenance.environment import describe, new_manifest
 from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest, Time
@@ -44,7 +46,17 @@ Step = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a nightly; with the defaults it runs everything."""
+    """Options of a nightly; with the defaults it runs everything.
+
+    Attributes:
+        out: Folder of the runs.
+        cases: Cases of any suite; all suites if empty.
+        reference: auto, live or recorded.
+        checkpoint: Folder of a checkpoint that replaces the committed one.
+        fault: Name of a bug to plant.
+        shard: Part of the plan to run; all of it if None.
+        device: Class of device, cpu or cuda, that must be measured; "" for any.
+    """
 
     out: Path
     cases: tuple[str, ...] = ()
@@ -52,6 +64,25 @@ class Options:
     checkpoint: Path | None = None
     fault: str | None = None
     shard: Shard | None = None
+    device: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but `out`, for a worker that has an output folder of its own."""
+        checkpoint = str(self.checkpoint.resolve()) if self.checkpoint else None
+        shard = str(self.shard) if self.shard else None
+        fields = {name: getattr(self, name) for name in ("reference", "fault", "device")}
+        return {**fields, "cases": list(self.cases), "checkpoint": checkpoint, "shard": shard}
+
+    @classmethod
+    def from_json(cls, out: Path, fields: Mapping[str, Any]) -> Options:
+        """Return the options that `to_json` wrote."""
+        checkpoint, shard = fields["checkpoint"], fields["shard"]
+        given = {
+            "cases": tuple(fields["cases"]),
+            "checkpoint": Path(checkpoint) if checkpoint else None,
+            "shard": Shard.parse(shard) if shard else None,
+        }
+        return cls(out, **{**fields, **given})
 
 
 def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outcome:
@@ -68,7 +99,13 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
         FileNotFoundError: the checkpoint does not exist.
         StoreError: the output folder cannot be written, or code or checkpoint changed meanwhile.
         ReferenceUnavailableError: the live reference was requested and cannot run.
+        RuntimeError: JAX computes on another class of device than the requested one.
     """
+    if options.device and device_kind() != options.device:
+        raise RuntimeError(
+            f"expected to measure on {options.device}, but JAX computes on {device_kind()} here: "
+            "install the jaxlib of that device on this machine"
+        )
     started = datetime.now(UTC)
     start = Start.now([options.checkpoint])
     cases = {case.name: case for case in select_cases(options)}

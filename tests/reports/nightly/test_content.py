@@ -109,16 +109,16 @@ def test_no_part_of_another_content_is_taken(
 def test_every_option_of_a_night_is_in_the_digest_of_its_parts(
     options: Options, checkpoint: Path
 ) -> None:
-    def digests(options: Options, device: str = "") -> set[str]:
-        return {item.digest() for item in items_of(options, device)}
+    def digests(options: Options) -> set[str]:
+        return {item.digest() for item in items_of(options)}
 
     before = digests(options)
     for other in (
         digests(replace(options, cases=options.cases[:1])),
         digests(replace(options, fault="rope_keys_one_late")),
         digests(replace(options, checkpoint=checkpoint)),
-        digests(options, "cpu"),
-        digests(options, "cuda"),
+        digests(replace(options, device="cpu")),
+        digests(replace(options, device="cuda")),
     ):
         assert not before & other
 

@@ -163,10 +163,10 @@ def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(
 
 def test_a_night_for_a_device_that_is_not_there_is_no_run(options: Options) -> None:
     with pytest.raises(StoreError, match=r"none was measured: .*no device"):
-        fan_out(options, Inline(), quiet, device="cuda")
+        fan_out(replace(options, device="cuda"), Inline(), quiet)
     assert list_runs(options.out) == ([], [])
     # A worker whose JAX has no such device does not measure on another.
-    [item] = [i for i in items_of(options, "cuda") if i.name == "length_c"]
+    [item] = [i for i in items_of(replace(options, device="cuda")) if i.name == "length_c"]
     answer = perform(replace(item, needs=item.needs.__class__()), Identity.here())
     assert "expected to measure on cuda" in answer.reason
 
@@ -310,7 +310,9 @@ def test_parts_of_a_night_know_what_was_asked_for(options: Options) -> None:
     outcome = fan_out(options, Inline(), quiet)
     assert set(outcome.run.manifest.selected) == set(CASES)
     # What is live here must not be a recording on another machine.
-    references = {i.arguments["reference"] for i in items_of(replace(options, reference="auto"))}
+    references = {
+        i.arguments["options"]["reference"] for i in items_of(replace(options, reference="auto"))
+    }
     assert references <= {"live", "recorded"}
 
 
@@ -354,7 +356,7 @@ def test_a_whole_night_is_shared_by_the_processors(
 ) -> None:
     seen: list[tuple[str, bool] | None] = []
 
-    def elsewhere(options: Any, executor: Any, report: Any, resume: bool, device: str) -> Any:
+    def elsewhere(options: Any, executor: Any, report: Any, resume: bool) -> Any:
         seen.append((executor, resume))
         raise click.exceptions.Exit(0)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -275,26 +276,43 @@ def test_a_checkpoint_takes_the_place_of_the_committed_one(tmp_path: Path) -> No
 
 def test_items_of_a_night_are_its_parts_with_its_options() -> None:
     options = replace(RECORDED, cases=("plain", "stream"), fault="rope_sign")
-    items = items_of(options, "cpu")
+    items = items_of(replace(options, device="cpu"))
     assert [item.name for item in items] == ["plain", "stream"]
     assert [item.arguments for item in items] == [
         {
-            "shard": f"{i}/2",
-            "cases": ["plain", "stream"],
-            "reference": "recorded",
-            "checkpoint": "",
-            "fault": "rope_sign",
-            "device": "cpu",
+            "options": {
+                "shard": f"{i}/2",
+                "cases": ["plain", "stream"],
+                "reference": "recorded",
+                "checkpoint": None,
+                "fault": "rope_sign",
+                "device": "cpu",
+            }
         }
         for i in (1, 2)
     ]
     # A worker takes as many parts at a time as its memory holds.
     for device, gpus in (("cpu", 0), ("cuda", 1)):
         needs = Needs(gpus=gpus, memory=3 * 2**30)
-        assert all(item.needs == needs for item in items_of(options, device))
+        assert all(item.needs == needs for item in items_of(replace(options, device=device)))
     names = [item.name for item in items_of(RECORDED)]
     assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]
     assert names[3:] == [p for p in plan_of(RECORDED) if p not in names[:3]]
+
+
+@pytest.mark.parametrize("shard", [None, Shard(2, 3)])
+def test_options_of_a_night_reach_a_worker_whole(tmp_path: Path, shard: Shard | None) -> None:
+    """A field that `to_json` leaves out would have its default on the worker."""
+    given = Options(tmp_path, ("plain",), "live", tmp_path / "model", "rope_sign", shard, "cuda")
+    default = Options(tmp_path)
+    assert all(
+        getattr(given, f.name) != getattr(default, f.name)
+        for f in fields(Options)
+        if f.name not in ("out", "shard")
+    )
+    for options in (given, replace(default, shard=shard)):
+        words = json.loads(json.dumps(options.to_json()))
+        assert Options.from_json(tmp_path, words) == options
 
 
 def test_items_of_a_checkpoint_know_its_content(tmp_path: Path) -> None:
@@ -304,7 +322,7 @@ def test_items_of_a_checkpoint_know_its_content(tmp_path: Path) -> None:
     options = replace(RECORDED, cases=("plain",), checkpoint=tmp_path / "model" / ".." / "model")
     name = str(tmp_path / "model")
     for item in items_of(options):
-        assert item.arguments["checkpoint"] == name
+        assert item.arguments["options"]["checkpoint"] == name
         assert item.inputs == contents([name]) and name in item.inputs
     assert all(not item.inputs for item in items_of(replace(RECORDED, cases=("plain",))))
 
