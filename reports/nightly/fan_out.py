@@ -29,6 +29,7 @@ from reports.nightly.shards import (
     find_shards,
     merge_shards,
 )
+from reports.nightly.tonight import Tonight
 from reports.provenance.code import Start
 from reports.provenance.host import fingerprint, processor
 from reports.registry.outcome import Outcome, finish, store
@@ -118,6 +119,7 @@ def fan_out(
     order = in_order(list(by_part), expected, executor.workers)
     expected = {part: expected[part] for part in order}
     items = [replace(by_part[part], expected=expected[part]) for part in order]
+    by_part = {item.name: item for item in items}
     report(
         f"a night of {len(items)} parts on {executor.name}: "
         f"{cost(expected, executor.workers, known_here)}"
@@ -126,29 +128,30 @@ def fan_out(
         if not resume:
             answers.discard()
         known: dict[str, Answer] = {}
-        with (
-            _kept_parts_named(executor, items, answers, report),
-            closing(run(items, executor, answers, report)) as measured,
-        ):
-            for answer in measured:
-                # A failed worker may have noticed a change of the code first.
-                start.check(now=answer.state is not State.DONE)
-                known[answer.name] = answer
-                for line in (answer.value or {}).get("lines", ()):
-                    report(line)
-        folders = {
-            item.name: folder
-            for item in items
-            if known[item.name].state is State.DONE
-            for folder in find_shards([answers.files(item)])
-        }
-        if not folders:
-            raise StoreError(
-                "expected parts of a night, but none was measured: "
-                + "; ".join(f"{name}: {a.reason}" for name, a in known.items())[:800]
-            )
-        start.check()
-        outcome = _stored(options, items, known, folders, report)
+        found: dict[str, Path] = {}
+        with Tonight(options.out, len(items), report) as tonight:
+            with (
+                _kept_parts_named(executor, items, answers, report),
+                closing(run(items, executor, answers, report)) as measured,
+            ):
+                for answer in measured:
+                    # A failed worker may have noticed a change of the code first.
+                    start.check(now=answer.state is not State.DONE)
+                    known[answer.name] = answer
+                    for line in (answer.value or {}).get("lines", ()):
+                        report(line)
+                    if answer.state is State.DONE:
+                        [found[answer.name]] = find_shards([answers.files(by_part[answer.name])])
+                        tonight.add(found[answer.name])
+            if not found:
+                raise StoreError(
+                    "expected parts of a night, but none was measured: "
+                    + "; ".join(f"{name}: {a.reason}" for name, a in known.items())[:800]
+                )
+            start.check()
+            folders = {item.name: found[item.name] for item in items if item.name in found}
+            outcome = _stored(options, items, known, folders, report)
+            tonight.done(outcome.page)
         answers.discard()
     return outcome
 

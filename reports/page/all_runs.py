@@ -197,9 +197,12 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
     if not nights:
         sentence = "No whole run with a verdict is here."
-        if any(_judged(entry) for entry in newest):
-            sentence = "No whole run is here: those below ran some cases, or have a planted bug."
-        return {"slug": "incomplete", "word": "NOT JUDGED", "sentence": sentence, "entry": None}
+        if judged := [entry for entry in newest if _judged(entry)]:
+            sentence = (
+                "Those below ran some cases, or have a planted bug. The newest with a verdict is "
+                f"{standing(judged[0]).word.upper()}."
+            )
+        return {"slug": "incomplete", "word": "NO WHOLE RUN", "sentence": sentence, "entry": None}
     latest = nights[0]
     how, own = standing(latest), [entry for entry in nights if entry.stream == latest.stream]
     # For a damaged folder the time is known only from its name.

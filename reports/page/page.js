@@ -95,3 +95,17 @@ for (const table of document.querySelectorAll("table[data-filter]")) {
   sortable(table);
   if (table.tBodies[0].rows.length > 12) filterable(table);
 }
+
+// A night that is still running renews its page. A reader who has scrolled down is not disturbed.
+const renewed = document.querySelector("[data-renewed]");
+if (renewed) {
+  const STALE = 15 * 60 * 1000;
+  const age = () => Date.now() - Date.parse(renewed.dataset.renewed);
+  setInterval(() => {
+    if (age() > STALE) {
+      document.getElementById("word").textContent = "Stopped?";
+      renewed.textContent = `Not renewed for ${Math.round(age() / 60000)} minutes: a part takes long, or the night was killed.`;
+    }
+    if (scrollY < 100 && !document.querySelector("dialog[open]")) location.reload();
+  }, 15000);
+}

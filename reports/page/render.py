@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from reports.page.sections import (
 from reports.page.sections.drilldown import drilldown
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, number
+from reports.verdict.changes import What
 from reports.verdict.decide import Decision, ExitCode
 from reports.verdict.document import replays, suite_of
 from reports.verdict.history import History
@@ -45,6 +47,40 @@ _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
 """Longest escape of a single character."""
 _BY_SHARE = "% of the poles remember less"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a night is that has no verdict yet.
+
+    Attributes:
+        measured: number of parts that are measured.
+        parts: number of parts of the night.
+        state: "running", or how it ended before everything was measured.
+        time: when this was so, in ISO 8601 (UTC).
+    """
+
+    measured: int
+    parts: int
+    state: str
+    time: str
+
+    @property
+    def running(self) -> bool:
+        """Whether more is to come."""
+        return self.state == "running"
+
+
+def notice(text: str, seconds: int | None = None, href: str = "") -> str:
+    """Return a page of one sentence.
+
+    Args:
+        text: the sentence, without its full stop.
+        seconds: when the browser loads `href`, or this page again; never if None.
+        href: relative URL of another page.
+    """
+    template = environment().get_template("notice.html.j2")
+    return template.render(text=text, seconds=seconds, href=href)
 
 
 def style() -> Markup:
@@ -138,12 +174,29 @@ def _drilled(
     return shown, {key: str(macro.tensor(tensor)) for key, tensor in views.items()}
 
 
-def render(run: Run, decision: Decision, history: History, runs: str = "..") -> str:
+def render(
+    run: Run,
+    decision: Decision,
+    history: History,
+    runs: str = "..",
+    progress: Progress | None = None,
+) -> str:
     """Return the page of a run as one self-contained HTML text: no network, fonts or current time.
 
-    Equal input gives equal bytes. Names from the run are data and always escaped. `runs` is the
-    relative URL from the page to the folder of runs, for links to other pages.
+    Equal input gives equal bytes. Names from the run are data and always escaped.
+
+    Args:
+        run: the run.
+        decision: its verdict.
+        history: earlier runs.
+        runs: relative URL from the page to the folder of runs, for links to other pages.
+        progress: of a night that is not measured whole; its page has no verdict.
     """
+    if progress is not None:
+        # What is not measured yet is not lost.
+        kept = tuple(change for change in decision.changes if change.what is not What.GONE)
+        counts = replace(decision.counts, not_run=0)
+        decision = replace(decision, changes=kept, counts=counts)
     manifest, rows = run.manifest, run.measurements
     data = tables.frame(rows)
     # Products are not stages of the network, and other architectures have their own section.
@@ -157,8 +210,9 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
         "run": run,
         "manifest": manifest,
         "decision": decision,
+        "progress": progress,
         "exit_name": ExitCode(decision.exit_code).name.replace("_", " ").lower(),
-        "slug": decision.word.value.lower().replace(" ", "-"),
+        "slug": "incomplete" if progress else decision.word.value.lower().replace(" ", "-"),
         "history": history,
         "unreadable": [(label(f.name), label(why, 300)) for f, why in history.unreadable],
         "when": facts.moment(manifest.created),

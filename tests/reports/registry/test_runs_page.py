@@ -266,14 +266,14 @@ def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
 def test_a_folder_without_runs_has_a_page_that_is_not_green(tmp_path: Path) -> None:
     slug, first = hero(draw_runs_page(tmp_path))
     assert slug == "incomplete"
-    assert "NOT JUDGED No whole run with a verdict is here." in first
+    assert "NO WHOLE RUN No whole run with a verdict is here." in first
 
 
 def test_some_cases_alone_make_no_verdict_of_all(tmp_path: Path) -> None:
     root = stored(tmp_path, night(10, selected=["plain"]), night(11, fault="rope_sign"))
     slug, first = hero(draw_runs_page(root))
     assert slug == "incomplete"
-    assert "No whole run is here: those below ran some cases" in first
+    assert "NO WHOLE RUN Those below ran some cases" in first
 
 
 def test_a_copy_of_a_run_is_no_run_of_its_own(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_over_draws_it_is_the_deviation_of_their_mean() -> None:
     assert spread_by_jackknife(several.tolist())[0] == pytest.approx(expected)
 
 
+def test_two_draws_are_enough_for_a_deviation() -> None:
+    two = responses(gates=1, draws=2)
+    one = np.std(np.log(two[0]), ddof=1) / math.sqrt(2)
+    assert spread_by_jackknife(two.tolist())[0] == pytest.approx(one)
+
+
 def test_one_draw_has_no_deviation() -> None:
     assert spread_over_seeds([[1e-7]]) == spread_by_jackknife([[1e-7]]) == STILL
     # A seed that some gate does not respond to has no logarithm.

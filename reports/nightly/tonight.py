@@ -1,0 +1,108 @@
+"""The page of a night that is still running: `tonight.html` beside the runs, renewed meanwhile.
+
+It says how many parts are measured and whether all gates so far hold, and no verdict: that is said
+once everything is measured. Source: docs/reports.md "While a night runs".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from megalodon_jax.files import written_aside
+from parity.executors.executor import Log
+from reports.nightly.shards import merge_shards
+from reports.page.render import Progress, notice, render
+from reports.registry.lookup import judge
+
+TONIGHT = "tonight.html"
+EVERY = 15.0
+"""Least seconds between two drawings."""
+SHARE = 0.03
+"""Largest share of the time of one processor that drawing takes: the night needs the processors."""
+WAITING = "not measured yet"
+
+
+class Tonight:
+    """Draws the page of a running night; a context that tells on the page how the night ended.
+
+    An error while drawing is reported once and stops the drawing, not the night; the page says so.
+    """
+
+    def __init__(
+        self, out: Path, parts: int, report: Log, clock: Callable[[], float] = time.monotonic
+    ):
+        """Draw below `out`.
+
+        Args:
+            out: folder of the runs.
+            parts: number of parts of the night.
+            report: receives the path of the page when it is first there, and an error.
+            clock: returns the current time in seconds.
+        """
+        self.page = out / TONIGHT
+        self.parts = parts
+        self._report, self._clock = report, clock
+        self._folders: list[Path] = []
+        self._next = -float("inf")
+        self._told = self._broken = False
+        self._finished: Path | None = None
+
+    def __enter__(self) -> Tonight:
+        # A page of the night before would be taken for this one's.
+        self._write(lambda: notice("The night has begun, and no part is measured yet", seconds=5))
+        return self
+
+    def add(self, folder: Path) -> None:
+        """Add the run folder of a part that is measured, and draw the page if it is time."""
+        self._folders.append(folder)
+        start = self._clock()
+        if start < self._next or self._broken:
+            return
+        self._draw("running")
+        spent = self._clock() - start
+        self._next = self._clock() + max(EVERY, spent / SHARE)
+
+    def done(self, page: Path) -> None:
+        """Let the page lead to the page of the finished night."""
+        self._finished = page
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if (page := self._finished) is not None:
+            href = page.relative_to(self.page.parent).as_posix()
+            self._write(lambda: notice("The night is done", 0, href))
+        elif self._folders and not self._broken:
+            self._draw("interrupted" if kind is KeyboardInterrupt else "ended by an error")
+        else:
+            self._write(lambda: notice("The night ended before this page had anything to show"))
+
+    def _draw(self, state: str) -> None:
+        try:
+            self._write(partial(self._text, state))
+        except Exception as error:
+            self._broken = True
+            self._report(f"{self.page} is not renewed: {type(error).__name__}: {error}")
+            self._write(lambda: notice("The page of this night cannot be drawn before its end", 60))
+        if not self._told and not self._broken:
+            self._told = True
+            self._report(f"first page: {self.page.resolve()}; it completes itself")
+
+    def _text(self, state: str) -> str:
+        # Reasons make shards acceptable that are missing; theirs is the same for all.
+        reasons = dict.fromkeys(range(1, self.parts + 1), WAITING)
+        run = merge_shards(self._folders, mixed=True, reasons=reasons)
+        judged = judge(self.page.parent, run)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        progress = Progress(len(self._folders), self.parts, state, now)
+        return render(run, judged.decision, judged.history, ".", progress)
+
+    def _write(self, text: Callable[[], str]) -> None:
+        self.page.parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(self.page) as aside:
+            aside.write_text(text(), encoding="utf-8")

@@ -1,0 +1,123 @@
+"""The page of a night that is still running has what is measured, and no verdict."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reports.nightly import tonight as module
+from reports.nightly.fan_out import fan_out
+from reports.nightly.run import Options
+from reports.nightly.tonight import TONIGHT, Tonight
+from reports.registry.outcome import store
+from reports.store.runs import write_run
+from reports.verdict.decide import Word
+from tests.reports.nightly.test_fan_out import Inline, options, quiet
+from tests.reports.nights import failing, measurement, run
+
+__all__ = ["options"]
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1}]
+
+
+def part(root: Path, index: int, *rows, case: str = "") -> Path:
+    """Store the part `index` of three."""
+    shard = {"index": index, "count": 3}
+    name = f"2026-11-20T21-30-00Z-1a2b3c4-shard-{index}-of-3"
+    night = run(*rows, kind="shard", shard=shard, suites=SUITES, plan=["a", "b", "c"], id=name)
+    return write_run(root / "parts", night)
+
+
+def text(page: Path) -> str:
+    """Return the words of a page's first section, without tags."""
+    html = page.read_text(encoding="utf-8")
+    body = re.search(r'<section id="verdict".*?</section>', html, re.S)
+    return " ".join(re.sub(r"<[^>]*>", " ", body.group(0) if body else html).split())
+
+
+def test_the_page_says_how_far_the_night_is_and_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "SHARE", float("inf"))
+    lines: list[str] = []
+    with Tonight(tmp_path, 3, lines.append) as tonight:
+        page = tmp_path / TONIGHT
+        assert "no part is measured yet" in text(page)
+        tonight.add(part(tmp_path, 2, measurement(case="a")))
+        assert "Running 1 of 3 parts are measured. Gates so far: 1; all of them hold." in text(page)
+        html = page.read_text(encoding="utf-8")
+        assert not any(word in text(page) for word in Word) and 'id="as-of" data-renewed="' in html
+        assert "not measured yet" in html
+        tonight.add(part(tmp_path, 3, failing(case="b")))
+        assert "2 of 3 parts are measured. Gates so far: 2; 1 of them do not hold." in text(page)
+        outcome = store(tmp_path, run(measurement(), suites=SUITES), quiet)
+        tonight.done(outcome.page)
+    html = page.read_text(encoding="utf-8")
+    target = f"{outcome.folder.name}/report.html"
+    assert f'content="0; url={target}"' in html and (tmp_path / target).is_file()
+    assert lines == [f"first page: {page.resolve()}; it completes itself"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt, "Interrupted"), (OSError, "Ended by an error")]
+)
+@pytest.mark.parametrize("measured", [0, 1])
+def test_a_night_that_ends_early_has_no_verdict_and_is_not_renewed(
+    tmp_path: Path, error: type[BaseException], state: str, measured: int
+) -> None:
+    with pytest.raises(error), Tonight(tmp_path, 3, quiet) as tonight:
+        if measured:
+            tonight.add(part(tmp_path, 1, measurement()))
+        raise error
+    html = (tmp_path / TONIGHT).read_text(encoding="utf-8")
+    assert 'id="as-of" data-renewed' not in html and 'http-equiv="refresh"' not in html
+    if measured:
+        assert f"{state} 1 of 3 parts are measured." in text(tmp_path / TONIGHT)
+        assert "There is no verdict" in text(tmp_path / TONIGHT)
+    else:
+        assert "ended before this page had anything to show" in html
+
+
+def test_drawing_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch) -> None:
+    now, drawn = [0.0], []
+
+    def draw(folders, **_):
+        drawn.append(len(folders))
+        now[0] += 3.0
+        return ""
+
+    monkeypatch.setattr(module.Tonight, "_text", lambda self, state: draw(self._folders))
+    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: now[0])
+    for _ in range(200):
+        tonight.add(tmp_path)
+        now[0] += 1.0
+    # Each drawing takes 3 s; the next one waits until they are 3 % of the time.
+    assert drawn == [1, 101]
+
+
+def test_an_error_of_the_page_is_told_once_and_ends_no_night(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr(module, "render", broken)
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "SHARE", float("inf"))
+    lines: list[str] = []
+    outcome = fan_out(options, Inline(), lines.append)
+    assert outcome.decision is not None and outcome.page.is_file()
+    assert [line for line in lines if "no page" in line] == [
+        f"{options.out / TONIGHT} is not renewed: RuntimeError: no page"
+    ]
+
+
+def test_a_night_leads_from_its_first_page_to_its_last(options: Options) -> None:
+    lines: list[str] = []
+    outcome = fan_out(replace(options, checkpoint=None), Inline(), lines.append)
+    assert f"first page: {(options.out / TONIGHT).resolve()}; it completes itself" in lines
+    html = (options.out / TONIGHT).read_text(encoding="utf-8")
+    assert f"url={outcome.folder.name}/report.html" in html
