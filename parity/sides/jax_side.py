@@ -37,6 +37,7 @@ from parity.sides.side import (
     check_parameters,
     float_number,
     no_derivative,
+    stopped,
 )
 from parity.sides.traced import Traced, trace
 
@@ -211,22 +212,17 @@ class JaxSide:
         return self._programs[key]
 
     def _trace(self, precision: Precision, derivative: bool) -> Traced:
-        with self._refusing(precision):
+        with self._stopping(precision):
             return trace(self.function_in(precision), self._trees(precision), derivative=derivative)
 
     @contextlib.contextmanager
-    def _refusing(self, precision: Precision) -> Iterator[None]:
+    def _stopping(self, precision: Precision) -> Iterator[None]:
         try:
             yield
         except SideError:
             raise
         except Exception as error:
-            shapes = (f"{n} {x.dtype}{list(x.shape)}" for n, x in self.inputs().items())
-            message = str(error).strip().splitlines()
-            raise SideError(
-                f"the {self.kind} side refuses its inputs in {precision} ({', '.join(shapes)}): "
-                f"{type(error).__name__}: {message[0] if message else ''}"
-            ) from error
+            raise stopped(self.kind, precision, self.inputs(), error) from error
 
 
 class FunctionSide(JaxSide):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parity.engine.measure.arrays import Arrays
-from parity.engine.programs.operations import Operation
+from parity.engine.programs.operations import Operation, source_of_error
 
 OUTPUT = "output"
 """Name of a program's result; its field `logits` is `output.logits`."""
@@ -48,6 +48,19 @@ class Rounding(StrEnum):
 
 class SideError(ValueError):
     """A side cannot run, or does not support a request; the message says what to do instead."""
+
+
+def stopped(
+    kind: str, precision: Precision, inputs: Mapping[str, Any], error: Exception
+) -> SideError:
+    """Return the error of a side whose program raised `error`, with the line and the inputs."""
+    where = source_of_error(error)
+    shapes = ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in inputs.items())
+    message = str(error).strip().splitlines()
+    return SideError(
+        f"the {kind} side stops in {precision}{where and f' at {where}'}, with inputs {shapes}: "
+        f"{type(error).__name__}: {message[0] if message else ''}"
+    )
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
+from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,6 +51,12 @@ silu_backward mish softplus elu celu selu _softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
 """Elementary functions, whose library implementations round by more than half a unit."""
+_FUSED = """
+native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax gelu silu softplus
+lerp addmm baddbmm
+"""
+FUSED = tuple(_FUSED.split())
+"""Operations of several steps, whose intermediate results a port written in steps also has."""
 
 
 class Lift(TorchDispatchMode):
@@ -76,6 +84,8 @@ class Lift(TorchDispatchMode):
         args, named = tree_map(_widen, args), tree_map(_widen, kwargs or {})
         if self.signs is not None:
             args = self._summands(name, args)
+        if self.results is not None:
+            self._run_in_steps(func, args, named)
         result = func(*args, **named)
         if self.results is not None:
             leaves = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
@@ -85,6 +95,23 @@ class Lift(TorchDispatchMode):
             return result
         units = ELEMENTARY_UNITS if name in ELEMENTARY else 1.0
         return tree_map(lambda x: self._rounded(x, units, name), result)
+
+    def _run_in_steps(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Add the intermediate results of a fused operation, which it does not return.
+
+        Without them the first step of a port's norm, a right variance, would be the first
+        operation that the original does not do, and not the step in which the port differs.
+        """
+        packet, overload = func.overloadpacket, func._overloadname
+        # An operation in place does the same as its namesake, before it writes.
+        same = getattr(torch.ops.aten, packet.__name__.removesuffix("_"), packet)
+        steps = _steps().get(getattr(same, overload, func))
+        # Intermediates are a help to find a line; an operation that has no steps for these
+        # arguments is compared by its result alone.
+        with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):
+            if steps is not None:
+                with self:
+                    steps(*args, **named)
 
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
         """Perturb a tensor by `units` unit roundoffs of float32, up or down at random."""
@@ -115,6 +142,28 @@ class Lift(TorchDispatchMode):
             return args
         changed = self.moved(args[which], math.sqrt(1 + terms / 11))
         return (*args[:which], changed, *args[which + 1 :])
+
+
+@cache
+def _steps() -> dict[Any, Any]:
+    """Return the functions that compute `FUSED` operations in steps."""
+    known = [getattr(torch.ops.aten, name) for name in FUSED if hasattr(torch.ops.aten, name)]
+    steps = dict(get_decompositions(known))
+    # torch's own steps multiply by the rate first; optimisers are written with the quotient first.
+    steps[torch.ops.aten.addcmul.default] = lambda x, a, b, value=1: x + value * (a * b)
+    steps[torch.ops.aten.addcdiv.default] = lambda x, a, b, value=1: x + value * (a / b)
+    for packet in (torch.ops.aten.var_mean, torch.ops.aten.var):
+        steps |= {packet.correction: _squares, packet.dim: _squares_of}
+    return steps
+
+
+def _squares(x: torch.Tensor, dim: Any = None, *, keepdim: bool = False, **_: Any) -> torch.Tensor:
+    """Return the sum of the squared distances from the mean, from which a variance is made."""
+    return (x - x.mean(dim, keepdim=True)).square().sum(dim, keepdim=keepdim)
+
+
+def _squares_of(x: torch.Tensor, dim: Any, _: bool = True, keepdim: bool = False) -> torch.Tensor:
+    return _squares(x, dim, keepdim=keepdim)
 
 
 def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:

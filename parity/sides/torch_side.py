@@ -27,6 +27,7 @@ from parity.sides.side import (
     float_number,
     kind_of_result,
     no_derivative,
+    stopped,
 )
 from parity.sides.torch_lift import Lift, lifted
 
@@ -142,11 +143,7 @@ class TorchSide:
                 call = self.call or (lambda m, *a, **k: m(*a, **k))
                 result = call(module, *inputs, **keywords)
             except Exception as error:
-                shapes = (f"{n} {x.dtype}{list(x.shape)}" for n, x in self.inputs().items())
-                raise SideError(
-                    f"the torch side refuses its inputs in {how.precision} ({', '.join(shapes)}): "
-                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                ) from error
+                raise stopped("torch", how.precision, self.inputs(), error) from error
             if lost := sorted(set(how.forced) - set(stages)):
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
             results = dict(fields_of(result, OUTPUT))

@@ -23,6 +23,7 @@ from parity.megalodon.known_differences import SUITE as DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
+from reports.store.schema import RunKind
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 
@@ -114,7 +115,11 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
         if m.verdict is Verdict.FAIL
     }
     cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
-    commands = [{"label": "everything", "command": f"{program()} nightly"}]
+    manifest = run.manifest
+    selected = manifest.selected if manifest.kind is RunKind.NIGHTLY else ()
+    folder = manifest.checkpoint.folder if manifest.checkpoint else ""
+    whole = _nightly(selected, folder, manifest)
+    commands = [{"label": "everything", "command": whole}]
     return commands + [
         {"label": case, "command": command(case, run.manifest)} for case in sorted(cases)
     ]
@@ -138,15 +143,22 @@ def port_command(file: str, title: str = "") -> str:
 
 def command(case: str, manifest: Manifest) -> str:
     """Return the command that repeats one case of any suite, with the options of its run."""
-    options = _planted(manifest.fault)
-    if manifest.environment.reference.kind == "recorded":
-        options += " --reference recorded"
     probed = manifest.checkpoint
     if case == GIVEN and probed is not None and probed.folder:
         # The given checkpoint replaced the committed one, whose case is selected by its name.
         case = next(entry.name for entry in CASES if entry.checkpoint is not None)
-        options += f" --checkpoint {shlex.quote(probed.folder)}"
-    return f"{program()} nightly --case {shlex.quote(case)}{options}"
+        return _nightly([case], probed.folder, manifest)
+    return _nightly([case], "", manifest)
+
+
+def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
+    """Return the command of a night with the fault and the kind of reference of an earlier one."""
+    options = "".join(f" --case {shlex.quote(case)}" for case in cases) + _planted(manifest.fault)
+    if manifest.environment.reference.kind == "recorded":
+        options += " --reference recorded"
+    if checkpoint:
+        options += f" --checkpoint {shlex.quote(checkpoint)}"
+    return f"{program()} nightly{options}"
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:

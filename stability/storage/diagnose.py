@@ -499,8 +499,9 @@ def _basis(
     lines.append("Predicted shares count every element.")
     if batches is None:
         lines.append(
-            f"Measured: {simulate.STEPS} steps on {sampled:,} elements, at most "
-            f"{simulate.SAMPLE:,} of a leaf, drawn by its name; {(known or gradients).describe()}."
+            f"Measured: {simulate.STEPS} steps from moments of zero, on {sampled:,} elements, at "
+            f"most {simulate.SAMPLE:,} of a leaf, drawn by its name; "
+            f"{(known or gradients).describe()}."
         )
         lines += known.remarks if known is not None else ()
     else:

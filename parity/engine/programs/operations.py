@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,6 +255,18 @@ def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def source_of_error(error: BaseException) -> str:
+    """Return the innermost source line at which an error was raised, without those of libraries;
+    empty if there is none.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = Path(frame.f_code.co_filename)
+        library = any(root in path.parents for root in _ERROR_ROOTS)
+        if path.is_file() and not library:
+            return f"{_short(path)}:{line} ({frame.f_code.co_qualname})"
+    return ""
+
+
 def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
     specs = (importlib.util.find_spec(name) for name in packages)
     return tuple(Path(s.origin).parent for s in specs if s is not None and s.origin is not None)
@@ -262,6 +275,8 @@ def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
 # The code that evaluates a port also appears in its tracebacks.
 _PARITY = Path(__file__).parents[2]
 _ROOTS = (*_roots(LIBRARIES), *(_PARITY / room for room in ("engine", "sides", "port")))
+# An original in torch has no traced operations, but raises errors from inside torch.
+_ERROR_ROOTS = (*_ROOTS, *_roots(("torch", "numpy")))
 
 
 def _in_library(path: Path) -> bool:

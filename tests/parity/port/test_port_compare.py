@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -228,10 +229,24 @@ def test_other_inputs_are_refused_and_counted():
         found(flax_side(ids=ids))
 
 
-def test_inputs_that_a_side_refuses_are_named():
+def test_an_error_of_a_side_is_told_with_its_line_and_inputs():
     ids = np.full_like(IDS, 99)
-    with pytest.raises(SideError, match=r"torch side refuses its inputs .* \(0 int64\[2, 10\]\)"):
+    wanted = (
+        r"torch side stops in float32 at \S+\.py:\d+ \(.*forward\), with inputs 0 int64\[2, 10\]: "
+    )
+    with pytest.raises(SideError, match=wanted):
         found(flax_side(ids=ids), TorchSide(original(), ids))
+
+    def wrong(params, ids):
+        return jnp.sum(params["weight"][ids], axis=7)
+
+    line = wrong.__code__.co_firstlineno + 1
+    side = FunctionSide(wrong, {"weight": np.ones((9, 2), np.float32)}, IDS)
+    wanted = (
+        rf"function side stops in float32 at \S+\.py:{line} \(.*wrong\), with inputs .*: ValueError"
+    )
+    with pytest.raises(SideError, match=wanted):
+        side.run()
 
 
 def test_dropout_that_is_on_is_named_with_where_it_starts():

@@ -157,6 +157,22 @@ def test_each_case_that_failed_or_left_its_level_has_a_command() -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_everything_is_what_the_run_was_asked_for() -> None:
+    """A whole night does not repeat one of two cases, nor a healthy one that of a bug."""
+    given = {"name": "mine", "folder": "a b/mine"}
+    planted = {"selected": ["plain", "d x"], "fault": "rope_sign", "checkpoint": given}
+    for facts, expected in (
+        (planted, "--case plain --case 'd x' --fault rope_sign --checkpoint 'a b/mine'"),
+        ({"reference": {"kind": "recorded"}}, "--reference recorded"),
+        # What pytest was asked for are no cases of a night.
+        ({"kind": "pytest", "selected": ["-k x"]}, ""),
+    ):
+        night = run(failing(), **{"reference": {"kind": "live"}, **facts})
+        [first, *_] = replays(night, decide(night, None))
+        assert first == {"label": "everything", "command": f"m nightly {expected}".rstrip()}
+
+
+@pytest.mark.usefixtures("short")
 def test_a_command_repeats_a_case_with_the_options_of_its_run() -> None:
     trained = next(case.name for case in CASES if case.checkpoint)
     given = CheckpointInfo("mine", folder="a b/mine")
