@@ -372,10 +372,10 @@ def test_a_float64_run_is_moved_by_seeds_and_only_where_asked():
     assert np.array_equal(tables, exact)
 
 
-def test_inputs_that_are_refused_are_named_with_shape_and_dtype():
+def test_an_error_is_told_with_the_shape_and_dtype_of_the_inputs():
     side = FunctionSide(mlp, WEIGHTS, X[:, :3])
     with pytest.raises(
-        SideError, match=r"function side refuses .* \(0 float32\[5, 3\]\): \w*Error"
+        SideError, match=r"function side stops .*, with inputs 0 float32\[5, 3\]: \w*Error"
     ):
         side.run()
 
