@@ -44,6 +44,12 @@ def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[M
         head = f"{total:,} failures, {new}."
     else:
         head = f"1 {'new' if counts.new else 'persisting'} failure."
+    if baseline is not None:
+        before = {m.key for m in baseline.measurements}
+        failed = (m for m in run.measurements if m.verdict is Verdict.FAIL)
+        if unknown := sum(m.key not in before for m in failed):
+            # They are called new, but may have failed in runs before the baseline.
+            head += f" The baseline did not measure {unknown:,} of these gates."
     if wrong := [document for document in run.manifest.ports if not document["holds"]]:
         # The diagnosis of a port is more specific than its first failing stage.
         others = f"; {count(len(wrong) - 1, 'more port')} of this run" if len(wrong) > 1 else ""

@@ -88,3 +88,13 @@ def test_nothing_is_called_new_without_a_run_before():
     assert alone.sentence.startswith("2 failures, with no earlier run to compare with.")
     then = decide(run(*rows), earlier(measurement(), measurement(quantity="loss")))
     assert then.sentence.startswith("2 failures, all new.")
+    assert "did not measure" not in then.sentence
+
+
+def test_a_failure_that_the_baseline_could_not_have_is_said_to_be_so():
+    """An earlier run than the baseline may have had it."""
+    rows = (failing(), failing(quantity="loss"), measurement(quantity="new and held"))
+    decision = decide(run(*rows), earlier(measurement()))
+    assert decision.sentence.startswith(
+        "2 failures, all new. The baseline did not measure 1 of these gates. It starts at"
+    )
