@@ -74,13 +74,17 @@ class Tonight:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if (page := self._finished) is not None:
-            href = page.relative_to(self.page.parent).as_posix()
-            self._write(lambda: notice("The night is done", 0, href))
-        elif self._folders and not self._broken:
-            self._draw("interrupted" if kind is KeyboardInterrupt else "ended by an error")
-        else:
-            self._write(lambda: notice("The night ended before this page had anything to show"))
+        try:
+            if (page := self._finished) is not None:
+                href = page.relative_to(self.page.parent).as_posix()
+                self._write(lambda: notice("The night is done", 0, href))
+            elif self._folders and not self._broken:
+                self._draw("interrupted" if kind is KeyboardInterrupt else "ended by an error")
+            else:
+                self._write(lambda: notice("The night ended before this page had anything to show"))
+        except OSError as failure:
+            # The run is stored and judged, or another error is on its way.
+            self._report(f"{self.page} is not renewed: {failure}")
 
     def _draw(self, state: str) -> None:
         try:

@@ -115,6 +115,15 @@ def test_an_error_of_the_page_is_told_once_and_ends_no_night(
     ]
 
 
+def test_a_page_that_cannot_be_written_at_the_end_ends_no_night(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Tonight(tmp_path / "runs", 3, lines.append) as tonight:
+        tonight.done(tmp_path / "runs" / "a" / "report.html")
+        tonight.page.unlink()
+        tonight.page.mkdir()
+    assert len(lines) == 1 and "is not renewed" in lines[0]
+
+
 def test_a_night_leads_from_its_first_page_to_its_last(options: Options) -> None:
     lines: list[str] = []
     outcome = fan_out(replace(options, checkpoint=None), Inline(), lines.append)
