@@ -16,8 +16,9 @@ import random
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from tools.mutants import ENVIRONMENT, ROOT, copied
 
@@ -33,15 +34,19 @@ LIMIT = 900.0
 """Seconds that the tests may take for one mutant; a mutant that exceeds them counts as found."""
 
 
-def drawn(names: Sequence[tuple[str, str]], number: int, seed: int) -> set[str]:
-    """Return the identities of `number` edits, drawn without replacement.
+Edit: TypeAlias = tuple[str, str, int]
+"""File, operator, and which of the places in the file that the operator can edit."""
+
+
+def drawn(edits: Iterable[Edit], number: int, seed: int) -> set[Edit]:
+    """Return `number` edits, drawn without replacement: the same ones for the same seed.
 
     Args:
-        names: identity and operator of every edit.
+        edits: every edit there is.
         number: how many to draw; all if there are fewer.
         seed: of the draw.
     """
-    left = sorted(job for job, operator in names if not operator.startswith(EXCLUDED))
+    left = sorted(edit for edit in edits if not edit[1].startswith(EXCLUDED))
     return set(random.Random(seed).sample(left, min(number, len(left))))
 
 
@@ -61,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cosmic_ray.commands import execute, init
         from cosmic_ray.config import ConfigDict
         from cosmic_ray.modules import find_modules
+        from cosmic_ray.testing import run_tests
         from cosmic_ray.work_db import use_db
-        from cosmic_ray.work_item import WorkerOutcome, WorkResult
+        from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
     except ImportError:
         parser.error("cosmic-ray is not installed: pip install -c constraints.txt cosmic-ray")
     command = [sys.executable, *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)]
@@ -78,20 +84,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.chdir(copied(Path(folder)))
         os.environ.update(ENVIRONMENT, PYTHONPATH=folder)
         init(find_modules([place]), work, {})
-        items = {item.job_id: item.mutations[0] for item in work.work_items}
-        chosen = drawn([(k, m.operator_name) for k, m in items.items()], asked.number, asked.seed)
-        # An edit that changes nothing shows that the tests pass without a mutant.
-        from cosmic_ray.testing import run_tests
-
+        # cosmic-ray numbers its jobs at random, so that the draw is of what they edit.
+        edits = {
+            item.job_id: (str(m.module_path), m.operator_name, m.occurrence)
+            for item in work.work_items
+            for m in item.mutations
+        }
+        drawn_edits = drawn(edits.values(), asked.number, asked.seed)
+        chosen = {job for job, edit in edits.items() if edit in drawn_edits}
+        # Every mutant would count as found by a test that fails anyway.
         outcome, output = run_tests(config.test_command, LIMIT)
         if outcome != "survived":
             parser.error(f"without a mutant, the tests do not pass:\n{output[-2000:]}")
         skipped = WorkResult(worker_outcome=WorkerOutcome.SKIPPED)
-        work.set_multiple_results([job for job in items if job not in chosen], skipped)
+        work.set_multiple_results([job for job in edits if job not in chosen], skipped)
         execute(work, config)
         results = [r for job, r in work.results if job in chosen]
         os.chdir(ROOT)
-    survived = [r for r in results if not r.is_killed]
+    # An edit that could not be made or tried was not found by a test.
+    survived = [r for r in results if r.test_outcome is not TestOutcome.KILLED]
     for result in survived:
         print(result.diff or result.output, end="\n\n")
     print(

@@ -196,7 +196,10 @@ def run(chosen: Sequence[Mutant], executor: str, address: str | None, path: Path
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     results = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as trees, path.open("a") as file:
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as trees,
+        path.open("w", encoding="utf-8") as file,
+    ):
         words = {"trees": trees}
         items = [
             # The module's name is written out: of the program itself it would be `__main__`.

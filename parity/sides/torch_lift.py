@@ -110,6 +110,8 @@ class Lift(TorchDispatchMode):
         # arguments is compared by its result alone.
         with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):
             if steps is not None:
+                # Copies: the steps of a batch norm in training write its running statistics.
+                args, named = tree_map(_copied, args), tree_map(_copied, named)
                 with self:
                     steps(*args, **named)
 
@@ -142,6 +144,10 @@ class Lift(TorchDispatchMode):
             return args
         changed = self.moved(args[which], math.sqrt(1 + terms / 11))
         return (*args[:which], changed, *args[which + 1 :])
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) else x
 
 
 @cache

@@ -98,7 +98,7 @@ class TorchSide:
     def operation_results(self) -> list[np.ndarray]:
         """Return the results of all operations of a float64 run, in order of execution."""
         module = self._in(Precision.FLOAT64)
-        with lifted(None, self._unseen) as mode, torch.no_grad():
+        with _unchanged(module), lifted(None, self._unseen) as mode, torch.no_grad():
             mode.results = []
             inputs, keywords = _map(self.arguments, lambda x: _cast(x, torch.float64))
             (self.call or (lambda m, *a, **k: m(*a, **k)))(module, *inputs, **keywords)

@@ -141,7 +141,7 @@ def fan_out(
                     for line in (answer.value or {}).get("lines", ()):
                         report(line)
                     if answer.state is State.DONE:
-                        [found[answer.name]] = find_shards([answers.files(by_part[answer.name])])
+                        found[answer.name] = find_shards([answers.files(by_part[answer.name])])[-1]
                         tonight.add(found[answer.name])
             if not found:
                 raise StoreError(

@@ -16,7 +16,7 @@ from types import TracebackType
 from megalodon_jax.files import written_aside
 from parity.executors.executor import Log
 from reports.nightly.shards import merge_shards
-from reports.page.render import Progress, notice, render
+from reports.page.render import SoFar, notice, render
 from reports.registry.lookup import judge
 
 TONIGHT = "tonight.html"
@@ -103,7 +103,7 @@ class Tonight:
         run = merge_shards(self._folders, mixed=True, reasons=reasons)
         judged = judge(self.page.parent, run)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        progress = Progress(len(self._folders), self.parts, state, now)
+        progress = SoFar(len(self._folders), self.parts, state, now)
         return render(run, judged.decision, judged.history, ".", progress)
 
     def _write(self, text: Callable[[], str]) -> None:

@@ -50,7 +50,7 @@ _BY_SHARE = "% of the poles remember less"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SoFar:
     """How far a night is that has no verdict yet.
 
     Attributes:
@@ -179,7 +179,7 @@ def render(
     decision: Decision,
     history: History,
     runs: str = "..",
-    progress: Progress | None = None,
+    progress: SoFar | None = None,
 ) -> str:
     """Return the page of a run as one self-contained HTML text: no network, fonts or current time.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reports.page.render import Progress, notice, render
+from reports.page.render import SoFar, notice, render
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from tests.browser.conftest import until
@@ -23,7 +23,7 @@ WORD = "document.getElementById('word')?.textContent"
 def drawn(measured: int, state: str = "running") -> str:
     """Return the page of a night of 31 parts, tall enough to scroll."""
     night = run(*(measurement(quantity=f"q{i}") for i in range(40)))
-    progress = Progress(measured, 31, state, NOW.isoformat())
+    progress = SoFar(measured, 31, state, NOW.isoformat())
     return render(night, decide(night, None), History(), ".", progress)
 
 

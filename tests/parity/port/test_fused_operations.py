@@ -79,3 +79,12 @@ def test_steps_of_an_operation_in_place_are_those_before_it_writes() -> None:
     results = TorchSide(Moved(), x, a, b).operation_results()
     assert any(r.shape == x.shape and np.allclose(r, a / b, rtol=0, atol=0) for r in results)
     np.testing.assert_array_equal(results[-1], x - 0.5 * (a / b))
+
+
+def test_operations_are_listed_without_training_the_original() -> None:
+    """The steps of a batch norm in training write its running statistics, as the norm does."""
+    side = TorchSide(torch.nn.BatchNorm1d(WIDTH).train(), X)
+    first, second = side.operation_results(), side.operation_results()
+    assert len(first) == len(second) > 3
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
