@@ -1,10 +1,11 @@
-"""Compares the predictions of `stability` for whole-run remedies with losses of torch runs.
+"""Compares the predictions of `stability` for whole runs and frozen shares with torch runs.
 
     python -m tools.whole_run_check docs/stability.md ["Llama, 2 layers, bytes" ...]
 
 Four small models train in torch under autocast (AMP), cast to bfloat16, and with each remedy: the
 same weights and batches, for several seeds. `stability` analyses the checkpoint of the cast run
-after a quarter of its steps. The table is written between the document's markers; rows of models
+after a quarter of its steps. A second table compares frozen shares: a cast run is analysed after
+200 steps and goes on for as many. Both are written between the document's markers; rows of models
 that are not named are kept. Takes a quarter of an hour on one core for all of them.
 """
 
@@ -30,7 +31,10 @@ from stability.storage import torch_narrow
 from stability.storage.diagnose import report
 from stability.storage.whole_run import RunRemedy, WholeRun, family_of
 
-BEGIN, END = "<!-- whole run: begin -->", "<!-- whole run: end -->"
+WHOLE, FROZEN = (
+    (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in ("whole run", "frozen")
+)
+"""Markers around each table in the document."""
 TEXT = Path(__file__).parents[1] / "LICENSE"
 STEPS, SAVED, RATE, LENGTH, ROWS, EVALUATED = 200, 50, 3e-4, 64, 8, 40
 SEEDS = (0, 1)
@@ -186,6 +190,62 @@ def rows(task: Task, folder: Path) -> list[str]:
     return lines
 
 
+def frozen_rows(task: Task, folder: Path) -> list[str]:
+    """Return the table rows for one model: frozen share by family, said and found, per seed."""
+    shares: dict[str, list[str]] = defaultdict(list)
+    for seed in task.seeds[:2]:
+        found = frozen(task, seed, folder / "frozen.pt")
+        said = {f.subject: f.value for f in report(folder / "frozen.pt", remedies=()).findings
+                if f.metric == "frozen_fraction"}  # fmt: skip
+        shapes = {n: tuple(p.shape) for n, p in task.model().named_parameters()}
+        for family in FAMILIES:
+            inside = [n for n in found if family_of(n, shapes[n]) == family and n in said]
+            sizes = [found[n][1] for n in inside]
+            if inside:
+                for values in ([said[n] for n in inside], [found[n][0] for n in inside]):
+                    shares[family].append(f"{np.average(values, weights=sizes):.0%}")
+        print(task.name, seed, dict(shares), file=sys.stderr, flush=True)
+    return [
+        f"| {task.name} | {family} | {', '.join(of[::2])} | {', '.join(of[1::2])} |"
+        for family, of in shares.items()
+    ]
+
+
+def frozen(task: Task, seed: int, saved: Path) -> dict[str, tuple[float, int]]:
+    """Train cast to bfloat16, save after `STEPS`, and return what froze in as many steps more.
+
+    Returns:
+        By parameter: fraction of the elements with a gradient that never changed, and their number.
+    """
+    torch.manual_seed(seed)
+    model = task.model().to(HALF)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    batches = torch.Generator().manual_seed(1 + seed)
+    moved, pushed = (
+        {n: torch.zeros_like(p, dtype=torch.bool) for n, p in model.named_parameters()}
+        for _ in range(2)
+    )
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        optimizer.zero_grad()
+        with torch.autocast("cpu", HALF):
+            loss = task.loss(model, task.batch(batches))
+        loss.backward()
+        optimizer.step()
+        if step >= STEPS:
+            for name, parameter in model.named_parameters():
+                moved[name] |= parameter.detach() != before[name]
+                if parameter.grad is not None:
+                    pushed[name] |= parameter.grad != 0
+    return {
+        n: (1 - float(moved[n][pushed[n]].double().mean()), int(pushed[n].sum()))
+        for n in moved
+        if pushed[n].any()
+    }
+
+
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
@@ -215,16 +275,23 @@ def main(document: Path, names: Collection[str] = ()) -> None:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"expected models among {', '.join(known)}; got {', '.join(unknown)}")
     torch.set_num_threads(1)
-    before, rest = document.read_text(encoding="utf-8").split(BEGIN)
-    old, after = rest.split(END)
-    lines = ["| model | remedy | expected to return | range | returned |", "| --- " * 5 + "|"]
+    text = document.read_text(encoding="utf-8")
+    heads = {
+        WHOLE: "| model | remedy | expected to return | range | returned |",
+        FROZEN: "| model | family | said | found |",
+    }
     with tempfile.TemporaryDirectory() as folder:
-        for task in TASKS:
-            if names and task.name not in names:
-                lines += [x for x in old.splitlines() if x.startswith(f"| {task.name} |")]
-            else:
-                lines += rows(task, Path(folder))
-    text = "\n".join([before + BEGIN, *lines, END + after])
+        for markers, of_task in ((WHOLE, rows), (FROZEN, frozen_rows)):
+            before, rest = text.split(markers[0])
+            old, after = rest.split(markers[1])
+            head = heads[markers]
+            lines = [head, "| --- " * (head.count("|") - 1) + "|"]
+            for task in TASKS:
+                if names and task.name not in names:
+                    lines += [x for x in old.splitlines() if x.startswith(f"| {task.name} |")]
+                else:
+                    lines += of_task(task, Path(folder))
+            text = "\n".join([before + markers[0], *lines, markers[1] + after])
     with written_aside(document) as aside:
         aside.write_text(text, encoding="utf-8")
 

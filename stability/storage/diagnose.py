@@ -499,8 +499,8 @@ def _basis(
     lines.append("Predicted shares count every element.")
     if batches is None:
         lines.append(
-            f"Measured: {simulate.STEPS} steps from moments of zero, on {sampled:,} elements, at "
-            f"most {simulate.SAMPLE:,} of a leaf, drawn by its name; "
+            f"Measured: {simulate.STEPS} steps once moments have settled, on {sampled:,} elements, "
+            f"at most {simulate.SAMPLE:,} of a leaf, drawn by its name; "
             f"{(known or gradients).describe()}."
         )
         lines += known.remarks if known is not None else ()

@@ -1,9 +1,9 @@
 """Real optimiser runs on samples of leaves, with synthetic gradients of a stated distribution.
 
 A checkpoint has no data, so gradients are drawn at random: each element has a fixed direction plus
-noise. The optimiser steps are real optax updates, and the effect of storage on them is measured.
-Samples of equal length are stacked, so that one compiled loop serves many leaves. Source:
-docs/stability.md "Update survival".
+noise. The optimiser steps are real optax updates, and the effect of storage on them is measured,
+once the optimiser's moments have settled (`BURN_IN`). Samples of equal length are stacked, so that
+one compiled loop serves many leaves. Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 STEPS, SAMPLE = 200, 2048
 """Optimiser steps, and elements sampled per leaf: a fraction of 2,048 elements has a standard error
 of at most 1.1 %."""
+BURN_IN = 100
+"""Steps before the counted ones that fill the optimiser's moments and leave the parameters as they
+are.
+
+AdamW's first step from moments of zero is as large as the learning rate, and later ones are about
+a third of it for these gradients. Counted, the first one would move most elements once, so that few
+were frozen. 100 is enough: of normal weights of standard deviation 0.1 in bfloat16 at lr 3e-4, 19 %
+are frozen without such steps, 40 % after 30, 39 % after 100 and 38 % after 1,000. Lion, SGD and
+Muon change by less than 1 % of the elements."""
 ROWS = 16
 """Largest number of leaves in one stacked run."""
 
@@ -358,6 +367,14 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
             moved = after["leaf"].astype(jnp.float32) != params["leaf"].astype(jnp.float32)
             return after, state, changed | moved
 
+        def fill(index: jax.Array, state: Any) -> Any:
+            grads = {"leaf": gradients.draw(directions, key, steps + index, rms, signal)}
+            _, after = optimiser_update(transform, grads, state, params)
+            return with_moments(state, moments_of(after))
+
+        # These draws follow those of the counted steps, so that any burn-in has the same counted
+        # gradients.
+        state = jax.lax.fori_loop(1, BURN_IN + 1, fill, state)
         start = (params, state, jnp.zeros(values.shape, bool))
         params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
         return params["leaf"].astype(jnp.float32), total_of(state)["leaf"], changed
@@ -399,6 +416,18 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
 def total_of(state: Any) -> Any:
     """Return the summed updates from the state of `tally`, or of a wrapper around it."""
     return (state if isinstance(state, TallyState) else state.inner).total
+
+
+def moments_of(state: Any) -> Any:
+    """Return the optimiser's own state from that of `tally`, or of a wrapper around it."""
+    return (state if isinstance(state, TallyState) else state.inner).inner
+
+
+def with_moments(state: Any, moments: Any) -> Any:
+    """Return the state with another state of the optimiser; sums, carries and masters stay."""
+    if isinstance(state, TallyState):
+        return state._replace(inner=moments)
+    return state._replace(inner=state.inner._replace(inner=moments))
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:

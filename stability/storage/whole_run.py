@@ -327,7 +327,7 @@ class _Model:
         self.left_out = part
         for n, outcome in self.outcomes(FLOAT32).items():
             way = np.abs(outcome.intended * self.weight(n))
-            self.push[n] = float(np.mean(way)) * self.leaves[n].size
+            self.push[n] = float(np.mean(way, dtype=np.float64)) * self.leaves[n].size
 
     def _part(self, values: np.ndarray) -> np.ndarray:
         """Return the elements that are not omitted, or all of them if none would remain."""

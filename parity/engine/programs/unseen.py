@@ -11,7 +11,7 @@ Source: docs/parity.md "From a stage to a line".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ CALLERS = 4
 """Stack frames listed for an operation, including its own."""
 CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
+IDLE = "; correct elsewhere, where there is nothing to mask"
 APPLIES = "applies the mask"
 MOVES = frozenset(
     (
@@ -148,12 +149,41 @@ class Search:
 
     def _of_mask(self, suspect: Suspect) -> dict[str, str]:
         made = mask_of(suspect.index, self.operations, self.values)
-        frames = [(self._frame(i), self._source(i)) for i in reversed(made)]
-        applied = self._frame(suspect.index), self._source(suspect.index)
+        applied = self._source(suspect.index)
         makes = f"makes a mask that {self.original} does not have"
-        own = {frame: makes for frame, source in frames if frame == source != applied[1]}
-        calls = {frame: CALLS_MASK for frame, source in frames if frame and frame != source}
-        return own | {f: why for f, why in calls.items() if f not in own} | {applied[1]: APPLIES}
+        own: dict[str, str] = {}
+        unproven: dict[str, str] = {}
+        calls: dict[str, str] = {}
+        for i in reversed(made):
+            source, frame = self._source(i), self._frame(i)
+            if frame == source != applied:
+                own[frame] = makes
+            elif frame and frame != source:
+                calls[frame] = CALLS_MASK
+                if self._frame(i, self._idle(i)) == source != applied:
+                    unproven[source] = makes + IDLE
+        found = own | {f: why for f, why in unproven.items() if f not in own}
+        return found | {f: why for f, why in calls.items() if f not in found} | {applied: APPLIES}
+
+    def _idle(self, index: int) -> Callable[[int], bool]:
+        """Return whether another use of a mask's operation has nothing to mask.
+
+        One of its masks is constant there, unlike here: its result is correct whatever the
+        operation does with that mask.
+        """
+        here = self._masks(index)
+
+        def idle(other: int) -> bool:
+            there = self._masks(other)
+            return any(a and not b for a, b in zip(here, there, strict=False))
+
+        return idle
+
+    def _masks(self, index: int) -> list[bool]:
+        """Return whether each mask of an operation varies: its result, then its operands."""
+        values = [self.values.get(i) for i in (index, *self.operations[index].parents)]
+        return [x is not None and x.dtype.kind == "b" and not x.all() and bool(x.any())
+                for x in values]  # fmt: skip
 
     def _of_number(self, suspect: Suspect) -> dict[str, str]:
         frame, source = self._frame(suspect.index), self._source(suspect.index)
@@ -181,17 +211,22 @@ class Search:
     def _source(self, index: int) -> str:
         return next(iter(self.operations[index].source), "")
 
-    def _frame(self, index: int) -> str:
+    def _frame(self, index: int, idle: Callable[[int], bool] = lambda index: False) -> str:
         """Return the line that distinguishes an operation from correct uses of the same code.
 
         If the same operation is correct when called from another line, this is the line of the
         call. If it is correct nowhere, this is its own line. It is empty where nothing
         distinguishes the two, for example in a loop.
+
+        Args:
+            index: of the operation.
+            idle: whether an operation, by index, would be correct in any case; these do not count.
         """
         operation = self.operations[index]
+        fine = (self.operations[i] for i in self.fine if not idle(i))
         same = [
             other.source
-            for other in (*(self.operations[i] for i in self.fine), *self.beside)
+            for other in (*fine, *self.beside)
             if other.primitive == operation.primitive and other.source[:1] == operation.source[:1]
         ]
         if not same:

@@ -29,24 +29,26 @@ MASK = "tail = None if mask is None else mask[:, whole:]"
 
 
 @contextmanager
-def edited(folder: Path, bug: str) -> Iterator[tuple[Path, int]]:
-    """Put an edited copy of the attention layer in its place; gives the file and the line."""
+def edited(
+    folder: Path, bug: str, line: str = MASK, method: str = "_block_diagonal"
+) -> Iterator[tuple[Path, int]]:
+    """Put a method of an edited attention layer in its place; gives the file and the line."""
     source = Path(attention.__file__).read_text(encoding="utf-8")
-    assert source.count(MASK) == 1
+    assert source.count(line) == 1
     file = folder / "attention_edited.py"
-    file.write_text(source.replace(MASK, bug), encoding="utf-8")
+    file.write_text(source.replace(line, bug), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up.
     with patch.dict(sys.modules, {file.stem: module}):
         spec.loader.exec_module(module)
-    line = source[: source.index(MASK)].count("\n") + 1
-    wrong = module.ChunkedAttention._block_diagonal
+    number = source[: source.index(line)].count("\n") + 1
+    wrong = getattr(module.ChunkedAttention, method)
     jax.clear_caches()
     try:
-        with patch.object(attention.ChunkedAttention, "_block_diagonal", wrong):
-            yield file, line
+        with patch.object(attention.ChunkedAttention, method, wrong):
+            yield file, number
     finally:
         jax.clear_caches()
 
@@ -62,6 +64,21 @@ def test_a_mask_that_is_off_in_the_tail_of_a_chunk_is_named_by_its_line(tmp_path
     assert f"{file.name}:{at} (" in first.place
     assert first.why == "makes a mask that the oracle does not have"
     assert f"> {at}" in first.excerpt and "mask[:, whole - 1 : -1]" in first.excerpt
+
+
+def test_a_line_is_not_cleared_by_a_use_in_which_nothing_is_masked(tmp_path: Path) -> None:
+    """The tail of a chunk runs the same line, but no token of it is padding on the left."""
+    case = replace(by_name("left_padding"), overrides={"num_layers": 1}, length=C + 5)
+    right = "mask[:, :L].reshape(B, chunks, 1, size)"
+    bug = "jnp.roll(mask[:, :L], 1, axis=1).reshape(B, chunks, 1, size)"
+    with edited(tmp_path, bug, right, "_chunks") as (file, at):
+        told = explain(case)
+    assert told.quantity == "layers.0.inner"
+    first, second = told.lines[:2]
+    assert f"{file.name}:{at} (" in first.place
+    assert first.why.endswith("; correct elsewhere, where there is nothing to mask")
+    # The call comes second: that it passes a wrong mask is not excluded.
+    assert "_block_diagonal" in second.place and "right elsewhere" in second.why
 
 
 @pytest.mark.sweep

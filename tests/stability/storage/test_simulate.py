@@ -9,7 +9,8 @@ import pytest
 
 from stability.core.number_formats import BF16, FORMATS, Format
 from stability.core.parameter_leaves import leaves_of
-from stability.storage.simulate import FLOAT32, Gradients, Storage, run
+from stability.storage import simulate
+from stability.storage.simulate import FLOAT32, GRADIENTS, SAMPLE, STEPS, Gradients, Storage, run
 from stability.storage.survival import is_lost, measure, predict
 from stability.storage.update_rules import (
     GRADIENT_RMS,
@@ -107,6 +108,62 @@ def test_gradients_have_the_distribution_they_state() -> None:
     assert abs(share - 0.6**2) < SIGMAS * np.sqrt(2 / n)
     assert np.all(np.asarray(Gradients(uphill=True).directions(key, (4,))) == 1.0)
     assert "0.001 x (0.6 d + 0.8 z)" in gradients.describe()
+
+
+def _settled_adamw(size: int, steps: int) -> np.ndarray:
+    """Return updates of AdamW, (steps, size), over lr, from moments as after endless training.
+
+    Its second moment is the gradients' mean square, without error; its first moment is drawn from
+    its stationary distribution: mean s d, variance (1 - s^2) (1 - b1) / (1 + b1).
+    """
+    rng, signal, beta1, beta2 = np.random.default_rng(1), GRADIENTS.signal, 0.9, 0.999
+    d, noise = rng.choice([-1.0, 1.0], size), np.sqrt(1 - signal**2)
+    m = signal * d + noise * np.sqrt((1 - beta1) / (1 + beta1)) * rng.standard_normal(size)
+    v, moves = np.ones(size), []
+    for _ in range(steps):
+        g = signal * d + noise * rng.standard_normal(size)
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+        moves.append(m / np.sqrt(v))
+    return np.array(moves)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.1, 0.3])
+def test_moments_have_settled_when_counting_begins(size: float, monkeypatch) -> None:
+    """Frozen shares are those of a run that goes on, not of AdamW's first steps from zero."""
+    values = (size * np.random.default_rng(0).standard_normal(SAMPLE)).astype(np.float32)
+    first = BF16.round(values)
+
+    def frozen() -> float:
+        (outcome,) = run({"w": values}, AdamW(3e-4)).values()
+        return outcome.survival().frozen
+
+    # An element is frozen if each of its updates alone is lost: it is then where it was before.
+    moves = 3e-4 * _settled_adamw(SAMPLE, STEPS)
+    truth = np.mean(
+        [np.all(is_lost(np.full(STEPS, p), u)) for p, u in zip(first, moves.T, strict=True)]
+    )
+    error = np.sqrt(2 * truth * (1 - truth) / SAMPLE)
+    assert abs(frozen() - truth) < 3 * error
+    # The test can tell: from moments of zero, many more elements move.
+    monkeypatch.setattr(simulate, "BURN_IN", 0)
+    simulate._runner.cache_clear()
+    assert frozen() < truth - 6 * error
+    simulate._runner.cache_clear()
+
+
+def test_filling_the_moments_neither_moves_parameters_nor_counts() -> None:
+    """With the rate at zero until counting begins, nothing but the moments may have changed."""
+    for wrapper in simulate.WRAPPERS:
+        storage = Storage(wrapper, "float32" if wrapper == "plain" else BF16.name)
+        (outcome,) = run({"w": VECTOR}, AdamW(3e-4), storage, PUSH, steps=1).values()
+        # The counted step on a constant gradient is the rate, but for Adam's epsilon. Each moment
+        # is rounded to float32 up to twice a step.
+        rounding = 4 * (simulate.BURN_IN + 1) * 2.0**-24
+        size = 3e-4 / (1 + AdamW.eps / GRADIENT_RMS)
+        if wrapper != "cast":
+            assert np.allclose(np.abs(outcome.intended), size, rtol=rounding, atol=0.0)
+        applied = np.abs(outcome.last - outcome.first)
+        assert np.all(applied <= 3e-4 + BF16.spacing(outcome.first))
 
 
 def test_any_pytree_and_any_loss_can_be_measured() -> None:
