@@ -15,6 +15,7 @@ from typing import Any
 from parity.engine.measure.contract import Breaches
 from parity.engine.measure.localize import first_divergence
 from parity.engine.measure.measurement import Key, Measurement, Verdict
+from parity.engine.measure.where import ALL_PADDING
 from reports.provenance.host import differences, fingerprint
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
@@ -87,15 +88,18 @@ class Decision:
         return tuple(say.against(comparison) for comparison in self.comparisons)
 
 
-def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ...]:
+def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
+    rows = run.measurements
+    # What only padded positions show is read by nobody: it comes after what breaks real tokens.
+    padding = {e.case for e in run.explanations if ALL_PADDING in e.where}
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in rows:
         groups.setdefault((m.case, m.edge), []).append(m)
     divergences = [start for group in groups.values() if (start := first_divergence(group))]
 
-    def novelty(m: Measurement) -> tuple[bool, bool]:
+    def novelty(m: Measurement) -> tuple[bool, bool, bool]:
         is_new = any(case == m.case and edge == m.edge for case, edge, _, _ in new)
-        return m.verdict is not Verdict.FAIL, not is_new
+        return m.verdict is not Verdict.FAIL, not is_new, m.case in padding
 
     def importance(m: Measurement) -> tuple[Any, ...]:
         fraction = m.fraction
@@ -168,7 +172,7 @@ def decide(
     changes = gravest_first([*changes, *drifted])
     counts = count_changes(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
-    starts = _starts(run.measurements, new)
+    starts = _starts(run, new)
     breaches = breaches_of(run)
     lacks = lacking(run, breaches, old_schema_may_pass)
     word, exit_code, sentence = _verdict(

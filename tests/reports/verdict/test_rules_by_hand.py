@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
 from reports.verdict.noise import step
 from reports.verdict.several import _cells
 from stability.core.findings import Severity
-from tests.reports.nights import failing, finding, measurement
+from tests.reports.nights import explained, failing, finding, measurement, run
 
 SAME = [1.0] * NOISE_LEAST
 BEYOND = 1.01
@@ -151,10 +152,15 @@ def test_what_is_new_comes_first_by_case_and_edge_together():
     a64, a32 = fails("a", "jax64:oracle", 1), fails("a", "jax32:oracle", 2)
     b64, b32 = fails("b", "jax64:oracle", 3), fails("b", "jax32:oracle", 4)
     blocked = measurement(case="0", stage=0, verdict=Verdict.NOT_COMPARABLE)
-    rows = [blocked, a64, a32, b64, b32]
-    assert _starts(rows, {b32.key}) == (b32, b64, a64, a32, blocked)
-    assert _starts(rows, {a32.key}) == (a32, a64, b64, b32, blocked)
-    assert _starts(rows, set()) == (a64, a32, b64, b32, blocked)
+    night = run(blocked, a64, a32, b64, b32)
+    assert _starts(night, {b32.key}) == (b32, b64, a64, a32, blocked)
+    assert _starts(night, {a32.key}) == (a32, a64, b64, b32, blocked)
+    assert _starts(night, set()) == (a64, a32, b64, b32, blocked)
+    # A case that is wrong at padding alone comes after one that is wrong at tokens.
+    places = {"a": "row 0, positions 3-5: all padding", "b": "row 1, position 2: no padding"}
+    told = tuple(replace(explained(case), where=where) for case, where in places.items())
+    assert _starts(replace(night, explanations=told), set()) == (b64, b32, a64, a32, blocked)
+    assert _starts(replace(night, explanations=told), {a32.key})[0] == a32
 
 
 def test_a_cell_is_of_other_work_than_the_first_run_that_has_it():
