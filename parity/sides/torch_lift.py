@@ -47,13 +47,13 @@ EXACT = frozenset(_EXACT.split())
 """Operations that do not round. Views are recognised by their schema."""
 _ELEMENTARY = """
 exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu gelu_backward
-silu_backward mish softplus elu celu selu _softmax _log_softmax logsumexp
+silu_backward mish softplus elu celu selu _softmax _safe_softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
 """Elementary functions, whose library implementations round by more than half a unit."""
 _FUSED = """
-native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax gelu silu softplus
-lerp addmm baddbmm
+native_layer_norm native_group_norm native_batch_norm _softmax _safe_softmax _log_softmax gelu silu
+softplus lerp addmm baddbmm
 """
 FUSED = tuple(_FUSED.split())
 """Operations of several steps, whose intermediate results a port written in steps also has."""
@@ -187,7 +187,7 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
         return 0, math.prod(shape[d] for d in dims) if dims else max(1, args[0].numel())
     if name in ("_fft_r2c", "_fft_c2c", "_fft_c2r"):
         return 0, math.prod(args[0].shape[d] for d in args[1])
-    if name in ("cumsum", "_softmax", "_log_softmax"):
+    if name in ("cumsum", "_softmax", "_safe_softmax", "_log_softmax"):
         dim = args[1]
         return 0, args[0].shape[dim] if args[0].ndim else 1
     if name in ("native_layer_norm", "native_batch_norm", "native_group_norm"):
@@ -213,6 +213,39 @@ class Unseen(TorchFunctionMode):
         return NARROW.get(result, result) if func == _DTYPE else result
 
 
+class Scores(TorchFunctionMode):
+    """Adds the products of queries and keys to the results that a `Lift` collects.
+
+    torch's unfused attention multiplies both by the square root of the scale first. A port that
+    divides their product has numbers that it never computes, and every port with a wrong scale
+    would be told of its product.
+    """
+
+    def __init__(self, lift: Lift) -> None:
+        super().__init__()
+        self.lift = lift
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of torch."""
+        if self.lift.results is not None and func is _ATTENTION:
+            named = dict(zip(("query", "key"), args, strict=False)) | (kwargs or {})
+            query, key = named["query"], named["key"]
+            if query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+                # Groups of heads share a key.
+                key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            query @ key.mT
+        return func(*args, **(kwargs or {}))
+
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
 def _widen(x: Any) -> Any:
     if isinstance(x, torch.dtype):
         return WIDE.get(x, x)
@@ -234,7 +267,7 @@ def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
     mode = Lift(generator)
     asked = Unseen() if unseen else contextlib.nullcontext()
     try:
-        with sdpa_kernel(SDPBackend.MATH), mode, asked:
+        with sdpa_kernel(SDPBackend.MATH), mode, asked, Scores(mode):
             yield mode
     finally:
         torch.set_default_dtype(default)

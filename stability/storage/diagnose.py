@@ -153,14 +153,13 @@ def report(
     walk = _walk(leaves, rule, push, lambda done: step(done, planned))
     leaves, findings = walk.leaves, findings + walk.findings
     say(f"training samples of {len(leaves)} leaves, in {fmt.name} and in float32")
-    trained = {}
     if batches is not None:
         narrow, control = (measure(source, batches, rule, kind, loss=loss) for kind in (fmt, None))
     else:
-        trained = {kind: _train(walk, rule, kind, gradients, push)
-                   for kind in (Storage("nearest", fmt.name), FLOAT32)}  # fmt: skip
-        narrow, control = ({n: o.survival() for n, o in found.items()}
-                           for found in trained.values())  # fmt: skip
+        narrow, control = (
+            {n: o.survival() for n, o in _train(walk, rule, kind, gradients, push).items()}
+            for kind in (Storage("nearest", fmt.name), FLOAT32)
+        )
     step(walk.seen + stage, planned)
     worst_of_kind = _representatives(leaves, narrow)
     trials = _trials(worst_of_kind, leaves, rule, fmt, remedies, gradients, push, say)
@@ -177,7 +176,7 @@ def report(
     findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
     whole = whole_run(
         leaves, walk.samples, rule, fmt, gradients, known=push, schedule=schedule, say=say,
-        wide_moments=_wide_moments(states, leaves), trained=trained,
+        wide_moments=_wide_moments(states, leaves),
     )  # fmt: skip
     step(planned, planned)
     basis = [

@@ -255,6 +255,7 @@ def run(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     known: Known = None,
     fill: bool = False,
+    burn_in: int = BURN_IN,
 ) -> dict[str, Simulated]:
     """Train a sample of every leaf and return the outcomes by name.
 
@@ -270,6 +271,8 @@ def run(
         known: known gradients by leaf, which replace `gradients`.
         fill: repeat a leaf of fewer than half of `size` elements; each copy has its own random
             draws. Matrices that the optimiser updates as a whole are not repeated.
+        burn_in: steps before the counted ones that change the moments alone; 0: moments start from
+            zero, as at the beginning of a training run.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -300,7 +303,8 @@ def run(
     out: dict[str, Simulated] = {}
     for (shape, scaled, decay), names in groups.items():
         compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients)
-        compiled = partial(compiled, lr=np.float32(scaled.lr), steps=np.int32(steps))
+        counts = {"steps": np.int32(steps), "burn_in": np.int32(burn_in)}
+        compiled = partial(compiled, lr=np.float32(scaled.lr), **counts)
         stacked = (_rows(len(names), shape), *shape)
         for start in range(0, len(names), ROWS):
             part = names[start : start + ROWS]
@@ -333,7 +337,8 @@ def _run_rows(
 
 @lru_cache(maxsize=64)
 def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
-    """Return the compiled run: values, rms, signals, seeds, lr, steps -> last, intended, changed.
+    """Return the compiled run: values, rms, signals, seeds, lr, steps, burn_in -> last, intended,
+    changed.
 
     Values, rms and signals are (rows, *shape), seeds (rows,). `optimiser` has rate 1, and the rate
     is an argument: every optimiser scales by its rate last, so the steps are the same, and another
@@ -347,7 +352,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
 
     def one(
         values: jax.Array, rms: jax.Array, signal: jax.Array, seed: jax.Array, lr: jax.Array,
-        steps: jax.Array,
+        steps: jax.Array, burn_in: jax.Array,
     ) -> Any:  # fmt: skip
         scaled = optax.chain(unscaled, optax.scale(lr))  # pyright: ignore[reportArgumentType]
         transform = wrapper(tally(scaled))
@@ -374,7 +379,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
 
         # These draws follow those of the counted steps, so that any burn-in has the same counted
         # gradients.
-        state = jax.lax.fori_loop(1, BURN_IN + 1, fill, state)
+        state = jax.lax.fori_loop(1, burn_in + 1, fill, state)
         start = (params, state, jnp.zeros(values.shape, bool))
         params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
         return params["leaf"].astype(jnp.float32), total_of(state)["leaf"], changed
@@ -382,10 +387,10 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
     @jax.jit
     def rows(
         values: jax.Array, rms: jax.Array, signals: jax.Array, seeds: jax.Array, lr: jax.Array,
-        steps: jax.Array,
+        steps: jax.Array, burn_in: jax.Array,
     ) -> Any:  # fmt: skip
-        over = (0, 0, 0, 0, None, None)
-        return jax.vmap(one, over)(values, rms, signals, seeds, lr, steps)
+        over = (0, 0, 0, 0, None, None, None)
+        return jax.vmap(one, over)(values, rms, signals, seeds, lr, steps, burn_in)
 
     return rows
 

@@ -195,7 +195,6 @@ def whole_run(
     known: KnownGradients | None = None,
     wide_moments: bool = False,
     schedule: Schedule | None = None,
-    trained: Mapping[Storage, Mapping[str, Simulated]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> WholeRun:
     """Estimate what storage costs a run, and the fraction that each remedy avoids.
@@ -209,14 +208,13 @@ def whole_run(
         known: known gradients; None assumes one size for all.
         wide_moments: whether moments are stored in float32 already.
         schedule: the rates of the run; None is `STEPS` steps at the optimiser's rate.
-        trained: existing outcomes of `simulate.run` for all leaves, by storage.
         say: called with a line of progress.
 
     Raises:
         RuntimeError: the compiler removed the rounding.
     """
     say("estimating the whole run")
-    model = _Model(leaves, samples, rule, fmt, gradients, known, dict(trained or {}))
+    model = _Model(leaves, samples, rule, fmt, gradients, known)
     moments = "nearest" if wide_moments else "cast"
 
     def estimate() -> tuple[_Estimate, tuple[str, ...]]:
@@ -306,7 +304,6 @@ class _Model:
     fmt: Format
     gradients: Gradients
     known: KnownGradients | None
-    trained: dict[Storage, Mapping[str, Simulated]]
     push: dict[str, float] = field(default_factory=dict)
     """Loss decrease to first order if no update is lost, by leaf."""
     families: dict[str, str] = field(default_factory=dict)
@@ -349,15 +346,14 @@ class _Model:
     def _trained(
         self, storage: Storage, names: tuple[str, ...], factor: float, steps: int
     ) -> Mapping[str, Simulated]:
-        at_hand = (tuple(self.leaves), 1.0, STEPS) == (names, factor, steps)
-        if at_hand and storage in self.trained:
-            return self.trained[storage]
         part, shapes = (
             {n: self.samples[n] for n in names},
             {n: x.shape for n, x in self.leaves.items()},
         )
         rule, known = self.rule.with_lr(self.rule.lr * factor), self.known and self.known.rows
-        return run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known)
+        # A training run begins with moments of zero. Those in few bits are the further off the
+        # longer they are updated, so that a burn-in would count errors of steps before the run.
+        return run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known, burn_in=0)
 
     def weight(self, name: str) -> np.ndarray | float:
         """Return the gradient sizes of a leaf's sample, or 1 if all are assumed equal."""

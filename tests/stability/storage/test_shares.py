@@ -79,7 +79,10 @@ class Trained:
     def __init__(self, lost: Any, shorter: float = 1.0, pushes: Mapping[str, float] | None = None):
         self.lost, self.shorter, self.pushes = lost, shorter, pushes or {}
 
-    def __call__(self, part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any) -> Any:
+    def __call__(
+        self, part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any, burn_in: int
+    ) -> Any:
+        assert burn_in == 0, "a run begins with moments of zero"
         found = {}
         for name, sample in part.items():
             asked, factor = rule.lr * self.pushes.get(name, 1.0), rule.lr / RATE
@@ -286,7 +289,9 @@ def test_leaves_of_48_elements_have_one_verdict_whatever_is_drawn(monkeypatch) -
 def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:
     """Outcomes whose elements arrive in the shares given, in turn."""
 
-    def train(part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any) -> Any:
+    def train(
+        part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any, burn_in: int
+    ) -> Any:
         found = {}
         for name, sample in part.items():
             intended = np.ones(sample.size)

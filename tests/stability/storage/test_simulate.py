@@ -9,8 +9,17 @@ import pytest
 
 from stability.core.number_formats import BF16, FORMATS, Format
 from stability.core.parameter_leaves import leaves_of
-from stability.storage import simulate
-from stability.storage.simulate import FLOAT32, GRADIENTS, SAMPLE, STEPS, Gradients, Storage, run
+from stability.storage.simulate import (
+    BURN_IN,
+    FLOAT32,
+    GRADIENTS,
+    SAMPLE,
+    STEPS,
+    WRAPPERS,
+    Gradients,
+    Storage,
+    run,
+)
 from stability.storage.survival import is_lost, measure, predict
 from stability.storage.update_rules import (
     GRADIENT_RMS,
@@ -128,13 +137,13 @@ def _settled_adamw(size: int, steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [0.05, 0.1, 0.3])
-def test_moments_have_settled_when_counting_begins(size: float, monkeypatch) -> None:
+def test_moments_have_settled_when_counting_begins(size: float) -> None:
     """Frozen shares are those of a run that goes on, not of AdamW's first steps from zero."""
     values = (size * np.random.default_rng(0).standard_normal(SAMPLE)).astype(np.float32)
     first = BF16.round(values)
 
-    def frozen() -> float:
-        (outcome,) = run({"w": values}, AdamW(3e-4)).values()
+    def frozen(burn_in: int) -> float:
+        (outcome,) = run({"w": values}, AdamW(3e-4), burn_in=burn_in).values()
         return outcome.survival().frozen
 
     # An element is frozen if each of its updates alone is lost: it is then where it was before.
@@ -143,22 +152,19 @@ def test_moments_have_settled_when_counting_begins(size: float, monkeypatch) -> 
         [np.all(is_lost(np.full(STEPS, p), u)) for p, u in zip(first, moves.T, strict=True)]
     )
     error = np.sqrt(2 * truth * (1 - truth) / SAMPLE)
-    assert abs(frozen() - truth) < 3 * error
+    assert abs(frozen(BURN_IN) - truth) < 3 * error
     # The test can tell: from moments of zero, many more elements move.
-    monkeypatch.setattr(simulate, "BURN_IN", 0)
-    simulate._runner.cache_clear()
-    assert frozen() < truth - 6 * error
-    simulate._runner.cache_clear()
+    assert frozen(0) < truth - 6 * error
 
 
 def test_filling_the_moments_neither_moves_parameters_nor_counts() -> None:
-    """With the rate at zero until counting begins, nothing but the moments may have changed."""
-    for wrapper in simulate.WRAPPERS:
+    """Sums of updates, carried losses and float32 copies are those of the counted steps."""
+    for wrapper in WRAPPERS:
         storage = Storage(wrapper, "float32" if wrapper == "plain" else BF16.name)
         (outcome,) = run({"w": VECTOR}, AdamW(3e-4), storage, PUSH, steps=1).values()
         # The counted step on a constant gradient is the rate, but for Adam's epsilon. Each moment
         # is rounded to float32 up to twice a step.
-        rounding = 4 * (simulate.BURN_IN + 1) * 2.0**-24
+        rounding = 4 * (BURN_IN + 1) * 2.0**-24
         size = 3e-4 / (1 + AdamW.eps / GRADIENT_RMS)
         if wrapper != "cast":
             assert np.allclose(np.abs(outcome.intended), size, rtol=rounding, atol=0.0)
