@@ -339,13 +339,19 @@ def _expected_leaves(
 
 
 def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Finding]:
-    """Sort findings by severity, worst first, then by the number of elements concerned."""
+    """Sort findings by severity, worst first, then by the number of elements concerned.
+
+    Rows without a gradient come last: what training does not use matters least.
+    """
 
     def weight(f: Finding) -> float:
         concerned = f.value if f.metric.endswith("_fraction") and np.isfinite(f.value) else 1.0
         return concerned * sizes.get(f.subject, 1)
 
-    return sorted(findings, key=lambda f: (-f.severity.gravity(), -weight(f)))
+    def order(f: Finding) -> tuple[float, bool, float]:
+        return -f.severity.gravity(), f.metric == "idle_row_fraction", -weight(f)
+
+    return sorted(findings, key=order)
 
 
 def _config_beside(folder: Path) -> MegalodonConfig | None:

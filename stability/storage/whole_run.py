@@ -58,7 +58,7 @@ of `POWERS`."""
 WORKS = 0.9
 """Fraction of the cost that a remedy must avoid to count as a fix."""
 SHOWN = 3
-"""Number of remedies shown per kind."""
+"""Number of remedies shown that are not enough; those that work are all shown."""
 PARTS = 50
 """Intervals of constant rate into which a schedule is divided: a resolution of 2 %."""
 HALVINGS = 6
@@ -162,7 +162,7 @@ class WholeRun:
         works = [r for r in self.remedies if r.works]
         short = [r for r in self.remedies if not r.works]
         shown = [
-            *((f"    {'fix' if r.settled else 'perhaps a fix'}", r) for r in works[:SHOWN]),
+            *((f"    {'fix' if r.settled else 'perhaps a fix'}", r) for r in works),
             *((f"    {'not enough' if r.settled else 'perhaps'}", r) for r in short[:SHOWN]),
         ]
         lines = [f"{begin}: {r.describe()}{_tie(r, shown)}" for begin, r in shown]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -14,11 +15,11 @@ import torch
 
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.weights import named_leaves, replace_leaves
-from stability.core.findings import Severity
+from stability.core.findings import Finding, Severity
 from stability.experiments import founding
 from stability.experiments.chart import line_chart
 from stability.experiments.founding import BEGIN, END, VARIANTS, Size, train
-from stability.storage.diagnose import kind_of, report
+from stability.storage.diagnose import kind_of, ranked, report
 from stability.storage.remedies import NOTHING, REMEDIES, try_remedies
 from stability.storage.update_rules import AdamW
 from tests.helpers import ROOT, TINY, model_of, tiny
@@ -55,6 +56,18 @@ def test_what_the_remedies_do_to_a_frozen_norm() -> None:
     assert norm["zero-centred"].survival.frozen == 0.0
     expected = {"nothing": 2, "float32 parameters": 4, "float32 master": 6, "Kahan, bfloat16": 4}
     assert {n: norm[n].bytes for n in expected} == expected
+
+
+def test_findings_are_sorted_by_severity_then_elements_and_unused_rows_come_last() -> None:
+    def found(subject: str, metric: str, value: float, severity: Severity) -> Finding:
+        return Finding("survival", severity, subject, metric, value, 0.5, "", "")
+
+    idle = found("table", "idle_row_fraction", 1.0, Severity.WARNING)
+    few = found("norm", "frozen_fraction", 1.0, Severity.WARNING)
+    many = found("matrix", "frozen_fraction", 0.6, Severity.WARNING)
+    bad = found("norm", "values", math.nan, Severity.ERROR)
+    sizes = {"table": 1000, "matrix": 100, "norm": 10}
+    assert ranked([idle, few, many, bad], sizes) == [bad, many, few, idle]
 
 
 def test_ranking_puts_what_works_first_and_the_cheapest_of_it_before_the_rest() -> None:

@@ -73,6 +73,9 @@ def test_what_is_right_for_every_leaf_is_right_for_the_run_and_cheapest_first() 
     rest = [r for r in alike().remedies if not r.works]
     assert alike().remedies == (*works, *rest)
     assert [r.returns for r in rest] == sorted((r.returns for r in rest), reverse=True)
+    # All that work are shown, and not only the first three.
+    shown = "\n".join(alike().lines("bfloat16"))
+    assert len(works) > 3 and all(r.what in shown for r in works)
     # Moments do not thaw what a rounding freezes.
     assert found["moments alone in float32"] < WORKS
 
