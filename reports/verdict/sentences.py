@@ -179,21 +179,30 @@ def _counted(whats: Collection[What]) -> str:
 
 
 def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
-    """Say which values should have repeated exactly and did not."""
+    """Say which failures are fixed, and which values should have repeated exactly and did not."""
     moved = [c for c in changes if c.what in (What.CHANGED, What.FIXED)]
     first = min(
         moved,
         key=lambda c: (math.isnan(c.tolerance), edge_rank(c.edge), c.stage < 0, c.stage, c.case),
     )
     fixed = sum(c.what is What.FIXED for c in moved)
+    rest = len(moved) - fixed
+    before = f"run {label(baseline.id, 60)}"
+    differ = f"{count(rest, 'value')} that should repeat exactly differ{'s' if rest == 1 else ''}"
+    if fixed:
+        head = f"All gates hold: {count(fixed, 'failure')} of {before} {_are(fixed)} fixed"
+        head += f", and {differ} from it." if rest else "."
+    else:
+        head = f"All gates hold, but {differ} from {before}."
     then, now = contrast(first.before, first.now)
-    repaired = f"; {count(fixed, 'failure')} fixed" if fixed else ""
     return (
-        f"All gates hold, but {count(len(moved), 'value')} that should repeat exactly "
-        f"differ{'s' if len(moved) == 1 else ''} from run {label(baseline.id, 60)}{repaired}. "
-        f"It starts at {place(first)}: {metric_name(first.metric)} {then} → {now}; "
-        f"{tightest(run)}."
+        f"{head} {'The first is' if fixed else 'It starts at'} {place(first)}: "
+        f"{metric_name(first.metric)} {then} → {now}; {tightest(run)}."
     )
+
+
+def _are(number_of: int) -> str:
+    return "is" if number_of == 1 else "are"
 
 
 def against(comparison: PinComparison) -> str:
@@ -253,7 +262,7 @@ def _not_yet(comparison: PinComparison) -> str:
         return ""
     return (
         f" {count(len(groups), 'level')} "
-        f"{'is' if len(groups) == 1 else 'are'} not comparable yet, since rounding alone may move "
+        f"{_are(len(groups))} not comparable yet, since rounding alone may move "
         f"{'it' if len(groups) == 1 else 'them'} by more than {UNSEEN:g} times, and up to "
         f"{groups[0].limit:.2f}; no level grew by more than {UNSEEN:g} times."
     )

@@ -288,10 +288,12 @@ def test_a_change_is_told_from_the_first_stage_of_the_sharpest_edge() -> None:
     gone = change(What.GONE, edge="jax64:oracle", stage=0, quantity="w")
     told = say.changed(night, [gone, probe, blunt, loss, later, first], BEFORE)
     assert told == (
-        f"All gates hold, but 5 values that should repeat exactly differ from {SINCE}; "
-        "1 failure fixed. It starts at x in case baseline (JAX float64 vs oracle): relative L2 "
+        f"All gates hold: 1 failure of {SINCE} is fixed, and 4 values that should repeat exactly "
+        "differ from it. The first is x in case baseline (JAX float64 vs oracle): relative L2 "
         f"1.0e-06 → 2.0e-06; {CLOSEST}."
     )
+    repaired = say.changed(night, [probe, probe], BEFORE)
+    assert repaired.startswith(f"All gates hold: 2 failures of {SINCE} are fixed. The first is z")
     assert "1 value that should repeat exactly differs from" in say.changed(night, [blunt], BEFORE)
     order = [first, later, loss, blunt]
     for i in range(3):
