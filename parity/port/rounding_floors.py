@@ -152,6 +152,7 @@ class PortBounds:
     original: Noise = field(default_factory=Noise)
     port: Noise = field(default_factory=Noise)
     exact_enough: ClassVar[float] = EXACT_ENOUGH
+    unknown: ClassVar[str] = "with its operands perturbed by rounding it is not a number"
 
     @classmethod
     def of(cls, original: Noise, port: Noise) -> PortBounds:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.domains import DOMAINS, inside
 from parity.engine.programs.rounding_rules import ELEMENTARY_UNITS
 
 WIDE = {
@@ -81,9 +82,11 @@ class Lift(TorchDispatchMode):
     ) -> Any:
         """Run one operation."""
         name = func.overloadpacket.__name__
+        if name == "linalg_vector_norm" and len(args) > 1 and math.isinf(args[1]):
+            name = "amax"  # It chooses an element, and its derivative looks for an equal one.
         args, named = tree_map(_widen, args), tree_map(_widen, kwargs or {})
         if self.signs is not None:
-            args = self._summands(name, args)
+            args = self._summands(name, _inside(name, args))
         if self.results is not None:
             self._run_in_steps(func, args, named)
         result = func(*args, **named)
@@ -144,6 +147,15 @@ class Lift(TorchDispatchMode):
             return args
         changed = self.moved(args[which], math.sqrt(1 + terms / 11))
         return (*args[:which], changed, *args[which + 1 :])
+
+
+def _inside(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the operands of a perturbed operation, reflected into its domain."""
+    # An operation in place has no copy to reflect; its operand is its result.
+    known = name in DOMAINS or name == "pow"
+    if not known or not isinstance(args[0], torch.Tensor) or args[0].is_complex():
+        return args
+    return tuple(inside(name, args, torch.where))
 
 
 def _copied(x: Any) -> Any:

@@ -133,7 +133,7 @@ class TorchSide:
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
             stack.enter_context(_unchanged(module))
-            stack.enter_context(_watched(module, stages, how.forced))
+            unseen = stack.enter_context(_watched(module, stages, how.forced))
             if how.precision is Precision.FLOAT64:
                 seed = how.seed if how.rounding is Rounding.OPERATIONS else None
                 stack.enter_context(lifted(seed, self._unseen))
@@ -160,6 +160,8 @@ class TorchSide:
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
+        if unseen:
+            notices.append(f"not seen, inside of torch.func: the results of {', '.join(unseen)}")
         if how.precision is Precision.FLOAT64 and self._unseen:
             notices.append(
                 "refuses float64: it ran in float64 with the dtype hidden from its checks"
@@ -202,7 +204,10 @@ def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], d
 @contextlib.contextmanager
 def _watched(
     module: torch.nn.Module, stages: dict[str, torch.Tensor], forced: Mapping[str, np.ndarray]
-) -> Iterator[None]:
+) -> Iterator[dict[str, None]]:
+    """Add every module's results to `stages`, or replace them; yields those that have no value."""
+    unseen: dict[str, None] = {}
+
     def hook_of(path: str) -> Callable[..., Any]:
         def hook(_module: Any, _inputs: Any, result: Any) -> Any:
             names = {}
@@ -210,6 +215,10 @@ def _watched(
             one = isinstance(result, torch.Tensor)
             for name, x in [(path, result)] if one else fields_of(result, path):
                 if not _floating(x):
+                    continue
+                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                    # One row of a batch, or a dual number: its value exists outside alone.
+                    unseen[name] = None
                     continue
                 count, unique = 2, name
                 while unique in stages:
@@ -225,7 +234,7 @@ def _watched(
 
     hooks = [m.register_forward_hook(hook_of(p)) for p, m in module.named_modules() if p]
     try:
-        yield
+        yield unseen
     finally:
         for hook in hooks:
             hook.remove()

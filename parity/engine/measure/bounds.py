@@ -65,6 +65,7 @@ class NoiseFloors:
     rules: Sequence[Rule]
     """Rules that multiply the floors, and rules with absolute bounds."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
+    unknown: ClassVar[str] = "calibrate this case"
 
     def responses(self, work: Work) -> Mapping[str, Sequence[float]]:
         """Return each quantity's response to each seed; empty for a case that is not calibrated."""

@@ -63,6 +63,8 @@ class Bounds(Protocol):
 
     exact_enough: ClassVar[float]
     """Relative L2 below which an error is the rounding of the result; smaller is no better."""
+    unknown: ClassVar[str]
+    """Why a tolerance may be missing, or what to do then; ends "no tolerance: "."""
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN if there is none."""
@@ -129,7 +131,8 @@ class Comparison:
             note = "not a number on at least one side"
             return self._row(name, metric, value, bound, Verdict.FAIL, note)
         if not math.isfinite(bound):
-            what = "no tolerance: calibrate this case" if math.isnan(bound) else f"bound {bound}"
+            missing = f"no tolerance: {self.floors.unknown}"
+            what = missing if math.isnan(bound) else f"bound {bound}"
             note = f"not measured, {what}"
             return self._row(name, metric, value, bound, Verdict.NOT_COMPARABLE, note)
         verdict = Verdict.PASS if value <= bound else Verdict.FAIL

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.domains import DOMAINS, inside
 
 SPAN = 1 << 14
 """Number of positions in the pool where an operation may start reading."""
@@ -70,7 +71,22 @@ class Signs:
             # phase is perturbed too.
             moves = jax.lax.complex(moves, self._draw(value.shape))
         factor = 1 + moves * jnp.asarray(roundoff * self.operations)
-        return value * factor.astype(value.dtype)
+        perturbed = value * factor.astype(value.dtype)
+        if value.shape or jnp.iscomplexobj(value):
+            return perturbed
+        # A scalar with few digits is a count or an exponent, such as 3.0 - 1.0: it is exact, and a
+        # negative number has no power near it.
+        mantissa, _ = jnp.frexp(value)
+        return jnp.where((mantissa * 2**SIGNIFICANT) % 1 == 0, value, perturbed)
+
+    def inside(self, name: str, operands: list[Any]) -> list[Any]:
+        """Return the operands of an operation, reflected into its domain if they are perturbed."""
+        if (name != "pow" and name not in DOMAINS) or any(jnp.iscomplexobj(x) for x in operands):
+            return operands
+        # An unperturbed operand outside of the domain is the program's own, and gives NaN.
+        perturbs = jnp.maximum(jnp.asarray(self.operations), jnp.asarray(self.constants)) > 0
+        kept = inside(name, operands, jnp.where)
+        return [jnp.where(perturbs, x, y) for x, y in zip(kept, operands, strict=True)]
 
     def constant(self, value: Any) -> Any:
         """Widen a constant to float64; perturb one of float32 or less by its rounding error."""

@@ -77,7 +77,7 @@ def rounded(
     if signs is not None and unit and not signs.narrow:
         unit = UNIT_ROUNDOFF
     if signs is not None and unit:
-        inputs = _summands(eqn, list(inputs), signs, unit)
+        inputs = _summands(eqn, signs.inside(name, list(inputs)), signs, unit)
     try:
         if name in CALLBACKS:
             raise NotImplementedError

@@ -258,6 +258,7 @@ class Table:
     """Bounds that are a number for every quantity."""
 
     exact_enough: ClassVar[float] = 1e-3
+    unknown: ClassVar[str] = "calibrate this case"
 
     def __init__(self, bound: float = 1e-6, absolute: float = 0.0) -> None:
         self.numbers = bound, absolute

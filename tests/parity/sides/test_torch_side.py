@@ -356,3 +356,22 @@ def test_what_a_module_writes_to_its_inputs_reaches_no_other_run():
     for output in outputs:
         np.testing.assert_array_equal(output.astype(np.float64), 0.5 * 3.0 + np.arange(4) + 1)
     np.testing.assert_array_equal(side.inputs()["1"], np.arange(4))
+
+
+def test_a_stage_inside_of_torch_func_is_named_as_not_seen():
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.outside = torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.outside(torch.vmap(lambda row: self.inside(row).tanh())(x))
+
+    torch.manual_seed(0)
+    module = Rows()
+    trace = TorchSide(module, X).run(WIDE)
+    assert [*trace.stages] == ["outside", OUTPUT]
+    assert trace.notices == ("not seen, inside of torch.func: the results of inside",)
+    one_by_one = module.double()(torch.from_numpy(X).double())
+    assert relative_l2(trace.stages[OUTPUT], one_by_one.detach().numpy()) <= EXACT
+    assert TorchSide(model(), X).run(WIDE).notices == ()
