@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from parity.engine.programs.jaxprs import bind, interpret
+from parity.engine.programs.jaxprs import bind, equations, interpret
 from parity.engine.programs.marks import (
     Branches,
     Changes,
@@ -38,6 +38,8 @@ from parity.engine.programs.rounding_rules import rounded, wide
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_lin")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+UNROLLED = 2_000
+"""Largest number of operations of a scan that is unrolled to record them: some 10 s to compile."""
 FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
 
 
@@ -54,7 +56,7 @@ class Evaluation:
     differentiable: bool = False
     """Keep the custom derivatives of functions; marks inside these are then not seen."""
     recorder: Recorder | None = None
-    """Records every operation outside of loops and branches."""
+    """Records every operation outside of branches and long loops."""
 
     def run(
         self,
@@ -96,6 +98,9 @@ class Evaluation:
                 inner = next(eqn.params[key] for key in keys if key in eqn.params)
                 with self._inside(eqn):
                     return self._call(inner, inputs, marks, changes)
+            if self.recorder is not None and primitive == "scan" and _few_turns(eqn):
+                with self._inside(eqn):
+                    return self._unrolled(self.recorder, eqn, inputs, marks, changes)
             return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
         if not self.widened:
             return self._noted(eqn, inputs, bind(eqn, inputs))
@@ -194,6 +199,41 @@ class Evaluation:
                 marks.passed[unique] = passed[name][i]
         return [*last, *outputs]
 
+    def _unrolled(
+        self,
+        recorder: Recorder,
+        eqn: JaxprEqn,
+        inputs: list[Any],
+        marks: Marks,
+        changes: Changes,
+    ) -> Sequence[Any]:
+        """Evaluate a scan one iteration after another, so that its operations are recorded."""
+        p = eqn.params
+        constants, carries = inputs[: p["num_consts"]], p["num_consts"] + p["num_carry"]
+        carry, rest = [_widen(x) for x in inputs[p["num_consts"] : carries]], inputs[carries:]
+        first = [*constants, *carry, *(x[0] for x in rest)]
+        shapes = dataclasses.replace(self, recorder=None)._shapes(p["jaxpr"], first, marks)
+        stacked: dict[int, list[Any]] = {}
+        for turn in range(p["length"])[:: -1 if p["reverse"] else 1]:
+            rows = [x[turn] for x in rest]
+            for x, row in zip(rest, rows, strict=True):
+                recorder.note(eqn, [x], [row])
+            own, outside = marks.within(), marks.next_names(in_turn(n, turn) for n in shapes)
+            inner = {n: changes[u] for n, u in zip(shapes, outside, strict=True) if u in changes}
+            outputs = self._call(p["jaxpr"], [*constants, *carry, *rows], own, inner)
+            carry = [_of_type(x, y) for x, y in zip(outputs, carry, strict=False)]
+            stacked[turn] = outputs[len(carry) :]
+            for name, value in own.values.items():
+                unique = marks.name_of(in_turn(name, turn))
+                marks.values[unique] = value
+                if name in own.passed:
+                    marks.passed[unique] = own.passed[name]
+        results = []
+        for each in zip(*(stacked[turn] for turn in sorted(stacked)), strict=True):
+            results.append(jnp.stack(each))
+            recorder.note(eqn, each, results[-1:])
+        return [*carry, *results]
+
     def _cond(
         self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
@@ -266,6 +306,12 @@ class Evaluation:
 
     def _literal(self, value: Any) -> Any:
         return self._constant(value) if self.widened else value
+
+
+def _few_turns(scan: JaxprEqn) -> bool:
+    """Whether a scan is short enough to be compiled as one operation after another."""
+    length = scan.params["length"]
+    return 0 < length * sum(1 for _ in equations(scan.params["jaxpr"].jaxpr)) <= UNROLLED
 
 
 def _of_type(value: Any, like: Any) -> Any:

@@ -1,0 +1,128 @@
+"""A bug inside of a scan is named at its line, and at its iteration where that is a stage."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.ad_checkpoint import checkpoint_name
+
+from parity import FunctionSide, Port, TorchSide, compare
+from parity.engine.programs import evaluation
+
+WIDTH, HIDDEN, LAYERS = 6, 5, 3
+X = np.random.default_rng(0).normal(size=(2, 4, WIDTH)).astype(np.float32)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.LSTM(WIDTH, HIDDEN, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0]
+
+
+def recurrent(bug: str = "") -> Callable[..., Any]:
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        p = params["cell"]
+
+        def step(carry: Any, row: jax.Array) -> Any:
+            h, c = carry
+            z = row @ p["weight_ih_l0"].T + h @ p["weight_hh_l0"].T
+            i, f, g, o = jnp.split(z + p["bias_ih_l0"] + p["bias_hh_l0"], 4, -1)
+            forget = jax.nn.sigmoid(f + (1.0 if bug == "forget" else 0.0))
+            candidate = g if bug == "candidate" else jnp.tanh(g)
+            c = forget * c + jax.nn.sigmoid(i) * candidate
+            return ((h := jax.nn.sigmoid(o) * jnp.tanh(c)), c), h
+
+        zero = jnp.zeros((x.shape[0], HIDDEN), x.dtype)
+        _, h = jax.lax.scan(step, (zero, zero), jnp.swapaxes(x, 0, 1))
+        return jnp.swapaxes(h, 0, 1)
+
+    return port
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(WIDTH, 8), torch.nn.Linear(8, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def stacked(bug: str = "") -> Callable[..., Any]:
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        layers = [params["layers"][str(i)] for i in range(LAYERS)]
+
+        def layer(h: jax.Array, at: Any) -> Any:
+            p, number = at
+            u = jnp.tanh(h @ p["up"]["weight"].T + p["up"]["bias"])
+            v = u @ p["down"]["weight"].T
+            scale = jnp.where(number == 1, 1.01, 1.0) if bug == "bias" else 1.0
+            v = v + scale * p["down"]["bias"]
+            return checkpoint_name(h + v, "h"), None
+
+        stack = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+        return jax.lax.scan(layer, x, (stack, jnp.arange(LAYERS)))[0]
+
+    return port
+
+
+def _compared(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
+    params: dict[str, Any] = {}
+    for name, value in module.named_parameters():
+        *path, leaf = name.split(".")
+        place = params
+        for part in path:
+            place = place.setdefault(part, {})
+        place[leaf] = value.detach().numpy()
+    sides = TorchSide(module, X), FunctionSide(function, params, X)
+    return compare(Port("loop", *sides, gradients=False, bfloat16=False))
+
+
+CASES = {
+    "forget": (Recurrent, recurrent, "forget = jax.nn.sigmoid", "output"),
+    "candidate": (Recurrent, recurrent, "c = forget * c", "output"),
+    "bias": (Deep, stacked, "v = v + scale", "h@1"),
+}
+
+
+@pytest.mark.parametrize("bug", CASES)
+def test_the_line_inside_of_a_loop_is_named(bug: str, monkeypatch) -> None:
+    torch.manual_seed(0)
+    module, port, line, stage = CASES[bug]
+    original = module()
+    assert _compared(original, port()).holds
+    function = port(bug)
+    lines, first = inspect.getsourcelines(function)
+    number = first + next(i for i, text in enumerate(lines) if line in text)
+    report = _compared(original, function)
+    assert f"diverges at {stage}" in report.text()
+    assert report.sentence().endswith(f"({function.__qualname__}.<locals>.{_inner(port)})")
+    assert f"{__name__.rpartition('.')[2]}.py:{number} " in report.sentence()
+    # A loop with more operations is compared as one: its call is named.
+    monkeypatch.setattr(evaluation, "UNROLLED", 0)
+    assert f".py:{number} " not in _compared(original, function).sentence()
+
+
+def _inner(port: Callable[..., Any]) -> str:
+    return "step" if port is recurrent else "layer"
