@@ -144,7 +144,7 @@ class Evaluation:
         if self.recorder is not None:
             # A new object: the recorder identifies the old one with the operation that made it.
             following = following + 0
-            self.recorder.note(eqn, inputs, [following], name)
+            self.recorder.note(eqn, inputs, [following], name, name in changes)
         return following
 
     def _call(

@@ -45,6 +45,8 @@ class Operation:
     """Indices of the operations whose results it read."""
     mark: str | None = None
     """Name of the mark; None if the operation is no mark."""
+    fed: bool = False
+    """Whether the mark's value was replaced by the other program's."""
     narrow: bool = False
     """Whether the program computes it in a dtype narrower than float32."""
 
@@ -69,9 +71,14 @@ class Recorder:
         self._calls.pop()
 
     def note(
-        self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any], mark: str | None = None
+        self,
+        eqn: JaxprEqn,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        mark: str | None = None,
+        fed: bool = False,
     ) -> None:
-        """Record an operation."""
+        """Record an operation; of a mark, its name and whether its value was replaced."""
         parents = (self._producers.get(id(x)) for x in inputs)
         index = len(self.operations)
         source: tuple[str, ...] = ()
@@ -79,7 +86,9 @@ class Recorder:
             # Inside a compiled function, JAX reports the frames up to its call only.
             source = tuple(dict.fromkeys((*frames, *source)))
         known = tuple(dict.fromkeys(p for p in parents if p is not None))
-        self.operations.append(Operation(eqn.primitive.name, source, known, mark, _is_narrow(eqn)))
+        self.operations.append(
+            Operation(eqn.primitive.name, source, known, mark, fed, _is_narrow(eqn))
+        )
         self.values.append(outputs[0] if outputs else None)
         # Keep the objects alive: Python could reuse the identity of a deleted one.
         self._alive += [*inputs, *outputs]
@@ -90,7 +99,10 @@ class Recorder:
         return self._producers.get(id(value))
 
     def window(self, last: int) -> list[int]:
-        """Return an operation and those between it and the preceding marks, in order."""
+        """Return an operation and those between it and the preceding fed marks, in order.
+
+        A mark that was not fed is as wrong as what it marks, so what came before it belongs here.
+        """
         inside: set[int] = set()
         waiting = [last]
         while waiting:
@@ -98,7 +110,7 @@ class Recorder:
             if index in inside:
                 continue
             inside.add(index)
-            if index == last or self.operations[index].mark is None:
+            if index == last or not self.operations[index].fed:
                 waiting += self.operations[index].parents
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
 

@@ -165,14 +165,14 @@ def test_the_first_operation_in_less_than_float32_is_named_by_its_line():
     assert first_narrow(both) == Unknown(("a.py:1 (f)",))
 
 
-def test_a_window_is_what_lies_between_marks():
+def test_a_window_is_what_lies_between_fed_marks():
     recorder = Recorder()
     recorder.operations = [
         op("in"),
-        op("name", (0,), mark="first"),
+        op("name", (0,), mark="first", fed=True),
         op("a", (1,)),
         op("b", (2, 0)),
-        op("name", (3,), mark="second"),
+        op("name", (3,), mark="second", fed=True),
         op("c", (4, 2)),
         op("alone"),
         op("name", (5,), mark="third"),
@@ -184,6 +184,11 @@ def test_a_window_is_what_lies_between_marks():
     assert beside == ["in", "b", "alone"]
     assert [o.primitive for o in recorder.beside(())] == ["in", "a", "b", "c", "alone"]
     assert [o.primitive for o in recorder.beside({"first", "second", "third"})] == ["alone"]
+    # What was not fed is the program's own result, and does not end a window.
+    recorder.operations[4] = op("name", (3,), mark="second")
+    assert recorder.window(5) == [0, 2, 3, 5]
+    recorder.operations[1] = op("name", (0,), mark="first")
+    assert recorder.window(2) == [0, 2]
 
 
 def test_what_follows_a_call_is_not_inside_of_it(x64):

@@ -1,4 +1,4 @@
-"""A bug inside of a scan is named at its line, and at its iteration where that is a stage."""
+"""The line of a bug inside of a scan, and of one before a mark that the original does not have."""
 
 from __future__ import annotations
 
@@ -122,6 +122,39 @@ def test_the_line_inside_of_a_loop_is_named(bug: str, monkeypatch) -> None:
     # A loop with more operations is compared as one: its call is named.
     monkeypatch.setattr(evaluation, "UNROLLED", 0)
     assert f".py:{number} " not in _compared(original, function).sentence()
+
+
+class Twice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(1.5 * self.second(torch.tanh(self.first(x))))
+
+
+def twice(bug: str = "") -> Callable[..., Any]:
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        first, second = params["first"], params["second"]
+        x = checkpoint_name(x @ first["weight"].T + first["bias"], "first")
+        product = jnp.tanh(x) @ second["weight"].T
+        shifted = product + second["bias"] * (1.01 if bug else 1.0)
+        both = checkpoint_name(jnp.concatenate([shifted, jnp.cos(shifted)]), "the port's own")
+        return jnp.sin(1.5 * both[: len(x)])
+
+    return port
+
+
+def test_a_mark_without_a_partner_hides_nothing_before_it() -> None:
+    """It is not fed the original's value, so that what follows it is not where the bug is."""
+    torch.manual_seed(0)
+    original = Twice()
+    assert _compared(original, twice()).holds
+    function = twice("bias")
+    lines, first = inspect.getsourcelines(function)
+    number = first + next(i for i, text in enumerate(lines) if "shifted = " in text)
+    told = _compared(original, function)
+    assert "diverges at output" in told.sentence() and f".py:{number} " in told.sentence()
 
 
 def _inner(port: Callable[..., Any]) -> str:
