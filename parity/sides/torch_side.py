@@ -11,6 +11,7 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from parity.engine.programs.rounding import is_short
 from parity.sides.side import (
@@ -216,7 +217,7 @@ def _watched(
             for name, x in [(path, result)] if one else fields_of(result, path):
                 if not _floating(x):
                     continue
-                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                if is_functorch_wrapped_tensor(x):
                     # One row of a batch, or a dual number: its value exists outside alone.
                     unseen[name] = None
                     continue

@@ -21,6 +21,7 @@ from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import count, edge_rank, label
 from reports.verdict import sentences as say
+from reports.verdict.agreement import agreement
 from reports.verdict.changes import (
     Change,
     Counts,
@@ -251,6 +252,22 @@ def _verdict(
     # In a run of several hosts, cases of equal hosts were compared although the runs differ.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
+    return _holding(run, baseline, changes, counts, environment, comparisons, alone)
+
+
+def _holding(
+    run: Run,
+    baseline: Run | None,
+    changes: Sequence[Change],
+    counts: Counts,
+    environment: Sequence[str],
+    comparisons: Sequence[PinComparison],
+    alone: bool,
+) -> tuple[Word, ExitCode, str]:
+    """Judge a run in which every gate holds and no value moved."""
+    if alone and baseline and not agreement(baseline, run).compared:
+        # Nothing of the two was compared, which is never a pass.
+        return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.nothing_shared(run, baseline)
     if alone:
         return Word.PASS, ExitCode.PASS, say.against_one(run, baseline, environment, changes)
     sentence = (

@@ -36,10 +36,10 @@ GROUP BY ALL
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Values that one gate measured in earlier runs on the same machine."""
+    """Values that one gate measured in earlier runs on the same machine in which its case held."""
 
     values: tuple[float, ...] = ()
-    """The newest `parity.tolerances.NOISE_WINDOW` values, oldest first."""
+    """The newest `parity.tolerances.NOISE_WINDOW` of them, oldest first."""
     varied: bool = False
     """Whether a replay in one of those runs gave different bits."""
 
@@ -183,19 +183,28 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
     alike = [i for i, old in enumerate(window) if old.manifest.environment.machine == machine]
     if not answer or not alike:
         return {}
-    recent = np.isin(answer["run"], alike[:NOISE_WINDOW])
+    # What a case measured in a run in which one of its gates broke is a bug's doing, not noise: a
+    # repaired run would be judged by it. A share that is NaN did not hold.
+    cases = {m.case: i for i, m in enumerate(run.measurements)}
+    case = np.array([cases[m.case] for m in run.measurements])[answer["key"]]
+    at = answer["run"].astype(np.int64) * len(run.measurements) + case
+    broken = ~(answer["share"] <= 1) & ~answer["info"].astype(bool)
+    recent = np.isin(answer["run"], alike) & ~np.isin(at, at[broken])
     rows, runs = answer["key"][recent], answer["run"][recent]
     values, varied = answer["value"][recent], answer["varied"][recent].astype(bool)
     noisy = {i for i, m in enumerate(run.measurements) if m.deterministic is not True}
-    noisy |= set(rows[varied].tolist())
+    # As in the table of docs/verdicts.md "Comparability": of the newest runs, held or not.
+    newest_runs = np.isin(answer["run"], alike[:NOISE_WINDOW]) & answer["varied"].astype(bool)
+    noisy |= set(answer["key"][newest_runs].tolist())
     entries: dict[int, list[tuple[int, float, bool]]] = {}
     for row, turn, value, other in zip(rows, runs, values, varied, strict=True):
         if int(row) in noisy:
             entries.setdefault(int(row), []).append((-int(turn), float(value), bool(other)))
     keys = _keys(run)
+    newest = {row: sorted(past)[-NOISE_WINDOW:] for row, past in entries.items()}
     return {
-        keys[row]: Past(tuple(v for _, v, _ in sorted(past)), any(o for *_, o in past))
-        for row, past in entries.items()
+        keys[row]: Past(tuple(v for _, v, _ in past), any(o for *_, o in past))
+        for row, past in newest.items()
         if not math.isnan(run.measurements[row].tolerance)
     }
 

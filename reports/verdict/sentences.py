@@ -167,6 +167,17 @@ def against_one(
     )
 
 
+def nothing_shared(run: Run, baseline: Run) -> str:
+    """Say that no gate of a passing run can be compared with the one requested run."""
+    found = agreement(baseline, run)
+    gates = count(found.other_work + found.only_now, "gate")
+    other = f", {found.other_work:,} of them of other work" if found.other_work else ""
+    return (
+        f"{selection(run)}Nothing was compared: run {label(baseline.id, 60)} measured none of the "
+        f"{gates} of this run{other}. By themselves all hold; {tightest(run)}."
+    )
+
+
 def _levels(changes: Sequence[Change]) -> str:
     """Count the groups that left their pinned level, independently of the baseline."""
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}

@@ -18,6 +18,7 @@ def recipe(rule: Optimiser) -> list[str]:
         "or, parameters left in bfloat16,",
         "    from stability.storage.torch_narrow import compensate, round_stochastically",
         f"    {made}; round_stochastically(optimizer)  # or compensate(optimizer), Kahan",
+        "    optimizer.load_state_dict(...)  # of a run that goes on: only now",
         "and to be told when parameters stand still",
         "    from stability.storage import watch_torch",
         "    watch_torch(optimizer, model.named_parameters())",

@@ -75,7 +75,7 @@ def moving(monkeypatch) -> None:
     monkeypatch.setattr(simulate, "_runner", lambda *_: partial(_stepped, moves=True))
 
 
-def _stepped(rows, *_, lr, steps, moves):
+def _stepped(rows, *_, lr, steps, burn_in, moves):
     way = np.full(rows.shape, -lr * steps)
     return rows + moves * way, way, np.full(rows.shape, moves)
 

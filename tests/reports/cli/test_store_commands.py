@@ -226,10 +226,10 @@ def test_a_pin_accepts_what_was_seen_of_a_gate_that_does_not_repeat(
             tmp_path / "runs",
             earlier(measurement(value=value, deterministic=False), day=day, suites=SUITES),
         )
-        for day, value in ((1, 5e-6), (2, 1e-6))
+        for day, value in ((1, 3e-6), (2, 1e-6))
     )
     [level] = pin_run(today, "as measured", tmp_path / "pinned").pin.groups.values()
-    assert level.typical == level.worst == 5e-6
+    assert level.typical == level.worst == 3e-6
 
 
 def test_the_diff_of_a_pin_lists_the_largest_move_first_up_or_down(

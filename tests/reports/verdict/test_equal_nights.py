@@ -83,6 +83,23 @@ def test_a_value_that_need_not_repeat_is_counted_and_suspects_nothing(nights) ->
     assert SUSPECTED not in page_of(*noisy)
 
 
+def test_two_runs_that_share_no_gate_were_not_compared() -> None:
+    """Nothing that was measured in both held: that is no pass."""
+    before = earlier(measurement())
+    for later, other in (
+        (run(measurement(case="stream")), "none of the 1 gate of this run."),
+        (run(measurement(identity="other")), "of this run, 1 of them of other work."),
+    ):
+        decision = decide(later, before, alone=True)
+        assert (decision.word, decision.exit_code) == (Word.NOT_COMPARABLE, 4)
+        assert f"Nothing was compared: run {before.id} measured" in decision.sentence
+        assert other in decision.sentence
+    one = run(measurement(), measurement(case="stream"))
+    assert decide(one, before, alone=True).word is Word.PASS
+    # A failure of the later run is worse than that it was not compared.
+    assert decide(run(failing(case="stream")), before, alone=True).word is Word.REGRESSED
+
+
 def test_two_equal_red_nights_stay_red_and_are_equal(nights, tmp_path: Path) -> None:
     before, after = map(regressed, nights)
     result = cli("compare", DAY["id"], "2026-11-20", "--out", stored(tmp_path, before, after))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from parity.engine.measure.measurement import Measurement
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.store.runs import Run, list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS, StoreError
@@ -126,6 +127,28 @@ def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: P
     assert past == Past(tuple(values[-NOISE_WINDOW:]), True)
     # What every replay repeated has no past to be held against.
     assert not load_history(tmp_path / "none", run(measurement())).past
+
+
+def test_a_case_that_broke_is_no_past_of_its_gates(tmp_path: Path) -> None:
+    """A repaired run is not judged by the values of the bug, some of which held."""
+
+    def at(turn: int, *rows: Measurement) -> None:
+        created = f"2026-11-01T{turn:02d}:00:00+00:00"
+        write_run(tmp_path, earlier(*rows, id=f"r{turn}", created=created))
+
+    other = {"case": "other", "quantity": "y", "deterministic": False}
+    broken = failing(quantity="z", deterministic=False)
+    at(0, noisy(1e-6), measurement(value=1e-7, **other))
+    at(1, noisy(3e-6), broken, measurement(value=2e-7, **other))
+    at(2, noisy(4e-6), replace(broken, value=math.nan), measurement(value=3e-7, **other))
+    at(3, noisy(2e-6), replace(broken, value=1e-9, verdict=Verdict.PASS))
+    today = [noisy(1e-6), replace(broken, value=1e-9), measurement(value=1e-7, **other)]
+    past = load_history(tmp_path, run(*today)).past
+    assert past[KEY].values == (1e-6, 2e-6)
+    assert past[today[1].key].values == (1e-9,)
+    assert past[today[2].key].values == (1e-7, 2e-7, 3e-7)
+    # Without the gate that broke, nothing of today's work did.
+    assert load_history(tmp_path, run(noisy(1e-6))).past[KEY].values == (1e-6, 3e-6, 4e-6, 2e-6)
 
 
 def test_a_baseline_is_older_than_a_window_that_cannot_be_read(
