@@ -82,7 +82,7 @@ class Case:
     overrides: dict[str, Any] = field(default_factory=dict)
     length: int = 3 * C + 5
     batch_size: int = 2
-    padding: Literal["none", "right", "left", "interior"] = "none"
+    padding: Literal["none", "right", "left", "interior", "ragged"] = "none"
     pad_inside: bool = False
     decay_shift: float = 0.0
     """Added to the logits of alpha and delta; -7 each gives a memory of a million tokens."""
@@ -233,6 +233,13 @@ class Case:
                     mask[row, :count] = False
                 case "interior":
                     mask[row, 7 : 7 + count] = False
+                case "ragged":
+                    mask[row, :count] = False
+        if self.padding == "ragged":
+            # Rows that have a past and are padded in a later call: with some tokens, with none.
+            second, third = self.cuts[0] + self.cuts[1], self.cuts[2]
+            mask[0, second - 13 : second] = False
+            mask[1:2, second : second + third] = False
         return mask
 
     def _weight(self, row: Weight) -> np.ndarray:
@@ -325,10 +332,10 @@ CASES = (
     ),
     Case(
         "stream_ragged",
-        "rows of different lengths in one cached stream, each as if alone; one begins late",
+        "rows of different lengths in one cached stream, each as if alone; one begins late, two pause",
         length=sum(CUTS),
         batch_size=3,
-        padding="left",
+        padding="ragged",
         cuts=CUTS,
     ),
     Case(

@@ -51,6 +51,11 @@ def _state_at_the_padded_end(final_state, self, u, h_init, p, tables, *lengths):
 
 
 @around
+def _decay_of_the_longest(power, self, exponents, tables):
+    return power(self, jnp.full_like(exponents, jnp.max(exponents)), tables)
+
+
+@around
 def _padding_counted(call, self, x, state=None, mask=None):
     return call(self, x, state)
 
@@ -140,6 +145,15 @@ FAULTS = (
         stage=_LAYER + "ema",
         owner=ComplexEMA,
         attribute="_final_state",
+        witness="stream_ragged",
+    ),
+    _fault(
+        "ragged_ema_decays_as_the_longest",
+        "what a row held before a call decays by the tokens of the longest row",
+        _decay_of_the_longest,
+        stage=_LAYER + "ema",
+        owner=ComplexEMA,
+        attribute="_power_of",
         witness="stream_ragged",
     ),
     _norm(
