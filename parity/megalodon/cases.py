@@ -332,7 +332,8 @@ CASES = (
     ),
     Case(
         "stream_ragged",
-        "rows of different lengths in one cached stream, each as if alone; one begins late, two pause",
+        "rows of different lengths in one cached stream, each as if alone; one begins late, "
+        "two pause",
         length=sum(CUTS),
         batch_size=3,
         padding="ragged",

@@ -133,7 +133,8 @@ def _operation(
     # Wide enough for float32 tables, as for the stage, and well below the error being explained.
     same = min(ROOM * stage.tolerance, stage.forced / ROOM)
     with exits_named(original.name):
-        results = theirs.operation_results()
+        # A port may rearrange a parameter that the original uses as it is.
+        results = [*theirs.operation_results(), *original.side.parameters().values()]
     return first_unknown(operations, values, results, same)
 
 

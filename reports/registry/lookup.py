@@ -332,7 +332,7 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
     if (found := since.since_when(first, run, judged_run.history)) is not None:
         lines.append(f"since when: {since.sentence(found, run)}")
         if found.held is not None:
-            lines[0] += f" It held in run {found.folder}; commits: "
+            lines[0] += f" This gate held in run {found.folder}; commits: "
             lines[0] += since.commits(found.held, found.failed)
     accounts = [e for e in run.explanations if e.case == first.case and e.culprit]
     lines += [

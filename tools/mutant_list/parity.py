@@ -6,6 +6,26 @@ from tools.mutant_list.mutant import of
 
 MUTANTS = (
     *of(
+        "parity/engine/programs/rounding.py",
+        (
+            "roots_of_negative_numbers_mended",
+            "an operand outside of the domain is reflected also where nothing perturbs it",
+            "return [jnp.where(perturbs, x, y) for x, y in zip(kept, operands, strict=True)]",
+            "return kept",
+            "test_domains.py test_healthy_operations.py",
+        ),
+    ),
+    *of(
+        "parity/engine/programs/operations.py",
+        (
+            "any_mark_ends_a_window",
+            "a mark without a partner hides the operations before it",
+            "if index == last or not self.operations[index].fed:",
+            "if index == last or self.operations[index].mark is None:",
+            "test_searches_by_hand.py test_lines_in_loops.py",
+        ),
+    ),
+    *of(
         "parity/deepseek_v3/attention.py",
         (
             "mla_absorbed_scale",

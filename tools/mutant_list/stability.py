@@ -6,6 +6,16 @@ from tools.mutant_list.mutant import of
 
 MUTANTS = (
     *of(
+        "stability/storage/simulate.py",
+        (
+            "moments_not_filled",
+            "steps are counted from moments of zero, where AdamW moves everything once",
+            "state = jax.lax.fori_loop(1, burn_in + 1, fill, state)",
+            "state = state",
+            "test_simulate.py::test_moments_have_settled_when_counting_begins",
+        ),
+    ),
+    *of(
         "stability/dtype_audit/policy.py",
         (
             "accumulators_by_their_inputs",
@@ -70,7 +80,7 @@ MUTANTS = (
         (
             "families_not_weighed",
             "every leaf counts alike, however far it was to go",
-            "self.push[n] = float(np.mean(way)) * self.leaves[n].size",
+            "self.push[n] = float(np.mean(way, dtype=np.float64)) * self.leaves[n].size",
             "self.push[n] = 1.0",
             ""
             "test_whole_run.py::test_the_size_of_gradients_decides_and_not_the_fidelity_of_a_leaf "

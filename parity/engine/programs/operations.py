@@ -162,13 +162,35 @@ def first_unknown(
     for i in sorted(operations, reverse=True):
         below = (c for c in children[i] if _telling(values[c]) or leads[c])
         leads[i] = any(matches[c] or leads[c] for c in below)
-    unknown = (i for i in sorted(operations) if not matches[i] and not leads[i])
-    first = next((i for i in unknown if _telling(values[i]) and operations[i].source), None)
-    if first is None:
+    unknown = [i for i in sorted(operations) if not matches[i] and not leads[i]]
+    named = [i for i in unknown if _telling(values[i]) and operations[i].source]
+    if not named:
         return None
+    first = next((i for i in named if _implicated(i, operations, children, {*named})), named[0])
     masks = _ancestors(first, operations, lambda i: _is_mask(values[i]) and not matches[i])
     lines = (operations[i].source[0] for i in sorted(masks) if operations[i].source)
     return Unknown(operations[first].source, tuple(dict.fromkeys(lines)))
+
+
+def _implicated(
+    index: int,
+    operations: Mapping[int, Operation],
+    children: Mapping[int, Sequence[int]],
+    unknown: Collection[int],
+) -> bool:
+    """Whether an unknown result is needed to explain that what follows from it is unknown too.
+
+    A sum of two biases that the original adds one after the other is unknown. If it is added to a
+    product that is wrong already, it is not what made the result wrong.
+    """
+    below, waiting = {index}, [index]
+    while waiting:
+        for child in children[waiting.pop()]:
+            if child in unknown and child not in below:
+                below.add(child)
+                waiting.append(child)
+    used = [c for c in children[index] if c in unknown]
+    return any(all(p not in unknown or p in below for p in operations[c].parents) for c in used)
 
 
 def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:

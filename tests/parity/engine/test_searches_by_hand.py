@@ -153,6 +153,25 @@ def test_three_different_numbers_tell_an_array(values: np.ndarray, telling: bool
     assert found is not None and found.source == (("a" if telling else "z") + ".py:1 (f)",)
 
 
+def test_an_unknown_result_is_passed_over_if_what_it_joins_is_wrong_without_it():
+    """A sum of two biases (0) is added to a product (2) of what is wrong already (1)."""
+    operations = {0: op("bias"), 1: op("wrong"), 2: op("product", (1,)), 3: op("add", (0, 2))}
+    values = {0: A, 1: B, 2: C, 3: D}
+    assert first_unknown(operations, values, [], 1e-9) == Unknown(("wrong.py:1 (f)",))
+    # If the product is known, the sum of biases is all that can be wrong.
+    assert first_unknown(operations, values, [B, C], 1e-9) == Unknown(("bias.py:1 (f)",))
+    # It is used by itself elsewhere, or twice, or made into more before it joins.
+    alone = operations | {4: op("exp", (0,)), 5: op("end", (3, 4))}
+    assert first_unknown(alone, values | {4: A * A, 5: B * B}, [], 1e-9) == Unknown(
+        ("bias.py:1 (f)",)
+    )
+    twice = {0: op("bias"), 1: op("exp", (0,)), 2: op("add", (0, 1))}
+    assert first_unknown(twice, {0: A, 1: B, 2: C}, [], 1e-9) == Unknown(("bias.py:1 (f)",))
+    # Two that need one another are told by the first.
+    both = {0: op("a"), 1: op("b"), 2: op("add", (0, 1))}
+    assert first_unknown(both, {0: A, 1: B, 2: C}, [], 1e-9) == Unknown(("a.py:1 (f)",))
+
+
 def test_the_first_operation_in_less_than_float32_is_named_by_its_line():
     operations = {
         2: op("c", (), narrow=True),

@@ -157,5 +157,35 @@ def test_a_mark_without_a_partner_hides_nothing_before_it() -> None:
     assert "diverges at output" in told.sentence() and f".py:{number} " in told.sentence()
 
 
+class Padded(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+def padded(bug: str = "") -> Callable[..., Any]:
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        kernel = jnp.transpose(params["conv"]["weight"], (2, 1, 0))
+        sides = (0, 2) if bug else (1, 1)
+        dimensions = ("NCH", "HIO", "NCH")
+        y = jax.lax.conv_general_dilated(x, kernel, (2,), [sides], dimension_numbers=dimensions)
+        return y + params["conv"]["bias"][:, None]
+
+    return port
+
+
+def test_a_parameter_in_another_layout_is_not_what_the_original_does_not_do() -> None:
+    torch.manual_seed(0)
+    original = Padded()
+    assert _compared(original, padded()).holds
+    function = padded("sides")
+    lines, first = inspect.getsourcelines(function)
+    number = first + next(i for i, text in enumerate(lines) if "conv_general" in text)
+    assert f".py:{number} " in _compared(original, function).sentence()
+
+
 def _inner(port: Callable[..., Any]) -> str:
     return "step" if port is recurrent else "layer"

@@ -173,7 +173,7 @@ def test_a_planted_bug_is_led_to_from_the_headline_to_the_parameter(nights: Path
     assert "megalodon_jax/layers/norms.py:" in account.lines[0].place
     # What was planted is gone: only the night could say this.
     said = cli("gate", "latest", "--out", nights).stdout
-    assert f"It held in run {healthy.name}" in said
+    assert f"This gate held in run {healthy.name}" in said
     assert f"explained: {stage} is wrong on its own, fed the oracle's inputs" in said
     command = f"{program()} parity explain plain --fault {FAULT}"
     assert f"explain: {command}" in said

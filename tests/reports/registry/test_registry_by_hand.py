@@ -364,7 +364,7 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
     lines = comparison_lines(judge_stored(write_run(root, made)))
     culprit = explained("plain").quantity
     assert lines[0] == (
-        f"since when: It failed in 2 runs in a row. It held in run {held.name}; commits: "
+        f"since when: It failed in 2 runs in a row. This gate held in run {held.name}; commits: "
         f"{'a' * 10}..{'b' * 10}"
     )
     assert lines[1] == (
