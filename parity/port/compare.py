@@ -108,8 +108,7 @@ def compare(port: Port) -> Report:
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds.of(noise["original"], noise["port"])
     matching = both.names.matching
-    rows = [_weights(work, bounds, matching, port.device, both.lost(port.original, noise))]
-    rows += both.repeats(work, bounds, port.device)
+    rows = both.repeats(work, bounds, port.device)
     for edge in both.edges():
         comparison = Comparison(
             work,
@@ -121,6 +120,8 @@ def compare(port: Port) -> Report:
             scales=bounds.scales.get(edge, {}),
         )
         rows += both.rows(edge, comparison)
+    lost = both.lost(port.original, noise)
+    rows.insert(0, _weights(work, bounds, matching, port.device, lost, _all_hold(rows)))
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
     # If a quantity is 0 up to rounding, the norm its floor is relative to is rounding too.
@@ -175,7 +176,7 @@ def _both_sides(port: Port) -> _Both:
     with exits_named("a side, asked for its parameters,"):
         parameters = [side.parameters() for side in (port.original, port.port)]
     matching = match_parameters(*map(_floating, parameters))
-    if parameters[1] and not any(pair.is_equal for pair in matching.pairs):
+    if parameters[1] and not any(p.is_equal or p.is_reordered for p in matching.pairs):
         raise PortError(
             "the two sides share no parameter: give the port the original's weights first.\n"
             + matching.text()
@@ -192,7 +193,8 @@ def _both_sides(port: Port) -> _Both:
         )
     if empty := [name for name, reason in port.not_compared.items() if not reason.strip()]:
         raise PortError(f"not_compared has no reason for {', '.join(empty)}: say why")
-    equal = [pair for pair in matching.pairs if pair.is_equal]
+    # The sum of two parameters is rounded where the port holds it, and nowhere in the original.
+    equal = [pair for pair in matching.pairs if pair.is_equal and not pair.construction.adds]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
@@ -541,11 +543,20 @@ def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
 
 
 def _weights(
-    work: Work, bounds: PortBounds, matching: Matching, device: str, lost: Sequence[str]
+    work: Work,
+    bounds: PortBounds,
+    matching: Matching,
+    device: str,
+    lost: Sequence[str],
+    holds: bool,
 ) -> Measurement:
-    """Return the gate that the port has all of the original's parameters."""
+    """Return the gate that the port has all of the original's parameters.
+
+    Values in another order, such as that of a cell's gates, are the original's if the port `holds`
+    with them.
+    """
     edge = PortEdge.PORT32_ORIGINAL32
-    other = [pair.port for pair in matching.pairs if not pair.is_equal]
+    other = [p.port for p in matching.pairs if not (p.is_equal or (holds and p.is_reordered))]
     other += [entry.name for entry in matching.unmatched_port]
     row = Comparison(work, edge, bounds, "float32", device).judged(
         WEIGHTS, "unmatched", float(len(other) + len(lost))
@@ -553,6 +564,10 @@ def _weights(
     notes = [f"not the original's: {', '.join(other)}"] if other else []
     notes += [f"the original's that the port does not have: {', '.join(lost)}"] if lost else []
     return replace(row, note="; ".join(notes)) if notes else row
+
+
+def _all_hold(rows: Sequence[Measurement]) -> bool:
+    return all(m.verdict in (Verdict.PASS, Verdict.INFO) for m in rows)
 
 
 def _digest(port: Port) -> str:

@@ -214,8 +214,12 @@ class Report:
                 f"{last.original:.1e} in the original"
             )
         lines += self.hints
-        rounded = [pair for pair in self.matching.pairs if pair.means is Means.ROUNDED]
-        lines += [f"note: parameter {pair.port}: {pair.note}" for pair in rounded]
+        told = (Means.ROUNDED, Means.REORDERED)
+        lines += [
+            f"note: parameter {pair.port} {pair.means}: {pair.note}"
+            for pair in self.matching.pairs
+            if pair.means in told
+        ]
         return lines + [f"note: {notice}" for notice in self.notices]
 
 

@@ -115,9 +115,15 @@ class Construction:
         return tuple(dict.fromkeys(piece.parameter for piece in self.pieces))
 
     @property
+    def adds(self) -> bool:
+        """Whether pieces are added to one another, as two biases are that the port holds as one."""
+        return len({piece.place for piece in self.pieces}) < len(self.pieces)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the pieces fill the port's parameter."""
-        return sum(math.prod(p.place.shape) for p in self.pieces) == math.prod(self.shape)
+        places = {piece.place for piece in self.pieces}
+        return sum(math.prod(place.shape) for place in places) == math.prod(self.shape)
 
     def from_original(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Build the port's parameter, or its gradient, from the original's arrays.
@@ -152,7 +158,8 @@ class Construction:
 
     def text(self) -> str:
         """Describe the construction in words, piece by piece."""
-        return " + ".join(piece.text() for piece in self.pieces)
+        between = ", added to " if self.adds else " + "
+        return between.join(piece.text() for piece in self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""

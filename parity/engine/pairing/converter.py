@@ -88,11 +88,12 @@ def _entry(pair: Pair) -> _Entry:
         text, originals = _joined(construction, axis)
         return _Entry((pair.port, *originals), f"{target} = {text}")
     lines = [f"{target} = np.zeros({construction.shape}, original[{SLOT}].dtype)"]
+    sign = "+=" if construction.adds else "="
     for piece in construction.pieces:
         view = piece.place.view
         place = "" if view == construction.shape else f".reshape({view})"
         value = _expression(piece, piece.place.shape)
-        lines.append(f"port[{SLOT}]{place}[{_index(piece.place)}] = {value}")
+        lines.append(f"port[{SLOT}]{place}[{_index(piece.place)}] {sign} {value}")
     order = [names[0], names[1]]
     for name in names[1:]:
         order += [names[0], name]
@@ -102,7 +103,8 @@ def _entry(pair: Pair) -> _Entry:
 def _joint(construction: Construction) -> int | None:
     """Return the axis along which the pieces are adjacent; None if there is none."""
     pieces = construction.pieces
-    if len({piece.place.view for piece in pieces}) != 1 or not construction.is_complete:
+    views = {piece.place.view for piece in pieces}
+    if len(views) != 1 or construction.adds or not construction.is_complete:
         return None
     axes = {
         axis

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from parity.engine.pairing.value_search import (
     locate,
     of_parts,
     part_of,
+    rearranged,
+    sum_of,
     whole_matches,
 )
 
@@ -59,6 +62,8 @@ def match_parameters(
         if wider_p:
             rounded = search.port.rounded(dtype)
             search.by_value(search.original, rounded, Means.ROUNDED, note.format("original"))
+    search.in_another_order()
+    search.as_sums()
     search.in_part()
     search.by_name()
     search.by_resemblance()
@@ -176,6 +181,36 @@ class _Search:
             tied = f"tied with {', '.join(others)}" if others else ""
             text = "; ".join(filter(None, (note, tied)))
             self.add(port, laid_out(name, fits[port][name]), means, text, also[port])
+
+    def in_another_order(self) -> None:
+        """Match arrays with the same rows or columns in another order."""
+        _, rest_p = self.rest(ambiguous=False)
+        for port in rest_p:
+            name = self.reordered.get(port)
+            if name is None or name in self.used:
+                continue
+            found = rearranged(name, self.original[name], self.port[port])
+            if found is not None:
+                self.add(port, found, Means.REORDERED, f"the rows or columns of {name}")
+
+    def as_sums(self) -> None:
+        """Match arrays that are the sum of two originals of one module, or a block of it."""
+        rest_o, rest_p = self.rest(ambiguous=False)
+        shapes = self.original.shapes
+        pairs = [
+            (a, b)
+            for a, b in itertools.combinations(rest_o, 2)
+            if naming.parent(a) == naming.parent(b) and shapes[a] == shapes[b]
+        ]
+        sizes = {self.port.size(port) for port in rest_p}
+        for pair in pairs:
+            if not any(self.original.size(pair[0]) % size == 0 for size in sizes):
+                continue
+            arrays = [self.original[name] for name in pair]
+            for port in rest_p:
+                if port not in self.pairs and (found := sum_of(pair, arrays, self.port[port])):
+                    note = f"the sum of {' and '.join(pair)}, rounded once"
+                    self.add(port, found, Means.ROUNDED, note)
 
     def in_part(self) -> None:
         """Match arrays that are part of a larger one, the rest of which has no counterpart."""

@@ -25,6 +25,8 @@ class Means(StrEnum):
     ROUNDED = "by value after rounding"
     NAME = "by name, equal in value"
     """Constants, small arrays, or several equal ones: the values fit but do not decide."""
+    REORDERED = "in another order"
+    """The rows or columns of an original in another order: right if the port uses it so."""
     SLICE = "but for a slice"
     NEAR = "by name, differs in value"
     PROPOSAL = "proposed by name and shape"
@@ -56,6 +58,11 @@ class Pair:
     def is_equal(self) -> bool:
         """Whether the values are those of the original, up to rounding that `note` names."""
         return self.means in EQUAL
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the values are those of the original in another order."""
+        return self.means is Means.REORDERED
 
 
 @dataclass(frozen=True)

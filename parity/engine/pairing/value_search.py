@@ -6,16 +6,34 @@ candidate is then laid out and compared element by element.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from parity.engine.pairing import naming
-from parity.engine.pairing.constructions import Construction, Part, Piece, cut, whole
+from parity.engine.pairing.constructions import (
+    Construction,
+    Part,
+    Piece,
+    cut,
+    laid_out,
+    whole,
+)
 from parity.engine.pairing.fingerprints import MODULUS, fingerprint, sample_positions
-from parity.engine.pairing.layouts import SAMPLES, Layout, Shape, candidates, same_values, take
+from parity.engine.pairing.layouts import (
+    SAMPLES,
+    Layout,
+    Shape,
+    candidates,
+    identity,
+    same_values,
+    take,
+    transposition,
+)
 
 SMALL = 4
 """Most elements of an array that may be equal by accident, so that names decide."""
@@ -25,6 +43,10 @@ PROBES = 3
 """Elements of a lone part that are searched for before places are tried."""
 MOST_STARTS = 64
 """Most places along an axis that are tried for a lone part."""
+MOST_PERMUTED = 4
+"""Most axes of an array whose rows are looked for in another order."""
+MOST_BLOCKS = 8
+"""Most blocks in another order: the gates of a recurrent cell are three or four."""
 
 
 class Tensors:
@@ -282,3 +304,110 @@ def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Constr
 def part_of(name: str, place: Part, layout: Layout) -> Construction:
     """Return the construction of a port's array as a part of the original's `name`."""
     return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))
+
+
+def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Construction | None:
+    """Return how `target` holds the rows or columns of `source`, called `name`, in another order.
+
+    The orders are those of blocks, such as the gates of a recurrent cell, and of interleaved
+    halves, such as the rows of a head for another convention of rotary embeddings. Rows must be
+    distinct. None if there is no such order.
+    """
+    if source.ndim != target.ndim or source.ndim > MOST_PERMUTED:
+        return None
+    for axes in itertools.permutations(range(source.ndim)):
+        if tuple(source.shape[axis] for axis in axes) != target.shape:
+            continue
+        for axis in range(target.ndim):
+            order = _order(np.moveaxis(source.transpose(axes), axis, 0),
+                           np.moveaxis(target, axis, 0))  # fmt: skip
+            if order is None:
+                continue
+            if blocks := _blocks(order):
+                return _in_blocks(name, source.shape, axes, axis, blocks)
+            if factors := _interleaved(order):
+                return laid_out(name, _interleaving(source.shape, axes, axis, factors))
+    return None
+
+
+def sum_of(
+    names: Sequence[str], arrays: Sequence[np.ndarray], target: np.ndarray
+) -> Construction | None:
+    """Return how `target` is the sum of two arrays of one shape, or a block of it; None if not.
+
+    The sum is rounded to the target's dtype. Blocks are along the first axis, in any order.
+    """
+    total = (arrays[0] + arrays[1]).astype(target.dtype)
+    if total.size % max(1, target.size) or is_constant(target):
+        return None
+    length, shape = total.shape[0] * target.size // total.size, total.shape
+    if target.shape != (length, *shape[1:]):
+        return None
+    for start in range(0, shape[0], length):
+        if same_values(total[start : start + length], target):
+            part = cut(shape, shape, 0, start, start + length)
+            layout, place = identity(target.shape), whole(target.shape)
+            return Construction(
+                target.shape, tuple(Piece(name, part, layout, place) for name in names)
+            )
+    if length < shape[0] or (found := rearranged("", total, target)) is None:
+        return None
+    pieces = (replace(piece, parameter=name) for piece in found.pieces for name in names)
+    return Construction(target.shape, tuple(pieces))
+
+
+def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
+    """Return the row of `source` that each row of `target` equals; None unless it is an order of
+    distinct rows other than their own.
+    """
+    rows = [np.ascontiguousarray(x.reshape(len(x), -1), np.float64) for x in (source, target)]
+    where = {row.tobytes(): i for i, row in enumerate(rows[0])}
+    found = [where.get(row.tobytes()) for row in rows[1]]
+    if len(where) < len(source) or None in found or len({*found}) < len(found):
+        return None
+    order = np.array(found)
+    return None if np.array_equal(order, np.arange(len(order))) else order
+
+
+def _blocks(order: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return the runs of an order: start in the target, and start and stop in the source."""
+    starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1)]
+    stops = [*starts[1:], len(order)]
+    runs = [
+        (int(a), int(order[a]), int(order[a] + b - a)) for a, b in zip(starts, stops, strict=True)
+    ]
+    return runs if len(runs) <= min(MOST_BLOCKS, len(order) // 2) else []
+
+
+def _in_blocks(
+    name: str, shape: Shape, axes: Sequence[int], axis: int, blocks: Iterable[tuple[int, int, int]]
+) -> Construction:
+    target = tuple(shape[each] for each in axes)
+    pieces = []
+    for there, start, stop in blocks:
+        part = cut(shape, shape, axes[axis], start, stop)
+        place = cut(target, target, axis, there, there + stop - start)
+        pieces.append(Piece(name, part, transposition(part.shape, axes), place))
+    return Construction(target, tuple(pieces))
+
+
+def _interleaved(order: np.ndarray) -> tuple[int, int, int] | None:
+    """Return (a, b, c) such that the order is that of (a, b, c) with the last two exchanged."""
+    n = len(order)
+    for b in (d for d in range(2, n // 2 + 1) if n % d == 0):
+        for c in (d for d in range(2, n // b + 1) if n // b % d == 0):
+            shape = (n // b // c, b, c)
+            if np.array_equal(np.arange(n).reshape(shape).swapaxes(1, 2).reshape(-1), order):
+                return shape
+    return None
+
+
+def _interleaving(
+    shape: Shape, axes: Sequence[int], axis: int, factors: tuple[int, int, int]
+) -> Layout:
+    split = axes[axis]
+    before = (*shape[:split], *factors, *shape[split + 1 :])
+    # Axes behind the split one have moved by two.
+    moved = [a if a < split else a + 2 for a in axes]
+    order = [*moved[:axis], split, split + 2, split + 1, *moved[axis + 1 :]]
+    return Layout(shape, before, tuple(order), tuple(shape[a] for a in axes))

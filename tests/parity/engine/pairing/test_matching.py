@@ -119,16 +119,28 @@ def test_exchanged_heads_do_not_match():
     port = flax_like(original)
     name = "layers.0.self_attn.q_proj.kernel"
     port[name] = port[name].reshape(D, H, d)[:, [1, 0, 2, 3]].reshape(D, D)
-    pair = match_parameters(original, port).by_port[name]
-    assert pair.means is Means.SLICE
-    assert pair.note == "differs in columns 0:8, the same values in another order"
+    matching = match_parameters(original, port)
+    pair = matching.by_port[name]
+    assert pair.means is Means.REORDERED
+    assert not pair.is_equal and not matching.is_complete
+    assert pair.construction.text() == (
+        "model.layers.0.self_attn.q_proj.weight[4:8], transposed (1, 0), at [:, 0:4] + "
+        "model.layers.0.self_attn.q_proj.weight[0:4], transposed (1, 0), at [:, 4:8] + "
+        "model.layers.0.self_attn.q_proj.weight[8:16], transposed (1, 0), at [:, 8:16]"
+    )
 
 
-def test_all_rows_in_another_order_are_unmatched_and_say_so():
+def test_rows_in_another_order_are_not_equal_and_say_so():
     original = torch_like()
     port = flax_like(original)
     name = "layers.0.self_attn.q_proj.kernel"
     port[name] = np.roll(port[name], 1, axis=0)
+    matching = match_parameters(original, port)
+    pair = matching.by_port[name]
+    assert (pair.means, pair.is_equal) == (Means.REORDERED, False)
+    assert pair.note == "the rows or columns of model.layers.0.self_attn.q_proj.weight"
+    # Elements in no order of rows or columns are unmatched, and say so.
+    port[name] = np.sort(port[name], axis=None).reshape(port[name].shape)
     matching = match_parameters(original, port)
     (left,) = matching.unmatched_port
     assert left.name == name

@@ -1,0 +1,116 @@
+"""Parameters in another order, and sums of two: of recurrent cells, heads and rotary embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from parity.engine.pairing.converter import converter_source
+from parity.engine.pairing.matching import Matching, Means, match_parameters
+from parity.engine.pairing.value_search import MOST_BLOCKS, rearranged, sum_of
+
+RNG = np.random.default_rng(0)
+HIDDEN, WIDTH = 5, 8
+GATES = RNG.normal(size=(3 * HIDDEN, WIDTH)).astype(np.float32)
+BIASES = [RNG.normal(size=3 * HIDDEN).astype(np.float32) for _ in range(2)]
+ROWS = RNG.normal(size=(24, 4)).astype(np.float32)
+KERNEL = RNG.normal(size=(12, 3, 2)).astype(np.float32)
+
+
+def gates(x: np.ndarray, order: tuple[int, ...] = (1, 0, 2)) -> np.ndarray:
+    return np.concatenate([np.split(x, 3)[i] for i in order])
+
+
+def halves(x: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head, first half and second half interleaved."""
+    return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+ORDERS: dict[str, tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]] = {
+    "gates": (GATES, gates),
+    "gates of a bias": (BIASES[0], gates),
+    "gates, transposed": (GATES, lambda x: gates(x).T),
+    "gates in a circle": (GATES, lambda x: gates(x, (2, 0, 1))),
+    "columns": (GATES, lambda x: np.roll(x, 3, axis=1)),
+    "halves of heads": (ROWS, lambda x: halves(x, 3)),
+    "halves of heads, transposed": (ROWS, lambda x: halves(x, 2).T),
+    "halves of one head": (ROWS, lambda x: halves(x, 1)),
+    "filters of a convolution": (KERNEL, lambda x: np.roll(x, 4, axis=0).transpose(2, 1, 0)),
+    "interleaved filters": (KERNEL, lambda x: halves(x, 3).transpose(1, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_is_found_and_maps_values_there_and_back(name: str) -> None:
+    source, change = ORDERS[name]
+    found = rearranged("w", source, change(source))
+    assert found is not None and found.is_complete and not found.adds
+    np.testing.assert_array_equal(found.from_original({"w": source}), change(source))
+    # It maps other values, such as those of a gradient, alike.
+    other = RNG.normal(size=source.shape)
+    np.testing.assert_array_equal(found.from_original({"w": other}), change(other))
+    np.testing.assert_array_equal(found.adjoint(change(other))["w"], other)
+
+
+def test_what_is_no_order_of_rows_is_not_taken_for_one() -> None:
+    same = np.concatenate([GATES[:5], GATES[:5], GATES[5:10]])
+    wrong = gates(GATES)
+    wrong[3, 2] += 1e-6
+    shuffled = GATES[np.random.default_rng(1).permutation(len(GATES))]
+    assert len(GATES) > MOST_BLOCKS
+    for target in (GATES, wrong, shuffled, gates(GATES).reshape(5, 24), gates(GATES)[:5]):
+        assert rearranged("w", GATES, target) is None
+    assert rearranged("w", same, gates(same)) is None, "equal rows could be any of them"
+
+
+def test_a_sum_is_found_whole_in_blocks_and_in_another_order() -> None:
+    a, b = BIASES
+    total = a + b
+    for target in (total, total[5:10], gates(total)):
+        found = sum_of(("a", "b"), BIASES, target)
+        assert found is not None and found.adds and found.is_complete
+        np.testing.assert_array_equal(found.from_original({"a": a, "b": b}), target)
+        # The derivative of the sum is that of each term.
+        slope = found.adjoint(target)
+        np.testing.assert_array_equal(slope["a"], slope["b"])
+    for target in (a, a - b, total + 1e-6, total[:4], np.zeros(15, np.float32)):
+        assert sum_of(("a", "b"), BIASES, target) is None
+
+
+def cell(order: tuple[int, ...] = (0, 1, 2)) -> Matching:
+    """A cell whose port has one bias, and its gates in this order."""
+    original = {
+        "cell.weight_ih": GATES,
+        "cell.bias_ih": BIASES[0],
+        "cell.bias_hh": BIASES[1],
+        "head.bias": RNG.normal(size=15).astype(np.float32),
+    }
+    port = {"w": gates(GATES, order), "b": gates(BIASES[0] + BIASES[1], order)}
+    return match_parameters(original, port)
+
+
+def test_a_matching_says_which_order_and_which_sum() -> None:
+    found = cell().by_port
+    assert found["w"].means is Means.VALUE
+    assert (found["b"].means, found["b"].originals) == (
+        Means.ROUNDED, ("cell.bias_ih", "cell.bias_hh"))  # fmt: skip
+    assert found["b"].note == "the sum of cell.bias_ih and cell.bias_hh, rounded once"
+    assert found["b"].construction.text() == "cell.bias_ih, added to cell.bias_hh"
+    other = cell((1, 0, 2))
+    assert other.by_port["w"].means is Means.REORDERED
+    assert other.by_port["b"].means is Means.ROUNDED
+    assert not other.is_complete, "that the order is right is for the computation to show"
+    assert Matching.from_json(other.to_json()) == other
+
+
+def test_a_converter_adds_and_reorders() -> None:
+    for order in ((0, 1, 2), (2, 0, 1)):
+        matching = cell(order)
+        space: dict = {}
+        exec(converter_source(matching), space)
+        original = {"cell.weight_ih": GATES, "cell.bias_ih": BIASES[0], "cell.bias_hh": BIASES[1]}
+        port = space["convert"](original)
+        np.testing.assert_array_equal(port["w"], gates(GATES, order))
+        np.testing.assert_array_equal(port["b"], gates(BIASES[0] + BIASES[1], order))

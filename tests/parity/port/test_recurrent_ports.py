@@ -1,0 +1,105 @@
+"""Recurrent cells of other libraries: one bias for two, and gates in another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from parity import FunctionSide, Port, TorchSide, compare
+from parity.port.report import Report
+
+WIDTH, HIDDEN = 6, 5
+X = np.random.default_rng(0).normal(size=(2, 3, WIDTH)).astype(np.float32)
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = torch.nn.GRU(WIDTH, HIDDEN, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0]
+
+
+class Recurrent(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.LSTM(WIDTH, HIDDEN, batch_first=True)
+
+
+def _arrays(module: Gated) -> dict[str, np.ndarray]:
+    return {n.split("_l0")[0]: p.detach().numpy() for n, p in module.cell.named_parameters()}
+
+
+def _turns(step: Any, carry: Any, x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(jax.lax.scan(step, carry, jnp.swapaxes(x, 0, 1))[1], 0, 1)
+
+
+def lstm(params: Any, x: jax.Array) -> jax.Array:
+    def step(carry: Any, row: jax.Array) -> Any:
+        h, c = carry
+        z = row @ params["kernel"].T + h @ params["recurrent"].T + params["bias"]
+        i, f, g, o = jnp.split(z, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return ((h := jax.nn.sigmoid(o) * jnp.tanh(c)), c), h
+
+    zero = jnp.zeros((len(x), HIDDEN), x.dtype)
+    return _turns(step, (zero, zero), x)
+
+
+def gru(params: Any, x: jax.Array) -> jax.Array:
+    """Gates in the order update, reset, new, where torch has reset first."""
+
+    def step(h: jax.Array, row: jax.Array) -> Any:
+        a = row @ params["kernel"].T + params["bias"]
+        b = h @ params["recurrent"].T + params["recurrent_bias"]
+        za, ra, na = jnp.split(a, 3, -1)
+        zb, rb, nb = jnp.split(b, 3, -1)
+        z = jax.nn.sigmoid(za + zb)
+        h = (1 - z) * jnp.tanh(na + jax.nn.sigmoid(ra + rb) * nb) + z * h
+        return h, h
+
+    return _turns(step, jnp.zeros((len(x), HIDDEN), x.dtype), x)
+
+
+def _compared(module: Gated, port: Any, params: dict[str, np.ndarray]) -> Report:
+    return compare(Port("cell", TorchSide(module, X), FunctionSide(port, params, X),
+                        bfloat16=False))  # fmt: skip
+
+
+def test_one_bias_stands_for_two() -> None:
+    module = Recurrent()
+    w = _arrays(module)
+    params = {"kernel": w["weight_ih"], "recurrent": w["weight_hh"],
+              "bias": w["bias_ih"] + w["bias_hh"]}  # fmt: skip
+    report = _compared(module, lstm, params)
+    assert report.holds, report.text()
+    assert "the sum of cell.bias_ih_l0 and cell.bias_hh_l0, rounded once" in report.text()
+    assert "not compared" not in report.text()
+    # Negative controls: half of a bias, and a bias that is off by more than the sum's rounding.
+    assert not _compared(module, lstm, params | {"bias": w["bias_ih"]}).holds
+    assert not _compared(module, lstm, params | {"bias": params["bias"] + np.float32(1e-5)}).holds
+
+
+def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:
+    module = Gated()
+    w = _arrays(module)
+    names = {"kernel": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih",
+             "recurrent_bias": "bias_hh"}  # fmt: skip
+
+    def ordered(*order: int) -> dict[str, np.ndarray]:
+        return {n: np.concatenate([np.split(w[o], 3)[i] for i in order]) for n, o in names.items()}
+
+    report = _compared(module, gru, ordered(1, 0, 2))
+    assert report.holds, report.text()
+    assert "note: parameter kernel in another order" in report.text()
+    # Loaded in torch's order, or in a third one, the port computes something else.
+    assert not _compared(module, gru, ordered(0, 1, 2)).holds
+    third = _compared(module, gru, ordered(2, 0, 1))
+    assert not third.holds
+    assert "not the original's: bias, kernel, recurrent, recurrent_bias" in third.text()
