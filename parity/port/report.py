@@ -214,11 +214,11 @@ class Report:
                 f"{last.original:.1e} in the original"
             )
         lines += self.hints
-        told = (Means.ROUNDED, Means.REORDERED)
+        how = {Means.ROUNDED: "", Means.REORDERED: f" {Means.REORDERED}"}
         lines += [
-            f"note: parameter {pair.port} {pair.means}: {pair.note}"
+            f"note: parameter {pair.port}{how[pair.means]}: {pair.note}"
             for pair in self.matching.pairs
-            if pair.means in told
+            if pair.means in how
         ]
         return lines + [f"note: {notice}" for notice in self.notices]
 

@@ -14,9 +14,11 @@ from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.quantity import stage_kind
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.pairing import parameter_pairs
 from parity.engine.pairing.alignment import AlignedBy, Alignment
+from parity.engine.pairing.constructions import copied
 from parity.engine.pairing.layouts import Layout
-from parity.engine.pairing.parameter_pairs import Matching, Unmatched
+from parity.engine.pairing.parameter_pairs import Matching, Means, Unmatched
 from parity.engine.pairing.stage_pairs import Pair
 from parity.port import localisation
 from parity.port.compare import _Both, _weights
@@ -537,9 +539,19 @@ def test_a_parameter_that_the_port_lacks_is_told_where_its_derivative_says_that_
 def test_parameters_are_a_gate_that_names_what_is_lost_and_what_is_not_the_original_s(lost, more):
     work = Work("port", "hash", ())
     bounds = PortBounds({})
-    row = _weights(work, bounds, Matching((), (), more), "cpu", lost)
+    row = _weights(work, bounds, Matching((), (), more), "cpu", lost, holds=True)
     assert row.value == len(lost) + len(more) and row.metric == "unmatched"
     assert row.verdict is (Verdict.FAIL if row.value else Verdict.PASS)
     notes = ["not the original's: extra"] if more else []
     notes += ["the original's that the port does not have: bias"] if lost else []
     assert row.note == "; ".join(notes)
+
+
+def test_a_parameter_in_another_order_is_the_original_s_if_everything_else_holds():
+    pairs = tuple(
+        parameter_pairs.Pair(name, copied(name, (2,)), means)
+        for name, means in (("gates", Means.REORDERED), ("near", Means.NEAR), ("w", Means.VALUE))
+    )
+    for holds, names in ((True, "near"), (False, "gates, near")):
+        row = _weights(Work("port", "hash", ()), PortBounds({}), Matching(pairs), "cpu", [], holds)
+        assert row.note == f"not the original's: {names}" and row.verdict is Verdict.FAIL

@@ -161,15 +161,16 @@ def test_filling_the_moments_neither_moves_parameters_nor_counts() -> None:
     """Sums of updates, carried losses and float32 copies are those of the counted steps."""
     for wrapper in WRAPPERS:
         storage = Storage(wrapper, "float32" if wrapper == "plain" else BF16.name)
-        (outcome,) = run({"w": VECTOR}, AdamW(3e-4), storage, PUSH, steps=1).values()
+        rule = AdamW(3e-4)
+        (outcome,) = run({"w": VECTOR}, rule, storage, PUSH, steps=1).values()
         # The counted step on a constant gradient is the rate, but for Adam's epsilon. Each moment
         # is rounded to float32 up to twice a step.
         rounding = 4 * (BURN_IN + 1) * 2.0**-24
-        size = 3e-4 / (1 + AdamW.eps / GRADIENT_RMS)
+        size = rule.lr / (1 + rule.eps / GRADIENT_RMS)
         if wrapper != "cast":
             assert np.allclose(np.abs(outcome.intended), size, rtol=rounding, atol=0.0)
         applied = np.abs(outcome.last - outcome.first)
-        assert np.all(applied <= 3e-4 + BF16.spacing(outcome.first))
+        assert np.all(applied <= rule.lr + BF16.spacing(outcome.first))
 
 
 def test_any_pytree_and_any_loss_can_be_measured() -> None:
