@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,7 +121,8 @@ def compare(port: Port) -> Report:
         )
         rows += both.rows(edge, comparison)
     lost = both.lost(port.original, noise)
-    rows.insert(0, _weights(work, bounds, matching, port.device, lost, _all_hold(rows)))
+    shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
+    rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
     # If a quantity is 0 up to rounding, the norm its floor is relative to is rounding too.
@@ -263,6 +264,19 @@ class _Both:
             for name in fresh
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
+
+    def shown_by_derivatives(self) -> frozenset[str]:
+        """Return the port's reordered parameters whose every row and column has a derivative.
+
+        That everything holds says nothing of rows that these inputs do not use, such as those of
+        tokens that do not occur.
+        """
+        gradients = self.original.best.gradients
+        return frozenset(
+            pair.port
+            for pair in self.names.matching.pairs
+            if pair.is_reordered and all(_all_used(gradients.get(n)) for n in pair.originals)
+        )
 
     def alone(self) -> list[str]:
         """Return notices about parts of the original without a counterpart in the port."""
@@ -548,15 +562,15 @@ def _weights(
     matching: Matching,
     device: str,
     lost: Sequence[str],
-    holds: bool,
+    shown: Collection[str] = (),
 ) -> Measurement:
     """Return the gate that the port has all of the original's parameters.
 
-    Values in another order, such as that of a cell's gates, are the original's if the port `holds`
-    with them.
+    Values in another order, such as that of a cell's gates, are the original's if they are among
+    `shown`: everything holds with them, and depends on them.
     """
     edge = PortEdge.PORT32_ORIGINAL32
-    other = [p.port for p in matching.pairs if not (p.is_equal or (holds and p.is_reordered))]
+    other = [p.port for p in matching.pairs if not (p.is_equal or p.port in shown)]
     other += [entry.name for entry in matching.unmatched_port]
     row = Comparison(work, edge, bounds, "float32", device).judged(
         WEIGHTS, "unmatched", float(len(other) + len(lost))
@@ -567,7 +581,17 @@ def _weights(
 
 
 def _all_hold(rows: Sequence[Measurement]) -> bool:
-    return all(m.verdict in (Verdict.PASS, Verdict.INFO) for m in rows)
+    """Whether every gate holds, and there is one."""
+    verdicts = {m.verdict for m in rows}
+    return Verdict.PASS in verdicts and verdicts <= {Verdict.PASS, Verdict.INFO}
+
+
+def _all_used(gradient: np.ndarray | None) -> bool:
+    """Whether every row, column and other slice of a parameter has a derivative that is not 0."""
+    if gradient is None:
+        return False
+    axes = range(gradient.ndim)
+    return all(np.any(gradient != 0, axis=tuple({*axes} - {axis})).all() for axis in axes)
 
 
 def _digest(port: Port) -> str:

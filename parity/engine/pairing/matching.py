@@ -36,6 +36,8 @@ from parity.engine.pairing.value_search import (
 
 ROUNDINGS = tuple(np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float16))
 """Dtypes that stored weights often pass through: float32 from float64, and two narrow formats."""
+SUMS = 1000
+"""Most pairs of vectors whose sums are looked for: some seconds for the largest biases."""
 CANDIDATES = 8
 """Originals with the most similar names that an unmatched parameter is compared with."""
 
@@ -194,23 +196,28 @@ class _Search:
                 self.add(port, found, Means.REORDERED, f"the rows or columns of {name}")
 
     def as_sums(self) -> None:
-        """Match arrays that are the sum of two originals of one module, or a block of it."""
+        """Match vectors that are the sum of two of one module, or a block of it: biases."""
         rest_o, rest_p = self.rest(ambiguous=False)
-        shapes = self.original.shapes
-        pairs = [
-            (a, b)
-            for a, b in itertools.combinations(rest_o, 2)
-            if naming.parent(a) == naming.parent(b) and shapes[a] == shapes[b]
-        ]
-        sizes = {self.port.size(port) for port in rest_p}
-        for pair in pairs:
-            if not any(self.original.size(pair[0]) % size == 0 for size in sizes):
-                continue
+        vectors: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for name in rest_o:
+            if len(self.original.shapes[name]) == 1:
+                vectors[naming.parent(name), self.original.size(name)].append(name)
+        ports = {p: self.port[p] for p in rest_p if len(self.port.shapes[p]) == 1}
+        pairs = (pair for names in vectors.values() for pair in itertools.combinations(names, 2))
+        for pair in itertools.islice(pairs, SUMS if ports else 0):
             arrays = [self.original[name] for name in pair]
-            for port in rest_p:
-                if port not in self.pairs and (found := sum_of(pair, arrays, self.port[port])):
-                    note = f"the sum of {' and '.join(pair)}, rounded once"
-                    self.add(port, found, Means.ROUNDED, note)
+            total = arrays[0] + arrays[1]
+            for port, target in ports.items():
+                # One element, before all are laid out and compared.
+                if port in self.pairs or not (total.astype(target.dtype) == target[0]).any():
+                    continue
+                found = sum_of(pair, arrays, target)
+                if found is not None:
+                    ordered = len({piece.place for piece in found.pieces}) > 1 or not all(
+                        piece.layout.is_identity for piece in found.pieces
+                    )
+                    means = Means.REORDERED if ordered else Means.ROUNDED
+                    self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
     def in_part(self) -> None:
         """Match arrays that are part of a larger one, the rest of which has no counterpart."""

@@ -361,6 +361,8 @@ def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
     distinct rows other than their own.
     """
     rows = [np.ascontiguousarray(x.reshape(len(x), -1), np.float64) for x in (source, target)]
+    if not (rows[0] == rows[1][0]).all(axis=1).any():
+        return None
     where = {row.tobytes(): i for i, row in enumerate(rows[0])}
     found = [where.get(row.tobytes()) for row in rows[1]]
     if len(where) < len(source) or None in found or len({*found}) < len(found):

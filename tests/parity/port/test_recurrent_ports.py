@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from parity import FunctionSide, Port, TorchSide, compare
@@ -103,3 +104,32 @@ def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:
     third = _compared(module, gru, ordered(2, 0, 1))
     assert not third.holds
     assert "not the original's: bias, kernel, recurrent, recurrent_bias" in third.text()
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(16, WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.table(ids))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_another_order_of_rows_that_nothing_uses_is_not_the_original_s(gradients: bool) -> None:
+    """Tokens 8 and 9 do not occur: that everything holds says nothing of their rows."""
+    module, ids = Table(), np.arange(8)[None]
+    table = module.table.weight.detach().numpy()
+    exchanged = table[[*range(8), 9, 8, *range(10, 16)]]
+
+    def port(params: Any, ids: jax.Array) -> jax.Array:
+        return jnp.tanh(params["table"][ids])
+
+    def report(rows: np.ndarray) -> Report:
+        sides = TorchSide(module, ids), FunctionSide(port, {"table": rows}, ids)
+        return compare(Port("table", *sides, gradients=gradients, bfloat16=False))
+
+    assert report(table).holds
+    wrong = report(exchanged)
+    assert not wrong.holds and "not the original's: table" in wrong.text()

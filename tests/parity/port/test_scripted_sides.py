@@ -539,7 +539,7 @@ def test_a_parameter_that_the_port_lacks_is_told_where_its_derivative_says_that_
 def test_parameters_are_a_gate_that_names_what_is_lost_and_what_is_not_the_original_s(lost, more):
     work = Work("port", "hash", ())
     bounds = PortBounds({})
-    row = _weights(work, bounds, Matching((), (), more), "cpu", lost, holds=True)
+    row = _weights(work, bounds, Matching((), (), more), "cpu", lost)
     assert row.value == len(lost) + len(more) and row.metric == "unmatched"
     assert row.verdict is (Verdict.FAIL if row.value else Verdict.PASS)
     notes = ["not the original's: extra"] if more else []
@@ -552,6 +552,6 @@ def test_a_parameter_in_another_order_is_the_original_s_if_everything_else_holds
         parameter_pairs.Pair(name, copied(name, (2,)), means)
         for name, means in (("gates", Means.REORDERED), ("near", Means.NEAR), ("w", Means.VALUE))
     )
-    for holds, names in ((True, "near"), (False, "gates, near")):
-        row = _weights(Work("port", "hash", ()), PortBounds({}), Matching(pairs), "cpu", [], holds)
+    for shown, names in ((["gates"], "near"), ([], "gates, near")):
+        row = _weights(Work("port", "hash", ()), PortBounds({}), Matching(pairs), "cpu", [], shown)
         assert row.note == f"not the original's: {names}" and row.verdict is Verdict.FAIL

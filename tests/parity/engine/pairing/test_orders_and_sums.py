@@ -100,7 +100,7 @@ def test_a_matching_says_which_order_and_which_sum() -> None:
     assert found["b"].construction.text() == "cell.bias_ih, added to cell.bias_hh"
     other = cell((1, 0, 2))
     assert other.by_port["w"].means is Means.REORDERED
-    assert other.by_port["b"].means is Means.ROUNDED
+    assert other.by_port["b"].means is Means.REORDERED, "a sum in another order is no equal one"
     assert not other.is_complete, "that the order is right is for the computation to show"
     assert Matching.from_json(other.to_json()) == other
 
