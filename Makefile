@@ -14,15 +14,17 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-all test-long test-ports test-lowest mutants mutation lint docs reference record checkpoint clean
+.PHONY: help nightly test test-day test-all test-long test-ports test-lowest test-newest mutants mutation lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
 	@echo "make test        lint and run the tests, but for the sweeps"
+	@echo "make test-day    the same with a seventh of the sweeps, those of today: what CI runs"
 	@echo "make test-all    lint and run every test, with every check on traced values"
 	@echo "make test-long   run thousands of random kills, lost replies and edits of stored runs"
 	@echo "make test-ports  compare every Flax model of Transformers with its original"
 	@echo "make test-lowest the same packages at the lowest versions that pyproject.toml allows"
+	@echo "make test-newest the same at the newest versions, such as JAX 0.11: PYTHON=python3.12"
 	@echo "make mutants     plant a bug in each module that decides something: do the tests find it?"
 	@echo "make mutation    the same with edits drawn at random: PLACE=reports/verdict SEED=1"
 	@echo "make lint        ruff, basedpyright, import-linter"
@@ -40,6 +42,11 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -
 # marked `optimised`.
 test: $(VENV)/.dev lint
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not sweep" $(ARGS)
+
+# A seventh of the sweeps: all of them once in a week, at a seventh of their time.
+DAY ?= $(shell LC_ALL=C date -u +%A | tr A-Z a-z)
+test-day: $(VENV)/.dev lint
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) --sweep-day $(DAY) -m "not (flax_models and sweep) and not long" $(ARGS)
 
 test-all: $(VENV)/.dev lint
 	@$(PYTEST) --traced-checks always -m "not (flax_models and sweep) and not long" $(ARGS)
@@ -66,6 +73,17 @@ test-lowest:
 	  --out $(LOWEST)/runs --quiet
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(LOWEST)/bin/python -m pytest -q -W default -m "not sweep" \
 	  $(LOWEST_TESTS) $(ARGS)
+
+# The newest versions that it allows, likewise; JAX 0.11 needs Python 3.12.
+NEWEST := build/newest
+test-newest:
+	@rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[nightly]' beartype \
+	  flax fsspec hypothesis pytest
+	@$(NEWEST)/bin/megalodon-numerics nightly --reference recorded --case plain --case stream \
+	  --out $(NEWEST)/runs --quiet
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(NEWEST)/bin/python -m pytest -q -W default -m "not sweep" \
+	  $(LOWEST_TESTS) tests/parity/mesh tests/stability/dtype_audit tests/stability/nonfinite $(ARGS)
 
 mutants: $(VENV)/.dev
 	@$(BIN)/python -m tools.mutants --executor local:$(WORKERS) $(ARGS)

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import os
 import re
+import time
 
 # Before jax and torch are imported: two workers must not fight over two cores.
 os.environ.setdefault(
@@ -21,6 +22,7 @@ from _pytest.mark.expression import Expression
 from jaxtyping import install_import_hook
 
 from tests.browser import chromium
+from tests.sweeps import DAYS, Sweeps, is_sweep
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Meshes of the tests: virtual devices, which must be asked for before the first is used.
@@ -32,10 +34,15 @@ if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 install_import_hook(PACKAGES, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
+# The same kernels in each process on a GPU, as in nights; before the first device is used.
+importlib.import_module("reports.provenance.gpu").repeatable()
+
 pytest_plugins = ["megalodon_numerics.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
+LONG = 0.5
+"""Seconds of a test that may have compiled enough to matter."""
 GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers", "ray", "s3")
 
 
@@ -53,6 +60,11 @@ def pytest_addoption(parser):
         choices=("marked", "always"),
         default="marked",
         help="which tests trace their programs with the model's checks on traced values",
+    )
+    parser.addoption(
+        "--sweep-day",
+        choices=DAYS,
+        help="of the sweeps run only those of this day of the week",
     )
     parser.addoption(
         "--reference",
@@ -80,6 +92,7 @@ def pytest_report_header(config):
         f"torch_ref compares with: {kind}",
         f"jax {jax.__version__} on {devices}",
         f"checks on traced values: in {checks}",
+        f"sweeps: {config.getoption('--sweep-day') or 'of every day'}",
     ]
 
 
@@ -100,18 +113,24 @@ def pytest_runtest_protocol(item):
 
     always = item.config.getoption("--traced-checks") == "always"
     marked = item.get_closest_marker("traced_checks") is not None
+    begun = time.perf_counter()
     with traced_checks(always or marked), optimised(item):
         result = yield
-    if memory_maps() > MAPS:
+    # Reading thousands of maps takes milliseconds, which a test that compiles has.
+    if time.perf_counter() - begun > LONG and memory_maps() > MAPS:
         jax.clear_caches()
     return result
 
 
 @contextlib.contextmanager
 def optimised(item):
-    """Compile with all optimisations where `item` is marked so and this run does without them."""
+    """Compile with all optimisations where `item` is marked so and this run does without them.
+
+    Sweeps are: they judge levels and train for long, and no run that is in a hurry has all of them.
+    """
     flag = "jax_disable_most_optimizations"
-    if not jax.config.values[flag] or item.get_closest_marker("optimised") is None:
+    marked = item.get_closest_marker("optimised") is not None or is_sweep(item)
+    if not jax.config.values[flag] or not marked:
         yield
         return
     jax.config.update(flag, False)
@@ -204,37 +223,6 @@ class GuardedMarkers:
 
     def count(self, name):
         return f"{self.ran[name]} ran"
-
-
-class Sweeps:
-    """Prints how many sweeps `-m "not sweep"` left out: what did not run is reported."""
-
-    def __init__(self, config):
-        self.config, self.left, self.long = config, 0, 0
-
-    def pytest_deselected(self, items):
-        long = [item for item in items if item.get_closest_marker("long")]
-        self.long += len(long)
-        self.left += sum(i.get_closest_marker("sweep") is not None for i in items) - len(long)
-
-    def pytest_sessionfinish(self, session):
-        if hasattr(session.config, "workerinput"):
-            session.config.workeroutput["sweeps"] = self.left, self.long
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node):
-        # Each worker of pytest-xdist collects everything, so each leaves out the same.
-        left, long = getattr(node, "workeroutput", {}).get("sweeps", (0, 0))
-        self.left, self.long = max(self.left, left), max(self.long, long)
-
-    def pytest_terminal_summary(self, terminalreporter):
-        chosen = self.config.getoption("-m") or ""
-        if self.left and "sweep" in chosen:
-            target = "test-ports" if "flax_models" in chosen else "test-all"
-            line = f"sweep: {self.left} not run; make {target} runs them"
-            terminalreporter.write_line(line)
-        if self.long and chosen:
-            terminalreporter.write_line(f"long: {self.long} not run; make test-long runs them")
 
 
 def missing(name):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from megalodon_numerics import PACKAGES, _folder
@@ -12,13 +15,33 @@ _USAGE = 2
 """Exit code of wrong usage and of a missing extra: `reports.verdict.decide.ExitCode.USAGE`."""
 
 
+class _OwnFirst(MetaPathFinder):
+    """Finds this project's packages in their own folders, before others of the same names.
+
+    They are found when they are imported: help needs no JAX, and where JAX stores compiled programs
+    must be known before JAX is imported.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of one of our packages; None for any other module."""
+        if name not in PACKAGES:
+            return None
+        folder = _folder(name)
+        return importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+
+
 def main() -> None:
     """Run the command line with this project's packages, even if others have the same names.
 
     Packages of the same names in the working directory or in PYTHONPATH are ignored: no other
     code shares this process.
     """
-    _load("parity")
+    # JAX would take three quarters of a GPU's memory at once, and this process shares it with its
+    # workers and with torch.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    sys.meta_path.insert(0, _OwnFirst())
     from parity.executors.supervision import supervised
 
     # Fork before the first package imports JAX: its threads do not survive a fork.
@@ -26,30 +49,14 @@ def main() -> None:
 
 
 def _command() -> Any:
-    for name in PACKAGES[:-1]:
-        _load(name)
     try:
-        _load(PACKAGES[-1])
+        import reports  # noqa: F401
     except ModuleNotFoundError as error:
         print(f"Error: {error}", file=sys.stderr)
         return _USAGE
     from reports.cli import main as command
 
     return command()
-
-
-def _load(name: str) -> None:
-    """Import one of our packages from its own folder."""
-    if name in sys.modules:
-        return
-    folder = _folder(name)
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from megalodon_jax.checks import checked
 from tests.helpers import ROOT
+from tests.sweeps import DAYS, day_of
 
 TRIANGLE = "tests/parity/megalodon/test_triangle.py"
 
@@ -105,3 +107,24 @@ def test_what_is_marked_is_compiled_with_all_optimisations():
 def test_and_nothing_else_is():
     asked = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"
     assert jax.config.values[OPTIMISES_LITTLE] == asked
+
+
+def test_each_day_of_the_week_has_about_a_seventh_of_the_sweeps():
+    days = [day_of(f"tests/test_file.py::test_of_a_sweep[{k}]") for k in range(7_000)]
+    spread = 5 * (7_000 * 1 / 7 * 6 / 7) ** 0.5  # five standard deviations of a binomial draw
+    assert all(abs(days.count(day) - 1_000) < spread for day in DAYS)
+
+
+def test_a_sweep_runs_on_its_day_alone_and_others_are_told():
+    mine = "tests/test_markers.py::test_cuda_without_a_device_is_not_green[arguments1]"
+    theirs = next(day for day in DAYS if day != day_of(mine))
+    arguments = ("--collect-only", "tests/test_markers.py", "-k", "cuda_without_a_device")
+    here, elsewhere = (run(*arguments, "--sweep-day", day) for day in (day_of(mine), theirs))
+    assert mine in here.stdout and "of other days" not in here.stdout
+    assert mine not in elsewhere.stdout and "[arguments0]" in elsewhere.stdout
+    assert "sweep: 1 of other days not run; make test-all runs them" in elsewhere.stdout
+
+
+def test_ci_asks_for_the_sweeps_of_today():
+    made = subprocess.run(["make", "-n", "test-day"], cwd=ROOT, capture_output=True, text=True)
+    assert re.search(rf"--sweep-day ({'|'.join(DAYS)}) ", made.stdout), made.stdout + made.stderr

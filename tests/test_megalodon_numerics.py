@@ -122,3 +122,32 @@ def test_the_plugin_says_which_file_shadows_ours(tmp_path, shadowed):
         assert f"another one first: {foreign.resolve()}" in alone.stdout.replace("\nE   ", "")
     assert stored.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"another one first: {foreign.resolve()}" in stored.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "--out", "runs"]])
+def test_a_command_imports_jax_after_it_knows_where_programs_are_stored(tmp_path, words):
+    """JAX reads the place once, when it is imported; and help must not wait for it."""
+    code = (
+        "import os, sys\n"
+        "from megalodon_numerics import __main__ as program\n"
+        "sys.meta_path.insert(0, program._OwnFirst())\n"
+        f"sys.argv = ['megalodon-numerics', *{words!r}]\n"
+        "class At:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'jax':\n"
+        "            print('jax:', os.environ.get('JAX_COMPILATION_CACHE_DIR'))\n"
+        "sys.meta_path.insert(0, At())\n"
+        "try:\n"
+        "    program._command()\n"
+        "except SystemExit:\n"
+        "    import jax\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith("jax:")]
+    wanted = "None" if words == ["--help"] else f"{tmp_path}/megalodon-numerics/jax/"
+    assert len(told) == 1, done.stdout + done.stderr
+    assert told[0].startswith(f"jax: {wanted}")

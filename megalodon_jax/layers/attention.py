@@ -16,6 +16,7 @@ from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import PACKED_MASK, PACKED_WINDOW, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
+from megalodon_jax.layers.contraction import contract
 from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
@@ -109,8 +110,8 @@ def _mixed(
     heads: tuple[int, ...],
 ) -> Float[Array, "N Q e"]:
     """Compute `_attend` with heads first, in `config.compute_dtype`; `heads` is (*B, H)."""
-    compute, accum, Q = config.compute_dtype, config.accum_dtype, q.shape[1]
-    scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)
+    Q = q.shape[1]
+    scores = contract("nqd,nkd->nqk", q, k, config)
     scores = scores.reshape(*heads, Q, k.shape[1]).astype(config.softmax_dtype)
     scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     scores = scores.reshape(k.shape[0] * Q, k.shape[1])
@@ -123,8 +124,8 @@ def _mixed(
         weights = dropout(weights, config.attention_dropout, key)
     else:
         weights = kept(weights, keep.reshape(weights.shape), config.attention_dropout)
-    weights = weights.astype(compute).reshape(k.shape[0], Q, k.shape[1])
-    return jnp.einsum("nqk,nke->nqe", weights, v, preferred_element_type=accum)
+    weights = weights.reshape(k.shape[0], Q, k.shape[1])
+    return contract("nqk,nke->nqe", weights, v, config)
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:

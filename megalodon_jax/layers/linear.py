@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import string
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.layers.contraction import contract
 from megalodon_jax.layers.entry import check_inputs, check_sizes
 from megalodon_jax.quantization.products import check_widths, gemm
 
@@ -27,23 +29,24 @@ def matmul(
 ) -> Float[Array, "... out"]:
     """Return `x @ weight.T` in `accum_dtype`.
 
-    By default the operands are rounded to `compute_dtype`. Only the inputs of the multiplication
-    are rounded, and nothing that is added afterwards. That keeps the error of bfloat16 compute
-    below that of an autocast which stores every activation in bfloat16. Any other backend quantises
-    the unrounded operands, also in both gradients (`megalodon_jax.quantization.products`).
+    By default the operands are rounded to `compute_dtype`, as are cotangents in the products of
+    both gradients. Only the inputs of a multiplication are rounded, and nothing that is added
+    afterwards. That keeps the error of bfloat16 compute below that of an autocast which stores
+    every activation in bfloat16. Any other backend quantises the unrounded operands, also in both
+    gradients (`megalodon_jax.quantization.products`).
 
     Raises:
-        ValueError: an operand already has 8 bits or fewer, or is float16.
+        ValueError: the widths differ, or an operand already has 8 bits or fewer, or is float16.
     """
     check_widths(x, weight)
     if backend != "default":
         return gemm(x, weight, backend).astype(config.accum_dtype)
-    return jax.lax.dot_general(
-        x.astype(config.compute_dtype),
-        weight.astype(config.compute_dtype),
-        (((x.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=config.accum_dtype,
-    )
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"expected x of width {weight.shape[1]}, as weight {weight.shape} has it, got {x.shape}"
+        )
+    leading = string.ascii_lowercase[: x.ndim - 1]
+    return contract(f"{leading}Y,ZY->{leading}Z", x, weight, config)
 
 
 class Linear(eqx.Module):

@@ -33,16 +33,18 @@ def linear(
         like: has the shape and dtype of the result.
     """
     held, structure = jax.tree.flatten(residuals)
+    # The functions outlive the trace that they are made in, so they hold none of its arrays.
+    number = len(held)
 
     def run(flat: Sequence[Array]) -> list[Array]:
-        residuals = jax.tree.unflatten(structure, flat[: len(held)])
-        return [function(residuals, tuple(flat[len(held) :]))]
+        residuals = jax.tree.unflatten(structure, flat[:number])
+        return [function(residuals, tuple(flat[number:]))]
 
     def pull(flat: Sequence[Array], bar: Array) -> list[Array]:
         return list(transpose(jax.tree.unflatten(structure, flat), bar))
 
     (out,) = _linear.bind(
-        *held, *arguments, run=run, pull=pull, number=len(held), out=jax.typeof(like)
+        *held, *arguments, run=run, pull=pull, number=number, out=jax.typeof(like)
     )
     return out
 

@@ -49,7 +49,7 @@ from megalodon_jax.quantization.formats import E2M1, E4M3, MX, NV_BLOCK, Scaled,
 Format = Literal["mxfp8", "nvfp4"]
 Direction = Literal["forward", "input_grad", "weight_grad"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-Path = Literal["scaled matmul", "fp8 dot", "emulated"]
+Path = Literal["scaled matmul", "emulated"]
 Operands = tuple[MX, MX] | tuple[Scaled, Scaled]
 
 
@@ -133,8 +133,6 @@ def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
         if path == "scaled matmul":
             scales = [jax.lax.bitcast_convert_type(q.scale, jnp.float8_e8m0fnu) for q in pair]
             return _scaled_matmul([_codes(q.values, E4M3) for q in pair], scales)
-        if path == "fp8 dot":
-            return _fp8_dot(a, b)
         return _emulated(a.dequantised(), b.dequantised())
     assert isinstance(a, Scaled) and isinstance(b, Scaled)
     if path == "scaled matmul":
@@ -145,21 +143,16 @@ def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
     return y * a.outer * b.outer
 
 
-def path_of(format: Format) -> Path:
-    """Return how products of a format are computed on the default device.
+def path_of() -> Path:
+    """Return how products are computed on the default device.
 
-    "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell. "fp8 dot" multiplies
-    block by block on Hopper and Ada, and does not support 4 bits. "emulated" multiplies the
-    dequantised values exactly and adds in float32. None of the three has run on such a GPU yet.
+    "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell, where this project
+    has never been run. "emulated" multiplies the dequantised values exactly and adds in float32,
+    also on Hopper and Ada: their float8 units add with about 13 bits (docs/formats.md "What runs").
     """
     device = jax.devices()[0]
-    major, _, minor = str(getattr(device, "compute_capability", "0")).partition(".")
-    if device.platform != "gpu" or not (major + minor).isdecimal():
-        return "emulated"
-    if int(major) == 10:
-        return "scaled matmul"
-    fp8 = format == "mxfp8" and (8, 9) <= (int(major), int(minor or 0)) < (10, 0)
-    return "fp8 dot" if fp8 else "emulated"
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return "scaled matmul" if device.platform == "gpu" and major == "10" else "emulated"
 
 
 def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
@@ -217,7 +210,7 @@ def _quantised(format: Format, x: jax.Array, key: jax.Array | None = None) -> An
 def _gemm(
     x: Float[Array, "tokens in"], weight: Float[Array, "out in"], backend: Backend
 ) -> Float[Array, "tokens out"]:
-    return product(operands("forward", backend, x, weight), path_of(backend.forward))
+    return product(operands("forward", backend, x, weight), path_of())
 
 
 def _forward(x: jax.Array, weight: jax.Array, backend: Backend) -> tuple[jax.Array, Any]:
@@ -225,7 +218,7 @@ def _forward(x: jax.Array, weight: jax.Array, backend: Backend) -> tuple[jax.Arr
 
 
 def _backward(backend: Backend, kept: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
-    (x, weight), path = kept, path_of(backend.gradients)
+    (x, weight), path = kept, path_of()
     return tuple(product(operands(d, backend, x, weight, dy), path) for d in DIRECTIONS[1:])
 
 
@@ -240,33 +233,6 @@ def _codes(values: jax.Array, dtype: Any) -> jax.Array:
 def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array:
     (a, b), (a_scale, b_scale) = codes, scales
     return jax.nn.scaled_matmul(a, b, a_scale[None], b_scale[None], jnp.float32)[0]
-
-
-def _fp8_dot(a: MX, b: MX) -> Float[Array, "rows columns"]:
-    """Multiply block by block, since scales change along the contraction; add in float32.
-
-    That also limits the tensor cores' short accumulator to 32 terms.
-    """
-
-    def add(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
-        left, right, exponent, other = block
-        part = jax.lax.dot_general(
-            left.astype(E4M3),
-            right.astype(E4M3),
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
-        return total + jnp.ldexp(part, exponent[:, None] + other[None]), None
-
-    def first(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x, 1, 0)
-
-    exponents = (q.scale.astype(jnp.int32) - 127 for q in (a, b))
-    blocks = (first(a.values), first(b.values), *(first(e) for e in exponents))
-    zeros = jnp.zeros((a.values.shape[0], b.values.shape[0]), jnp.float32)
-    total = jax.lax.scan(add, zeros, blocks)[0]
-    bad = jnp.any(a.scale == 255, axis=1)[:, None] | jnp.any(b.scale == 255, axis=1)[None]
-    return jnp.where(bad, jnp.nan, total)
 
 
 def _emulated(

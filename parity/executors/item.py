@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -53,7 +54,8 @@ class Needs:
 
     cpus: int = 1
     """Number of processors it keeps busy."""
-    gpus: int = 0
+    gpus: float = 0
+    """Number of accelerators, or the fraction of one that it shares with other items."""
     memory: int = 0
     """Peak memory in bytes; 0 for no requirement."""
     device: str = ""
@@ -65,7 +67,7 @@ class Needs:
 
     def __str__(self) -> str:
         """Describe the required devices."""
-        return f"{self.gpus} {self.device or 'GPU'}"
+        return f"{self.gpus:g} {self.device or 'GPU'}"
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,16 @@ def accelerators() -> tuple[str, ...]:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    return tuple(found[: len(visible(len(found)))])
+
+
+def visible(count: int) -> list[str]:
+    """Return the numbers or names of the devices, out of `count`, that CUDA shows this process.
+
+    CUDA reads the variable up to the first name that it does not know, such as -1.
+    """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = None if shown is None else len([name for name in shown.split(",") if name])
-    return tuple(found[:count])
+    if shown is None:
+        return [str(number) for number in range(count)]
+    names = [name.strip() for name in shown.split(",") if name.strip()]
+    return list(itertools.takewhile(lambda name: name != "-1", names))

@@ -7,6 +7,7 @@ if one dies, the standard library abandons all of them, and does not tell whose 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from parity.executors.item import (
     no_device,
     not_run,
     perform,
+    visible,
 )
 from parity.executors.machine import threads
 
@@ -69,8 +71,9 @@ class LocalExecutor:
             count = self._count(group, len(devices) if on_gpu else 0)
             slots = iter(range(count))
             local = threading.local()
+            names = visible(len(devices)) if on_gpu else []
             pool = ThreadPoolExecutor(
-                count, initializer=self._open, initargs=(local, slots, group, on_gpu)
+                count, initializer=self._open, initargs=(local, slots, group, names)
             )
             self.workers += count
             self._threads.append(pool)
@@ -99,20 +102,26 @@ class LocalExecutor:
         if memory and self.asked is None:
             limits.append(max(available_memory() // memory, 1))
         if devices:
-            limits.append(max(devices // max(item.needs.gpus for item in items), 1))
+            width = max(item.needs.gpus for item in items)
+            limits.append(max(devices * _sharing(width) // math.ceil(width), 1))
         return min(limits)
 
     def _open(
-        self, local: threading.local, slots: Iterator[int], items: Sequence[Item], on_gpu: bool
+        self,
+        local: threading.local,
+        slots: Iterator[int],
+        items: Sequence[Item],
+        devices: Sequence[str],
     ) -> None:
-        """Give a thread its process, with accelerators that no other process uses."""
-        shown = {}
+        """Give a thread its process, with accelerators of its own, or its share of one."""
+        shown: dict[str, str] = {}
         slot = next(slots)
-        if on_gpu:
+        if devices:
             width = max(item.needs.gpus for item in items)
-            shown = {
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(slot * width, (slot + 1) * width)))
-            }
+            count = math.ceil(width)
+            # Items that share spread over all devices before two are on one.
+            first = slot % len(devices) if width < 1 else slot * count
+            shown = {"CUDA_VISIBLE_DEVICES": ",".join(devices[first : first + count])}
         local.process = _Process(f"local:{len(self._processes) + 1}", shown, self.identity)
         self._processes.append(local.process)
 
@@ -210,6 +219,12 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _sharing(width: float) -> int:
+    """Return how many items of this width have one device; 1 for whole ones."""
+    # 1/93 is a little more than its inverse's inverse.
+    return max(math.floor(1 / width + 1e-9), 1)
 
 
 def _fitting(needs: Needs, devices: Sequence[str]) -> int:

@@ -31,6 +31,13 @@ SUITE = "parity"
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """The committed byte-level checkpoint, trained by `train`, with held-out text."""
 
+
+def heldout_text(folder: Path) -> Path:
+    """Return the held-out text beside a checkpoint, or the committed one if it has none."""
+    own = folder / "heldout.txt"
+    return own if own.is_file() else BYTE_LM / "heldout.txt"
+
+
 SMALL: dict[str, Any] = {
     "vocab_size": 61,
     "model_dim": 32,
@@ -127,7 +134,7 @@ class Case:
         """The inputs."""
         B, L, V = self.batch_size, self.length, self.config.vocab_size
         if self.checkpoint is not None:
-            text = np.frombuffer((self.checkpoint / "heldout.txt").read_bytes(), np.uint8)
+            text = np.frombuffer(heldout_text(self.checkpoint).read_bytes(), np.uint8)
             ids = text[: B * L].reshape(B, L).astype(np.int32)
         else:
             pad = self._pad

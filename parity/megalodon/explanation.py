@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parity.engine.measure.deviation import Worst
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Measurement
 from parity.engine.measure.quantity import Quantity, Role
 from parity.engine.programs.source_lines import Line
+from parity.megalodon import stream_lines
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
@@ -81,8 +82,9 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
 
     Three failures are looked for in order, and the first one found is explained: a stage is
     wrong in float64 on the oracle's inputs; the loss, a cotangent or a gradient is wrong although
-    every stage is correct; a stage is less accurate in float32 than calibrated. Streams and
-    trajectories have no stages to feed, so only their first divergence is reported.
+    every stage is correct; a stage is less accurate in float32 than calibrated. Of a stream, the
+    call and the stage are named; of a trajectory, a stream of padded rows or one of documents, only
+    the first divergence.
 
     Args:
         case: the case to explain.
@@ -91,11 +93,18 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"
-        divergence = failure(case)
+        try:
+            divergence = failure(case)
+        except Exception as error:
+            # A stream whose logits are NaN cannot choose a token; its calls can still be looked at.
+            if case.steps or (told := _broken(case, error)) is None:
+                raise
+            return told
         if divergence is None:
             return Explanation(case.name, meaning=f"the {what} holds on {EDGE}.")
-        hint = _optimiser(divergence) if case.steps else _stream(divergence)
-        return _diverging(case, divergence, hint)
+        if case.steps:
+            return _diverging(case, divergence, _optimiser(divergence))
+        return _streaming(case, divergence, others)
     wide = account(case, "float64")
     if wide.culprit is not None:
         return _starting(wide, wide.culprit, others)
@@ -139,7 +148,8 @@ def _lines(
     report: Account, stage: str, edge: str, others: Iterable[Explanation]
 ) -> tuple[tuple[Line, ...], str]:
     """Return the lines that make a stage wrong, and a note about them."""
-    known = (o for o in others if o.lines and (o.quantity, o.edge) == (stage, edge))
+    # The lines of a stream are of another stage than the quantity in which it differs.
+    known = (o for o in others if o.culprit and o.lines and (o.quantity, o.edge) == (stage, edge))
     if (other := next(known, None)) is not None:
         return other.lines, f"its lines are those of case {other.case}"
     exact, broken = forward_truth(report.case), [s.name for s in report.stages if s.broken]
@@ -150,6 +160,47 @@ def _lines(
     except Exception as error:
         # The explanation is useful without lines, and the bug itself may prevent finding them.
         return (), f"its source lines are unknown: {type(error).__name__}: {error}"[:NOTE]
+
+
+def _streaming(case: Case, divergence: Measurement, others: Iterable[Explanation]) -> Explanation:
+    """Explain a stream that fails, with the call, the stage and the lines if they can be found."""
+    told = _diverging(case, divergence, _stream(divergence))
+    if _rows_alone(case):
+        return told
+
+    def noted(note: str) -> Explanation:
+        return replace(told, note="; ".join(filter(None, (told.note, note)))[:NOTE])
+
+    if (other := next((o for o in others if o.lines), None)) is not None:
+        # Thirty seconds more for what is most likely the same bug.
+        return noted(f"its lines were not looked for: case {other.case} names some")
+    try:
+        found = stream_lines.start(case)
+    except Exception as error:
+        return noted(f"its call is unknown: {type(error).__name__}: {error}")
+    if found is None:
+        return noted("every stage of its last calls is right on the oracle's values")
+    parameters = parameters_of(found.stage)
+    return replace(told, meaning=found.describe(), parameters=parameters, lines=found.lines)
+
+
+def _broken(case: Case, error: Exception) -> Explanation | None:
+    """Explain a stream that ends with an error; None if no stage of it is wrong."""
+    if _rows_alone(case) or (found := stream_lines.start(case)) is None:
+        return None
+    return Explanation(
+        case.name,
+        quantity=found.stage,
+        meaning=found.describe(),
+        parameters=parameters_of(found.stage),
+        note=f"the stream ended with {type(error).__name__}: {error}"[:NOTE],
+        lines=found.lines,
+    )
+
+
+def _rows_alone(case: Case) -> bool:
+    """Return whether the oracle runs each row of a stream, or each document, for itself."""
+    return case.batch.padded or bool(case.documents)
 
 
 def _diverging(
@@ -191,8 +242,7 @@ def _optimiser(divergence: Measurement) -> str:
 def _stream(divergence: Measurement) -> str:
     return (
         "States are listed in layer order, and all before the first wrong one are right. Look "
-        f"between it and the state before it ({divergence.case} is a stream: its stages have no "
-        "names)."
+        "between it and the state before it."
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -15,16 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.engine.programs.operations import Operation, Recorder, first_narrow
-from parity.engine.programs.source_lines import Line
-from parity.engine.programs.unseen import Seen, search
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs.operations import Operation, Recorder, common_frame, first_narrow
+from parity.engine.programs.source_lines import LINES, Line
+from parity.engine.programs.unseen import SAME, Seen, search
 from parity.megalodon import oracle_operations
 from parity.megalodon.cases import Case
+from parity.megalodon.noise_floors import forward_truth
 from parity.megalodon.runner import JaxSubject
 from parity.sides.jax_leaves import arrays_of
 from parity.sides.traced import trace
 
 NARROW = "first operation in less than float32"
+Step = tuple[str, tuple[str, ...]]
+"""Primitive and source lines of an operation."""
+ORACLE = "the oracle"
+_HERE = "parity/megalodon/"
+ENTERS = "padding enters the stage here, which is right where nothing is padded"
+UNREAD = "the stage called here does not read the padding mask; it is right where nothing is padded"
 
 
 def lines(
@@ -47,8 +54,44 @@ def lines(
     if narrow is not None:
         # The program is float64, so a single rounding to less than float32 is the cause.
         return (Line.at(narrow.source[0], NARROW),)
-    beside = map(_trimmed, recorded.beside([*map(_mark, {stage, *broken})]))
-    return tuple(search(operations, values, seen, "the oracle", [*beside]).lines())
+    beside = map(trimmed, recorded.beside([*map(mark_of, {stage, *broken})]))
+    found = search(operations, values, seen, ORACLE, [*beside])
+    if not case.batch.padded or (found.first is not None and found.first.mask):
+        return tuple(found.lines())
+    # The oracle filters token by token and computes none of the numbers of an FFT: all of them are
+    # suspicious once their last result is wrong. Padding may be all that is wrong.
+    cleared = steps_if_right(replace(case, padding="none"), stage)
+    return (*_entering(operations, cleared), *found.lines())[:LINES]
+
+
+def steps_if_right(without: Case, stage: str) -> frozenset[Step]:
+    """Return the operations of a stage in a case without an input, such as padding or a cache;
+    empty if the stage is wrong there too.
+    """
+    exact = forward_truth(without)
+    operations, values, _ = _operations(without, "float64", stage, exact)
+    if not relative_l2(values[max(operations)], exact[stage]) <= SAME:
+        return frozenset()
+    return frozenset(map(step_of, operations.values()))
+
+
+def step_of(operation: Operation) -> Step:
+    """Return what an operation has in common with itself in another run of the program."""
+    return operation.primitive, operation.source
+
+
+def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> tuple[Line, ...]:
+    """Return the lines of operations that a stage has because of padding, in order of execution;
+    of none, the line that calls the stage.
+    """
+    if not cleared:
+        return ()
+    in_order = (operations[i] for i in sorted(operations))
+    places = [o.source[0] for o in in_order if o.source and step_of(o) not in cleared]
+    if not places:
+        frame = common_frame(operations.values())
+        return (Line.at(frame, UNREAD),) if frame else ()
+    return tuple(Line.at(place, ENTERS) for place in [*dict.fromkeys(places)][:LINES])
 
 
 def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tuple[Line, ...]:
@@ -74,21 +117,27 @@ def _operations(
         trees = params, ((jnp.asarray(batch.ids), mask), {})
         program = trace(logits, trees)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        forced = {_mark(name): x for name, x in exact.items()}
-        operations, values = program.operations_of(arrays_of(trees), _mark(stage), forced)
+        forced = {mark_of(name): x for name, x in exact.items()}
+        operations, values = program.operations_of(arrays_of(trees), mark_of(stage), forced)
     assert program.recorded is not None
-    return {i: _trimmed(o) for i, o in operations.items()}, values, program.recorded
+    return {i: trimmed(o) for i, o in operations.items()}, values, program.recorded
 
 
-def _mark(stage: str) -> str:
-    """Return the name of a stage among the model's marks: the second `q` is `q#2`."""
+def mark_of(stage: str, layers: int = 1, call: int = 0) -> str:
+    """Return the name of a stage among the model's marks: the second `q` is `q#2`.
+
+    Args:
+        stage: an intermediate.
+        layers: layers of the model, which each call marks once more.
+        call: number of the call, in a program of several.
+    """
     layer, _, name = stage.rpartition(".")
-    turn = int(layer.rpartition(".")[2]) + 1 if layer else 1
-    return name if turn == 1 else f"{name}#{turn}"
+    turn = call * layers + int(layer.rpartition(".")[2]) if layer else call
+    return name if turn == 0 else f"{name}#{turn + 1}"
 
 
-def _trimmed(operation: Operation) -> Operation:
+def trimmed(operation: Operation) -> Operation:
     """Return an operation without the traceback frames outside the model."""
-    here, source = f"/{Path(__file__).name}:", operation.source
-    own = (i for i, frame in enumerate(source) if here in f"/{frame}" and "logits)" in frame)
+    source = operation.source
+    own = (i for i, frame in enumerate(source) if _HERE in frame)
     return replace(operation, source=source[: next(own, len(source))])

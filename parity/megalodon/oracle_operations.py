@@ -32,7 +32,7 @@ def results(case: Case, stage: str) -> list[np.ndarray]:
     Operations of earlier layers are omitted: a match with their results would be meaningless.
 
     Args:
-        case: a case that is neither a stream nor a trajectory.
+        case: a case that is no trajectory, and no stream of padded rows or documents.
         stage: an intermediate.
     """
     batch, config = case.batch, case.config
@@ -53,6 +53,7 @@ def results(case: Case, stage: str) -> list[np.ndarray]:
             mask_ema=config.mask_ema,
             hook=hook,
             segments=batch.segments,
+            cuts=case.cuts,
         )
 
     weights = {name: np.asarray(w, np.float64) for name, w in case.weights.items()}

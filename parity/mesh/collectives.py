@@ -6,6 +6,7 @@ Source: docs/sharding.md "Which collective".
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -218,16 +219,63 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
         return tuple(
             tuple(map(int, _BITS.findall(g))) for g in re.findall(r"\{([\d,]*)\}", pairs[1])
         )
+    if (named := _BY_AXES.search(line)) is not None:
+        return _groups_along(*named.groups())
     # Compact form: shape of the groups, shape of the devices, and their permutation.
     short = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if short is None:
         return ()
-    shape, devices, turned = (
-        tuple(map(int, text.split(","))) if text else () for text in short.groups()
-    )
+    shape, devices, turned = (_numbers(text) if text else () for text in short.groups())
     ids = np.arange(math.prod(devices)).reshape(devices)
     ids = ids.transpose(turned) if turned else ids
     return tuple(tuple(int(i) for i in group) for group in ids.reshape(shape))
+
+
+_BY_AXES = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+"""Groups by axes of a mesh: mesh['data'=2,'tensor'=4] {'data'}; since JAX 0.11 for all collectives,
+before for those that XLA adds. Order of the devices: device_ids=([2,4]T(1,0)). Part of an axis:
+{'data':(2)4}, the 4 below the first 2."""
+
+
+def _groups_along(
+    mesh: str, devices: str | None, turned: str | None, along: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of devices along some axes of a mesh, or parts of axes (`_BY_AXES`)."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    ids = np.arange(math.prod(sizes.values()))
+    if devices is not None:
+        ids = ids.reshape(_numbers(devices))
+        ids = ids.transpose(_numbers(turned)) if turned else ids
+    parts = [
+        (name, int(before or 1), int(size or sizes[name]))
+        for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", along)
+    ]
+    # Each axis is split where a part of it begins or ends, the slowest part first.
+    shape: list[int] = []
+    inside: dict[tuple[str, int], int] = {}
+    for name, size in sizes.items():
+        ends = (end for part, before, n in parts if part == name for end in (before, before * n))
+        borders = sorted({1, size, *ends})
+        for low, high in itertools.pairwise(borders if size > 1 else [1, 1]):
+            inside[name, low] = len(shape)
+            shape.append(high // low)
+    within = [
+        dimension
+        for part, before, size in parts
+        for (name, low), dimension in inside.items()
+        if name == part and before <= low < max(before * size, before + 1)
+    ]
+    others = [dimension for dimension in range(len(shape)) if dimension not in within]
+    rows = ids.reshape(shape).transpose(*others, *within)
+    rows = rows.reshape(-1, math.prod(shape[dimension] for dimension in within))
+    return tuple(tuple(map(int, row)) for row in rows)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def _bytes(kind: str, sizes: str) -> int:

@@ -89,6 +89,11 @@ def compare_meshes(
             f"compare_meshes: expected meshes with the same axes, got {sorted(axes) or 'none'}; "
             "give an axis that a mesh does not use the size 1."
         )
+    if alone := [dict(mesh.shape) for mesh in meshes if mesh.size == 1]:
+        raise ValueError(
+            f"compare_meshes: expected meshes of at least two devices, got {alone[0]}: one device "
+            "would be compared with itself."
+        )
     if not precisions or set(precisions) - set(EDGES):
         raise ValueError(
             f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."

@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
-from parity.engine.programs.jaxprs import bind, interpret
+from parity.engine.programs.jaxprs import bind, interpret, loop_inputs, opened
 
 Taken = dict[str, Any]
 Operation = Callable[[JaxprEqn, list[Any]], list[Any]]
@@ -119,16 +119,14 @@ class Replay:
     def _scan(self, eqn: JaxprEqn, inputs: list[Any], forced: Taken) -> tuple[list[Any], Taken]:
         jaxpr, constants = body_of(eqn) or _NOTHING
         p = eqn.params
-        fixed = inputs[: p["num_consts"]]
-        carry = inputs[p["num_consts"] : p["num_consts"] + p["num_carry"]]
-        rows = inputs[p["num_consts"] + p["num_carry"] :]
+        fixed, carry, rows = loop_inputs(eqn, inputs)
         passed = dict(self._passed)
 
         def body(carry: list[Any], row: tuple[list[Any], Taken]) -> tuple[list[Any], Any]:
             # JAX may trace a body several times; each trace must number marks from the same start.
             self._passed = dict(passed)
             outputs, taken = self._body(jaxpr, constants, [*fixed, *carry, *row[0]], row[1])
-            return outputs[: p["num_carry"]], (outputs[p["num_carry"] :], taken)
+            return outputs[: len(carry)], (outputs[len(carry) :], taken)
 
         self._loops += 1
         last, (stacked, taken) = jax.lax.scan(
@@ -185,10 +183,7 @@ def marks_of(closed: ClosedJaxpr) -> list[str]:
 
 def varying_axes(value: Any) -> frozenset[str]:
     """Return the mesh axes along which `shard_map` tracks a value as varying."""
-    kind = jax.typeof(value)
-    # `vma` until JAX 0.9; later a field of the type's manual axes.
-    axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
-    return frozenset(getattr(kind, "vma", ()) if axes is None else axes)
+    return frozenset(jax.typeof(value).manual_axis_type.varying)
 
 
 def _block(value: Any, axes: tuple[str, ...]) -> Any:
@@ -209,10 +204,8 @@ def body_of(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]] | None:
         return None
     for field_name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         body = eqn.params.get(field_name)
-        if isinstance(body, ClosedJaxpr):
-            return body.jaxpr, body.consts
-        if isinstance(body, Jaxpr):
-            return body, ()
+        if isinstance(body, (ClosedJaxpr, Jaxpr)):
+            return opened(body)
     return None
 
 

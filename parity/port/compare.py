@@ -100,15 +100,18 @@ def compare(port: Port) -> Report:
         SideError: a side rejects its inputs, or the sides have different inputs.
         ExitError: a side ended the program.
     """
+    _check_two_sides(port)
     both = _both_sides(port)
     original, ours = both.original, both.port
+    if unstable := both.unstable(port):
+        return unstable
     if port.gradients:
         both.differentiate(port)
     noise = both.noise()
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds.of(noise["original"], noise["port"])
     matching = both.names.matching
-    rows = both.repeats(work, bounds, port.device)
+    rows: list[Measurement] = []
     for edge in both.edges():
         comparison = Comparison(
             work,
@@ -117,6 +120,7 @@ def compare(port: Port) -> Report:
             edge.dtype,
             port.device,
             kinds=stage_kind,
+            largest_bound=1.0,
             scales=bounds.scales.get(edge, {}),
         )
         rows += both.rows(edge, comparison)
@@ -139,7 +143,9 @@ def compare(port: Port) -> Report:
     narrow = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64
-        comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
+        comparison = Comparison(
+            work, edge, bounds, edge.dtype, port.device, kinds=stage_kind, largest_bound=1.0
+        )
         narrow, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = noise["original"].floors(Rounding.CONSTANTS)
@@ -168,6 +174,27 @@ def compare(port: Port) -> Report:
     rows = require_an_output(rows, ledger, comparison)
     odd = untransposed(place, both.names, original, ours)
     return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger, odd)
+
+
+def _repeated(row: Measurement) -> Measurement:
+    """Mark a stage or output as repeating: both sides gave equal bits twice (`unstable`).
+
+    So a later run on the same machine with other bits has changed. Only the float32 runs are
+    compared; where they repeat, float64 is taken to. Derivatives run once.
+    """
+    derivative = Quantity(row.quantity).role in (Role.GRADIENT, Role.COTANGENT)
+    return row if derivative else replace(row, deterministic=True)
+
+
+def _check_two_sides(port: Port) -> None:
+    """Raise a PortError if the port is the original."""
+    # A module of Flax holds no parameters, so two sides may share it.
+    modules = [getattr(s, "module", s) for s in (port.original, port.port) if s.kind == "torch"]
+    if port.original is port.port or (len(modules) == 2 and modules[0] is modules[1]):
+        raise PortError(
+            f"{port.title}: both sides are one object, which is always equal to itself; give the "
+            "port its own side"
+        )
 
 
 def _both_sides(port: Port) -> _Both:
@@ -268,8 +295,8 @@ class _Both:
     def shown_by_derivatives(self) -> frozenset[str]:
         """Return the port's reordered parameters whose every row and column has a derivative.
 
-        That everything holds says nothing of rows that these inputs do not use, such as those of
-        tokens that do not occur.
+        Rows that these inputs do not use, such as those of tokens that do not occur, have no
+        derivative: gates that hold do not show that their order is right.
         """
         gradients = self.original.best.gradients
         return frozenset(
@@ -354,7 +381,7 @@ class _Both:
         arrays = self.arrays(edge)
         rows = [self._explained(row) for row in comparison.run(*arrays)]
         rows = [_with_hidden(row, comparison, *arrays) for row in rows]
-        rows = [_with_scale(row, comparison) for row in rows]
+        rows = [_repeated(_with_scale(row, comparison)) for row in rows]
         if edge not in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32):
             return rows
         ours, theirs = (self._trace(name) for name in edge.sides)
@@ -493,9 +520,15 @@ class _Both:
         runs = self.runs(name.rstrip("0123456789"))
         return runs.narrow if name.endswith("32") else runs.wide
 
-    def repeats(self, work: Work, bounds: PortBounds, device: str) -> list[Measurement]:
-        """Return a failure for each side that gives different results in two runs."""
-        comparison = Comparison(work, PortEdge.PORT32_ORIGINAL32, bounds, "float32", device)
+    def unstable(self, port: Port) -> Report | None:
+        """Return the report on sides that give different results in two runs; None if none does.
+
+        Nothing else is compared: their noise would be the tolerance, and a wrong port would hold.
+        """
+        stages = (*self.port.best.stages,)
+        work = Work(port.title, port.work or _digest(port), stages, suite=port.name)
+        edge = PortEdge.PORT32_ORIGINAL32
+        comparison = Comparison(work, edge, PortBounds({}), "float32", port.device)
         partners = {pair.original: pair.port for pair in self.names.alignment.pairs}
         rows = []
         for side in ("original", "port"):
@@ -507,7 +540,12 @@ class _Both:
                     f"{stage} on; is it in evaluation mode, and does it get its random key?"
                 )
                 rows.append(comparison.missing(name, note))
-        return rows
+        if not rows:
+            return None
+        notices = (*self.original.notices, *self.port.notices, "nothing else was compared")
+        names, place = self.names, Place(edge, ())
+        known = names.alignment, names.matching, place
+        return Report(port.title, tuple(rows), *known, narrow=(), notices=notices, ledger=())
 
 
 def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -154,14 +154,14 @@ class Report:
             rows = [m for m in self._gates() if m.edge == edge]
             bad = sum(m.verdict is not Verdict.PASS for m in rows)
             worst = max(rows, key=lambda m: _order(m.fraction))
-            lines.append(
-                f"{edge:<26}{len(rows):>6}{bad:>6}  {worst.quantity} {worst.value:.1e} "
-                f"of {worst.tolerance:.1e}"
-            )
+            used = f"{worst.value:.1e} of {worst.tolerance:.1e}"
+            if math.isnan(worst.tolerance):
+                used = "not compared"
+            lines.append(f"{edge:<26}{len(rows):>6}{bad:>6}  {worst.quantity} {used}")
         return lines
 
     def _place(self) -> list[str]:
-        if self.holds:
+        if self.holds or not self.place.stages:
             return []
         stages, culprit = self.place.stages, self.culprit
         lines = ["", f"{'stage':<44}{'free':>9}{'forced':>9}{'of':>9}"]

@@ -36,6 +36,7 @@ from parity.sides.side import (
     Trace,
     check_parameters,
     float_number,
+    named_once,
     no_derivative,
     stopped,
 )
@@ -71,13 +72,18 @@ class JaxSide:
         self._programs: dict[tuple[Precision, bool], Traced] = {}
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every parameter array by path; complex ones as real pairs."""
+        """Return every parameter array by path; complex ones as real pairs.
+
+        Raises:
+            SideError: two parameters have the same path as text.
+        """
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
-        return {
-            self.parameter_name(path_name(path)): as_pairs(np.asarray(leaf))
+        named = (
+            (self.parameter_name(path_name(path)), as_pairs(np.asarray(leaf)))
             for path, leaf in leaves
             if is_array(leaf) and not is_key(leaf)
-        }
+        )
+        return named_once(named, "parameters")
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> JaxSide:
         """Return this side with other values of some parameters, in their dtypes.

@@ -222,6 +222,23 @@ def no_derivative(names: Iterable[str]) -> str:
     )
 
 
+def named_once(named: Iterable[tuple[str, Any]], what: str) -> dict[str, Any]:
+    """Return names and values as a dictionary.
+
+    Raises:
+        SideError: two have the same name, so that one of them would never be compared.
+    """
+    found: dict[str, Any] = {}
+    for name, value in named:
+        if name in found:
+            raise SideError(
+                f"two {what} are both named {name}, and only one could be compared: rename a key, "
+                "for example one that contains a dot"
+            )
+        found[name] = value
+    return found
+
+
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a module's result, each with its name below `name`.
 
@@ -230,7 +247,9 @@ def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if value is None:
         return
     if isinstance(value, Mapping):
-        entries = [(f"{name}.{key}", member) for key, member in value.items()]
+        # As in a path of JAX, whose keys do not tell a number from its digits.
+        parts = {key: f"[{key}]" if str(key).isdigit() else f".{key}" for key in value}
+        entries = [(name + parts[key], member) for key, member in value.items()]
     elif isinstance(value, tuple) and (named := getattr(value, "_fields", None)):
         entries = [(f"{name}.{key}", getattr(value, key)) for key in named]
     elif isinstance(value, (tuple, list)):

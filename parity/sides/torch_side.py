@@ -27,6 +27,7 @@ from parity.sides.side import (
     fields_of,
     float_number,
     kind_of_result,
+    named_once,
     no_derivative,
     stopped,
 )
@@ -147,7 +148,7 @@ class TorchSide:
                 raise stopped("torch", how.precision, self.inputs(), error) from error
             if lost := sorted(set(how.forced) - set(stages)):
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
-            results = dict(fields_of(result, OUTPUT))
+            results = named_once(fields_of(result, OUTPUT), "results")
             numbers = _float_numbers(results, how.precision)
             results |= numbers
             # Copied: the result may be a buffer that the next run overwrites.
@@ -345,15 +346,30 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restore the module's buffers on exit: in training mode a call changes some of them."""
-    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    """Restore the module's parameters and buffers on exit: a call may change some of them.
+
+    In training mode it changes statistics; an embedding with `max_norm` shortens its own rows. A
+    port whose arrays share memory with the module would be changed too, and would agree.
+    """
+    kept = {name: x.detach().clone() for name, x in _state_of(module)}
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in kept and kept[name].shape == buffer.shape:
-                    buffer.copy_(kept[name])
+            for name, x in _state_of(module):
+                # A changed version counter is not enough to go by: `.data` does not count.
+                if name in kept and kept[name].shape == x.shape and not _same(kept[name], x):
+                    x.copy_(kept[name])
+
+
+def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_buffers()
+    yield from module.named_parameters()
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal, where NaN equals NaN."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:

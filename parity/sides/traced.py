@@ -30,6 +30,7 @@ from parity.sides.side import (
     fields_of,
     float_number,
     kind_of_result,
+    named_once,
 )
 
 SMALL = 1 << 20
@@ -224,7 +225,8 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         result = function(params, *inputs, **keywords)
         paths = jax.tree_util.tree_leaves_with_path(result)
         # A dataclass that is not registered with JAX is a leaf.
-        fields = dict(f for path, x in paths for f in fields_of(x, field_name(OUTPUT, path)))
+        each = (f for path, x in paths for f in fields_of(x, field_name(OUTPUT, path)))
+        fields = named_once(each, "results")
         results = {name: x for name, x in fields.items() if floating(x)}
         if not results:
             kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in fields.items()}

@@ -49,7 +49,7 @@ def bench_backends(
         both = rounds["default"], rounds[name]
         rows += variant_timings(f"train_step on {name}", "default_ratio", *both, shared)
         ratio = median(both[1]) / median(both[0])
-        report(f"  train_step on {name} ({path_of(name)}): {ratio:.2f} x the default's time")
+        report(f"  train_step on {name} ({path_of()}): {ratio:.2f} x the default's time")
     return rows
 
 

@@ -6,6 +6,7 @@ Run as `python -m reports.bench.workloads jax|reference LENGTH SIZES`, it is the
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Mapping
@@ -79,8 +80,8 @@ def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> 
     return jax_work(model, jnp.asarray(ids), decode_step, greedy, **loss)
 
 
-def gemm_floor(config: MegalodonConfig, length: int) -> Work:
-    """Return work that does only the matrix products of one forward pass, at batch size 1.
+def gemm_floor(config: MegalodonConfig, length: int, rows: int = 1) -> Work:
+    """Return work that does only the matrix products of one forward pass, in the config's dtypes.
 
     Results are written into the buffers of the previous call: allocating memory for all of them,
     which no model needs, would add a fifth to a half of the products' time (docs/speed.md).
@@ -88,13 +89,13 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
     shapes = [row.shape for row in weight_table(config) if row.role is Role.LINEAR]
     shapes.append((config.vocab_size, config.model_dim))
     size = min(config.chunk_size, length)
-    chunks, H = length // size, config.num_heads
-    rng = np.random.default_rng(0)
+    chunks, H = rows * (length // size), config.num_heads
+    keys = map(jax.random.key, itertools.count())
 
     def random(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
+        return jax.random.normal(next(keys), shape, config.compute_dtype)
 
-    dense = [(random(length, shape[1]), random(*shape)) for shape in shapes]
+    dense = [(random(rows * length, shape[1]), random(*shape)) for shape in shapes]
     d, e = config.head_dim, config.value_head_dim
     scores = random(chunks * H, size, d), random(chunks * H, d, size)
     mixes = random(chunks * H, size, size), random(chunks * H, size, e)
@@ -103,7 +104,11 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
 
     def products(dense, batched, held):
         del held
-        return [x @ w.T for x, w in dense], [a @ b for a, b in batched]
+        wide: Any = {"preferred_element_type": config.accum_dtype}
+        return (
+            [jnp.matmul(x, w.T, **wide) for x, w in dense],
+            [jnp.matmul(a, b, **wide) for a, b in batched],
+        )
 
     again = jax.jit(products, donate_argnums=2, keep_unused=True)
     held = jax.tree.map(

@@ -13,18 +13,19 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
 
-from megalodon_jax.quantization.products import Format, path_of
+from megalodon_jax.quantization.products import path_of
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
 from reports.provenance import host as hosts
 from reports.provenance.device import device_kind
 from reports.provenance.environment import PACKAGES, new_manifest
+from reports.provenance.gpu import repeatable
 from reports.store.manifest import Environment
 from reports.store.runs import list_lines
 from reports.store.schema import RunKind, StoreError
@@ -54,6 +55,8 @@ UNREAD = {"cpu": "no readable /proc/cpuinfo", "cuda": "no nvidia-smi for memory 
 
 def examine(out: Path) -> list[Line]:
     """Return all facts; `out` is the folder of runs. Nothing is written."""
+    # The facts are those that a night on this machine would store.
+    repeatable()
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
 
 
@@ -94,7 +97,7 @@ def _numerics() -> list[Line]:
     fast = [f for f in flags.split() if "fast_math" in f and not f.endswith("=false")]
     return [
         Line("matmul precision", f"{precision}; comparisons use highest"),
-        Line("low-precision products", ", ".join(f"{f}: {path_of(f)}" for f in get_args(Format))),
+        Line("low-precision products", path_of()),
         Line(
             "x64",
             "on" if x64 else "off",

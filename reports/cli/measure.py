@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
     The run is compared with the newest earlier run of the same work, with the history of noisy
     values, and with the pinned run. It is stored in a new folder: run.json, measurements.parquet,
-    findings.parquet and report.html. A whole night uses one process per processor; --executor
-    local:1 uses a single process, and so does a GPU.
+    findings.parquet and report.html. A whole night uses one process per processor, which share a
+    GPU where there is one; --executor local:1 uses a single process.
     """
     if watch:
         if not asked["cases"]:
@@ -117,24 +118,30 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 
 def _night(ctx, report, executor, address, resume, **asked):
-    """Run a night in this process or on an executor; by default a whole night uses all processors.
-
-    On an accelerator it runs in one process, since that takes the device's memory.
-    """
+    """Run a night in this process or on an executor; a whole one uses all processors by default."""
+    from parity.executors.item import accelerators
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
     from reports.provenance.device import device_kind
+    from reports.provenance.gpu import repeatable
     from reports.store.runs import check_writable
 
+    repeatable()
     options = Options(**asked)
     if executor is None and (address or options.device or not resume):
         raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
     if executor is not None and options.shard:
         raise click.UsageError("--executor makes its own shards: omit --shard.", ctx)
     whole = not (options.shard or options.cases)
-    if executor is None and whole and threads() > 1 and device_kind() == "cpu":
+    here = executor is None or executor.startswith("local")
+    on_gpu = here and device_kind() == "cuda"
+    # Where JAX has another accelerator than CUDA's, processes could not share it.
+    if executor is None and whole and threads() > 1 and (accelerators() or not on_gpu):
         # Resuming an interrupted night requires an explicit --executor.
         executor, resume = "local", False
+    if executor is not None and on_gpu and accelerators():
+        # Parts that ask for no device would each take most of its memory.
+        options = replace(options, device=options.device or "cuda")
     check_writable(options.out)
     if executor is None:
         return run_nightly(options, report, report.step)

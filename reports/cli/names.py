@@ -76,6 +76,12 @@ def _recorded() -> list[str]:
     return [*_triangle(), *(case.name for case in CASES)]
 
 
+def _public() -> list[str]:
+    from reports.cases import cases
+
+    return list(cases())
+
+
 def _faults() -> list[str]:
     from parity.faults import FAULTS
 
@@ -97,6 +103,7 @@ def _tables() -> list[str]:
 CASE = Name("case", _triangle, "parity cases")
 NIGHTLY_CASE = Name("case", _of_a_night, "parity cases")
 RECORDED_CASE = Name("case", _recorded, "parity cases")
+PUBLIC_CASE = Name("case", _public, "case")
 FAULT = Name("fault", _faults, "parity faults --list")
 FAMILY = Name("family", _families)
 TABLE = Name("pinned table", _tables)

@@ -18,6 +18,7 @@ from click.shell_completion import get_completion_class
 
 from parity.executors.interrupts import ended_in_time
 from parity.executors.machine import FIELDS, host
+from reports.cli import cases as case_commands
 from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
 from reports.cli import deploy as deploy_commands
@@ -47,6 +48,7 @@ FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla
 SECTIONS = {
     "Begin here": {
         "demo": "a healthy run and one with a planted bug, as two pages",
+        "case": "differences people reported, reproduced in seconds",
         "doctor": "what to change on this machine, and its facts",
         "nightly": "run every suite, store the run, write its page",
         "port": "the same for your own port and its original",
@@ -180,7 +182,7 @@ for module in (
     measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
     store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
-    demo_commands, export_commands, deploy_commands,
+    demo_commands, case_commands, export_commands, deploy_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

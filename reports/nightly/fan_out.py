@@ -31,6 +31,7 @@ from reports.nightly.shards import (
 )
 from reports.nightly.tonight import Tonight
 from reports.provenance.code import Start
+from reports.provenance.gpu import repeatable_flags
 from reports.provenance.host import fingerprint, processor
 from reports.registry.outcome import Outcome, finish, store
 from reports.store.manifest import Environment, Manifest, PartInfo, read_manifest
@@ -43,6 +44,12 @@ LONGEST = (MESH_PART, MLA_MOE_PART, PORT_PART, PROBES_PART)
 """Longest parts, in order; started last, one of them alone would prolong the night."""
 MEMORY = 3 * 2**30
 """Peak memory of a part, in bytes; the suite over meshes has a second process."""
+SHARE = 1 / 16
+"""Part of a GPU that a part of a night needs. Its arrays are small and its time goes into tracing
+and compiling, so that processors limit how many run at a time."""
+SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Environment of a process that shares its GPU: the first would otherwise take three quarters of
+the memory."""
 
 
 def items_of(options: Options) -> list[Item]:
@@ -60,7 +67,11 @@ def items_of(options: Options) -> list[Item]:
     if options.reference == "auto":
         kind = "recorded" if choose_reference("auto").kind == "recorded" else "live"
         options = replace(options, reference=kind)
-    needs = Needs(gpus=int(options.device == "cuda"), memory=MEMORY)
+    needs = Needs(memory=MEMORY)
+    if options.device == "cuda":
+        # The machine of the GPU need not be this one.
+        environment = {**SHARED, "XLA_FLAGS": repeatable_flags()}
+        needs = Needs(gpus=SHARE, memory=MEMORY, environment=environment)
     # The data files of the packages are included in the digest of the code.
     names = [str(options.checkpoint.resolve())] if options.checkpoint else []
     live = [f"{MODULE}megalodon"] if options.reference == "live" else []

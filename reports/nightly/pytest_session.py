@@ -118,6 +118,8 @@ class Collector(Planner):
         self.ports: list[tuple[str, dict[str, Any]]] = []
         self.called: set[str] = set()
         self.skipped: set[str] = set()
+        self.in_part: set[str] = set()
+        """Tests of which a subtest was skipped: what it would have measured is missing."""
         self.failed: set[str] = set()
         self.findings: list[Finding] = []
         self.lines: list[str] = []
@@ -148,6 +150,9 @@ class Collector(Planner):
         if report.failed:
             self.failed.add(report.nodeid)
             self.findings.append(_failure(report))
+        # The class is not in every supported pytest.
+        if report.skipped and type(report).__name__ == "SubtestReport":
+            self.in_part.add(report.nodeid)
         rows = getattr(report, "measurements", None)
         if rows is None:
             return
@@ -273,14 +278,14 @@ class Collector(Planner):
         recorded = {test for test, _ in self.records}
         # A test that failed before it recorded anything counts as executed: its failure is a
         # finding.
-        executed = self.called & (recorded | self.failed)
+        executed = self.called & (recorded | self.failed) - self.in_part
         reasons = [f"{test} {how}" for test, how in sorted(self.uncollected.items())]
         reasons += ["the session was interrupted"] if interrupted else []
         missing = planned - executed
         for what, tests in (
             ("did not run", missing - self.skipped - self.called),
-            ("skipped", missing & self.skipped),
-            ("recorded nothing", missing & self.called - self.skipped),
+            ("skipped", missing & (self.skipped | self.in_part)),
+            ("recorded nothing", missing & self.called - self.skipped - self.in_part),
         ):
             reasons += [f"{what}: {', '.join(sorted(tests))}"] if tests else []
         return SuiteResult(

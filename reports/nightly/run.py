@@ -15,7 +15,7 @@ import jax
 from parity.engine.measure.contract import contract_of
 from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
-from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
+from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name, heldout_text
 from parity.megalodon.suite import Reference, choose_reference
 from reports.nightly.expected import expected_seconds
 from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
@@ -275,5 +275,4 @@ def select_cases(options: Options) -> list[Case]:
 def open_checkpoint(folder: Path | None) -> Checkpoint:
     """Return the given checkpoint or the committed one, with its own held-out text if any."""
     folder = folder or BYTE_LM
-    own = folder / "heldout.txt"
-    return Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")
+    return Checkpoint(folder, heldout_text(folder))

@@ -1,7 +1,7 @@
 """The page of a night that is still running: `tonight.html` beside the runs, renewed meanwhile.
 
-It says how many parts are measured and whether all gates so far hold, and no verdict: that is said
-once everything is measured. Source: docs/reports.md "While a night runs".
+It shows how many parts are measured and whether all gates so far hold. It shows no verdict, which
+exists once everything is measured. Source: docs/reports.md "While a night runs".
 """
 
 from __future__ import annotations

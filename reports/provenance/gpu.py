@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from importlib import metadata
 from typing import Any
 
+from parity.executors.item import accelerators
 from reports.provenance.host import GPU_FIELDS, UNKNOWN
 
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total,driver_version", "--format=csv,noheader"]
 _LIBRARIES = ("jax-cuda", "nvidia-")
 """Prefixes of packages that contain kernels or choose them."""
+DETERMINISTIC = "--xla_gpu_deterministic_ops"
 
 
 def gpu(device: Any) -> dict[str, str]:
@@ -31,6 +34,26 @@ def libraries() -> dict[str, str]:
     """Return the versions of installed packages that contain CUDA libraries, by name."""
     named = {d.name.lower(): d.version for d in metadata.distributions()}
     return {name: named[name] for name in sorted(named) if name.startswith(_LIBRARIES)}
+
+
+def repeatable() -> None:
+    """Make XLA take the same kernels each time on a GPU; call before JAX looks for its devices.
+
+    Otherwise it times several kernels for each product and takes the quickest, which differs from
+    one process to the next (measured: docs/many-machines.md "On a GPU"), and so do the last bits.
+    A value of the flag that is set already stays. Without a GPU nothing is set: the flags of a
+    processor are part of what identifies it.
+    """
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    usable = accelerators() and any(name.startswith("jax-cuda") for name in libraries())
+    if usable and (not wanted or {"cuda", "gpu"} & {*wanted.split(",")}):
+        os.environ["XLA_FLAGS"] = repeatable_flags()
+
+
+def repeatable_flags() -> str:
+    """Return XLA_FLAGS with the flag for equal kernels, unless it has a value for it."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return flags if DETERMINISTIC in flags else f"{flags} {DETERMINISTIC}=true".strip()
 
 
 def _listed() -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,8 +42,9 @@ _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes listed in the terminal."""
-AHEAD = 1.0
-"""Hours by which a run may be dated ahead of the clock; clocks of machines differ by seconds."""
+AHEAD = 0.05
+"""Hours (3 minutes) by which a run may be dated ahead of the clock: clocks of machines differ by
+seconds, and a run from the future hides those after it until then."""
 NAMED = 5
 """Damaged runs listed below a verdict."""
 
@@ -334,14 +336,21 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
         if found.held is not None:
             lines[0] += f" This gate held in run {found.folder}; commits: "
             lines[0] += since.commits(found.held, found.failed)
-    accounts = [e for e in run.explanations if e.case == first.case and e.culprit]
+    # The account of a stream names call and stage in its meaning, and has no list of stages.
+    accounts = [e for e in run.explanations if e.case == first.case and (e.culprit or e.lines)]
     lines += [
-        f"explained: {e.quantity} is {e.meaning}; parameters that act there: "
-        f"{', '.join(e.parameters) or 'none'}"
+        f"explained: {f'{e.quantity} is ' if e.culprit else ''}{e.meaning.rstrip('.')}; parameters "
+        f"that act there: {', '.join(e.parameters) or 'none'}"
         for e in accounts
     ]
     lines += [f"elements that break the tolerance: {e.where}" for e in accounts if e.where]
-    lines += [f"line: {line.place}: {line.why}" for e in accounts for line in e.lines[:1]]
+    named = [line for e in accounts for line in e.lines[:1]]
+    for line in named:
+        lines += [
+            f"line: {line.place}: {line.why}",
+            *textwrap.indent(line.excerpt, "    ").split("\n"),
+        ]
+    lines = [text for text in lines if text]
     commands = account_commands(first.case, run.manifest.fault) if suite_of(first) == SUITE else []
     return [*lines, *(f"{c['label'].split()[0]}: {c['command']}" for c in commands)]
 

@@ -24,7 +24,7 @@ HERE, THERE = ".listed.json", ".index.json"
 TOGETHER = 256
 """Runs per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
-"""Age after which a run without a verdict is assumed to get none, as it is stored before it is
+"""Age after which a run without a verdict is assumed to get none. Runs are stored before they are
 judged."""
 Unreadable = list[tuple[Path, str]]
 

@@ -67,7 +67,8 @@ class Gathered:
     def write(self, table: pa.Table) -> str:
         """Write a table and return the name of its file; "" if the folder is not writable."""
         buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, compression="zstd")
+        # Without the schema of Arrow, dictionaries are read as the texts that they stand for.
+        pq.write_table(table, buffer, compression="zstd", store_schema=False)
         content = buffer.getvalue().to_pybytes()
         name = checksum(content)
         try:
@@ -105,13 +106,15 @@ def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
     found = [one for one in found if one.rows is not None]
     if not found:
         return ""
-    # One conversion for all runs: separate calls per column and run would take most of the time.
     rows = [one.rows for one in found if one.rows is not None]
-    alike = all(table.schema.equals(rows[0].schema) for table in rows)
-    together = _plain(pa.concat_tables(rows)) if alike else pa.concat_tables(map(_plain, rows))
+    if any(not table.schema.equals(rows[0].schema) for table in rows):
+        rows = list(map(_plain, rows))
+    # Texts stay dictionaries, as they were read, which Parquet writes as they are.
+    together = pa.concat_tables(rows).unify_dictionaries()
     names = pa.array([one.name for one in found], pa.string())
-    counts = np.repeat(np.arange(len(rows)), [table.num_rows for table in rows])
-    return gathered.write(together.add_column(0, "run", names.take(pa.array(counts))))
+    counts = np.repeat(np.arange(len(rows), dtype=np.int32), [table.num_rows for table in rows])
+    runs = pa.DictionaryArray.from_arrays(pa.array(counts), names)
+    return gathered.write(together.add_column(0, "run", runs))
 
 
 def _plain(table: pa.Table) -> pa.Table:

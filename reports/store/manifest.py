@@ -302,6 +302,8 @@ class Manifest:
         return {n: value for n, value in document.items() if value or n not in optional}
 
 
+LISTS = ("cases", "parts", "contract", "times")
+"""Fields that are lists of objects, of which a manifest makes one dataclass for each."""
 _TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
 
 
@@ -351,15 +353,19 @@ def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, brief: bool = False) -> Manifest:
     """Read run.json of a run, migrated to the current schema, and the verdict of verdict.json.
+
+    Args:
+        folder: Folder of the run.
+        brief: Leave the fields of `LISTS` empty, which listings of thousands of runs do not need.
 
     Raises:
         StoreError: run.json is missing or damaged, or of an unknown schema or kind.
     """
     path = folder / MANIFEST
     content = read_bytes(path)
-    manifest = parse_manifest(content, path)
+    manifest = parse_manifest(content, path, brief)
     return manifest if manifest.verdict else replace(manifest, verdict=_verdict(folder, content))
 
 
@@ -393,8 +399,8 @@ def _check_time(created: str, path: Path) -> None:
         )
 
 
-def parse_manifest(content: bytes, path: Path) -> Manifest:
-    """Parse the bytes of a run.json and migrate it; raises like `read_manifest`."""
+def parse_manifest(content: bytes, path: Path, brief: bool = False) -> Manifest:
+    """Parse the bytes of a run.json and migrate it; arguments and errors of `read_manifest`."""
     document = parse_json(content, path)
     check_seal(document, path)
     document = migrate(document, path)
@@ -404,6 +410,12 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         )
     _check_time(document["created"], path)
     try:
+        if brief:
+            # Their fields are checked by whoever reads them.
+            for name in LISTS:
+                if any(not isinstance(row, Mapping) for row in _list(document, name)):
+                    raise _mistyped(f"a list of objects {name!r}", document[name])
+            document = {name: value for name, value in document.items() if name not in LISTS}
         return Manifest.from_json(document)
     except (StoreError, TypeError) as error:
         raise StoreError(f"{path}: {error}") from error

@@ -19,7 +19,7 @@ from reports.verdict.drift import UNSEEN, Drift, PinComparison, Rescaled
 from reports.verdict.history import Past
 from reports.verdict.levels import Group
 from reports.verdict.noise import step
-from stability.core.findings import Finding, Severity
+from stability.core.findings import DIFFERENCES, Finding, Severity
 
 
 class What(StrEnum):
@@ -234,9 +234,13 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
         else change(What.NEW, f, None, f.value)
         for key, f in now.items()
     ]
-    # A probe that did not run has fixed nothing.
-    whats = {key: What.FIXED if key in present else What.GONE for key in then if key not in now}
-    return out + [change(what, then[key], then[key].value, None) for key, what in whats.items()]
+    compared = {(f.probe, f.source) for f in run.findings if f.metric == DIFFERENCES}
+    for key, f in then.items():
+        if key not in now:
+            # A probe that did not run has fixed nothing.
+            ran = key in present or (f.probe, f.source) in compared
+            out.append(change(What.FIXED if ran else What.GONE, f, f.value, None))
+    return out
 
 
 def find_changes(
@@ -256,9 +260,14 @@ def find_changes(
     return gravest_first(changes + _finding_changes(run, baseline))
 
 
-def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Sort changes by `What`, then excess of a drift, then gates before findings, then edge."""
+def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple[Change, ...]:
+    """Sort changes by `What`, then excess of a drift, then gates before findings, then edge.
+
+    Changes of `cases` come before others of their kind, case by case in this order, so that a list
+    begins with what the sentence above it names.
+    """
     rank = {what: i for i, what in enumerate(What)}
+    turn = {case: i for i, case in enumerate(dict.fromkeys(cases))}
     return tuple(
         sorted(
             changes,
@@ -266,6 +275,7 @@ def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
                 rank[c.what],
                 -c.excess,
                 math.isnan(c.tolerance),
+                turn.get(c.case, len(turn)),
                 edge_rank(c.edge),
                 c.case,
                 c.stage < 0,

@@ -170,10 +170,10 @@ def decide(
     drifted += [rescaled_change(it, to) for to in comparisons for it in to.rescaled]
     drifted += [unseen_change(drift, to) for to in comparisons for drift in to.unseen]
     changes = find_changes(run, baseline, past, equal=_equal_hosts(run, baseline, environment))
-    changes = gravest_first([*changes, *drifted])
-    counts = count_changes(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
     starts = _starts(run, new)
+    changes = gravest_first([*changes, *drifted], [m.case for m in starts])
+    counts = count_changes(run, changes)
     breaches = breaches_of(run)
     lacks = lacking(run, breaches, old_schema_may_pass)
     word, exit_code, sentence = _verdict(
@@ -266,7 +266,7 @@ def _holding(
 ) -> tuple[Word, ExitCode, str]:
     """Judge a run in which every gate holds and no value moved."""
     if alone and baseline and not agreement(baseline, run).compared:
-        # Nothing of the two was compared, which is never a pass.
+        # No row was compared with the baseline, which is never a pass.
         return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.nothing_shared(run, baseline)
     if alone:
         return Word.PASS, ExitCode.PASS, say.against_one(run, baseline, environment, changes)

@@ -200,6 +200,10 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
     rest = len(moved) - fixed
     before = f"run {label(baseline.id, 60)}"
     differ = f"{count(rest, 'value')} that should repeat exactly differ{'s' if rest == 1 else ''}"
+    facts = sum(c.what is What.CHANGED and math.isnan(c.tolerance) for c in moved)
+    if 0 < facts < rest:
+        # The page counts gates elsewhere: both numbers are needed to tell the same story.
+        differ += f" ({rest - facts:,} of gates, {facts:,} without a tolerance)"
     if fixed:
         head = f"All gates hold: {count(fixed, 'failure')} of {before} {_are(fixed)} fixed"
         head += f", and {differ} from it." if rest else "."

@@ -77,8 +77,9 @@ def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
 
     If nothing `changed`, nothing is suspected.
     """
-    unclean = [m for m in (before, after) if m.dirty]
-    aside = " (a run of it had uncommitted changes)" if unclean else ""
+    unclean = [name for name, m in (("earlier", before), ("later", after)) if m.dirty]
+    which = "both runs" if len(unclean) == 2 else f"the {''.join(unclean)} run"
+    aside = f" ({which} had uncommitted changes)" if unclean else ""
     if between := commit_range(before, after):
         return f"{between}{aside}"
     if before.commit and before.commit == after.commit:

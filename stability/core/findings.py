@@ -12,6 +12,9 @@ from enum import StrEnum
 
 RESTORE = "restore the last checkpoint without non-finite values"
 """Remedy for NaN and infinity in stored parameters."""
+DIFFERENCES = "changes"
+"""Metric of a finding that counts all differences of one comparison. Each difference has a finding
+with the same probe and source, so an earlier one without its finding is mended."""
 
 
 class Severity(StrEnum):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from parity.engine.programs.jaxprs import inner_jaxprs
+from parity.engine.programs.jaxprs import inner_jaxprs, is_hidden
 from stability.dtype_audit.families import CONVERT, DOT, ELEMENTWISE, JAXPR
 from stability.dtype_audit.rows import Row, aggregated, is_inexact
 from stability.dtype_audit.scopes import module_of, phase_of
@@ -76,17 +76,20 @@ def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Ite
 
 
 def is_library(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr is that of a function defined by JAX, such as `jax.nn.silu`."""
+    """Whether a jaxpr is that of a function defined by JAX, such as `jax.nn.silu`, or by a module
+    that hides itself.
+    """
     info = getattr(jaxpr, "debug_info", None)
     source = str(getattr(info, "func_src_info", "") or "")
-    return str(_JAX) in source
+    file = source.partition(" at ")[2].rpartition(":")[0]
+    return str(_JAX) in source or is_hidden(file)
 
 
 def source_of(eqn: JaxprEqn) -> str:
     """Return file and line of the innermost frame outside libraries; empty if there is none."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        if not _is_library_file(frame.file_name):
+        if not (_is_library_file(frame.file_name) or is_hidden(frame.file_name)):
             return f"{_relative(frame.file_name)}:{frame.line_num}"
     return ""
 

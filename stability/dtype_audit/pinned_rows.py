@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from megalodon_jax.config import MegalodonConfig
-from stability.core.findings import Finding, Severity
+from stability.core.findings import DIFFERENCES, Finding, Severity
 from stability.dtype_audit.programs import audit_config
 from stability.dtype_audit.rows import Row, RowChange, diff, from_json, to_json
 
@@ -111,7 +111,7 @@ def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tupl
 
 
 def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
-    """Return one finding per difference from a committed table, or one `ok` if there is none.
+    """Return how many rows of a committed table changed, then one finding per difference.
 
     A difference in the jaxpr is an error with the same version of jax: the model computes in other
     dtypes than committed. With another version of jax it is a warning. A difference in torch is a
@@ -122,12 +122,13 @@ def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> li
     now = versions_now(name)
     source = f"stability/data/audits/{name}.json"
     changes = diff(pinned.rows, rows)
-    if not changes:
-        message = f"{len(pinned.rows)} rows, none changed"
-        return [Finding(PROBE, Severity.OK, name, "changes", 0.0, 0.0, source, message)]
+    severity = Severity.NOTE if changes else Severity.OK  # each difference has its own
+    message = f"{len(pinned.rows)} rows, {len(changes) or 'none'} changed"
+    # Also with differences: it shows that a difference which is no longer among them is mended.
+    count = Finding(PROBE, severity, name, DIFFERENCES, float(len(changes)), 0.0, source, message)
     same = dict(pinned.versions) == now
     made = ", ".join(f"{k} {v}" for k, v in pinned.versions.items())
-    return [
+    each = [
         Finding(
             PROBE,
             _severity(change.row, same),
@@ -142,6 +143,7 @@ def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> li
         )
         for change in changes
     ]
+    return [count, *each]
 
 
 def _severity(row: Row, same_versions: bool) -> Severity:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from megalodon_jax.weights import dotted
-from parity.engine.programs.jaxprs import bind, interpret
+from parity.engine.programs.jaxprs import bind, interpret, loop_inputs, opened
 from stability.core.findings import Finding, Severity
 from stability.dtype_audit.jaxpr import is_library, source_of
 from stability.dtype_audit.scopes import announced, module_of, phase_of
@@ -147,15 +147,15 @@ def _replay(
         line = place.source or source_of(eqn)
 
         def call(closed: Any, args: Sequence[_Value], label: str) -> list[_Value]:
-            inner = getattr(closed, "jaxpr", closed)
-            constants = [_constant(value) for value in getattr(closed, "consts", ())]
+            inner, values = opened(closed)
+            constants = [_constant(value) for value in values]
             below = "/".join(filter(None, (place.where, label)))
             source = line if is_library(inner) else place.source
             return _replay(inner, constants, args, _Place(stack, source, below))
 
         match name:
             case "scan":
-                return _scan(call, params, inputs)
+                return _scan(call, eqn, inputs)
             case "while":
                 return _while(call, params, inputs)
             case "cond":
@@ -233,19 +233,18 @@ def _blame(value: _Value) -> tuple[bool, bool]:
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 
 
-def _scan(call: _Call, params: Mapping[str, Any], inputs: list[_Value]) -> list[_Value]:
-    consts, carry_count = params["num_consts"], params["num_carry"]
-    fixed, carry = inputs[:consts], inputs[consts : consts + carry_count]
-    sequences = inputs[consts + carry_count :]
-    length = params["length"]
+def _scan(call: _Call, eqn: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+    params, length = eqn.params, eqn.params["length"]
+    fixed, carry, sequences = loop_inputs(eqn, inputs)
+    carried = len(carry)
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     rows: dict[int, list[_Value]] = {}
     for i in order:
         slices = [_slice(value, i) for value in sequences]
         out = call(params["jaxpr"], [*fixed, *carry, *slices], f"scan[{i}]")
-        carry, rows[i] = out[:carry_count], out[carry_count:]
+        carry, rows[i] = out[:carried], out[carried:]
     if not length:
-        shapes = params["jaxpr"].out_avals[carry_count:]
+        shapes = params["jaxpr"].out_avals[carried:]
         return [*carry, *(_Value(jnp.zeros((0, *a.shape), a.dtype)) for a in shapes)]
     return [*carry, *(_stack([rows[i][k] for i in range(length)]) for k in range(len(rows[0])))]
 

@@ -13,7 +13,7 @@ from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import kind_of
 from stability.storage.remedies import Trial, ranks
-from stability.storage.survival import Prediction
+from stability.storage.survival import FROZEN_SHARE, Prediction
 from stability.storage.whole_run import WholeRun
 
 
@@ -36,7 +36,10 @@ class StateUse:
 
 
 SHOWN = 3
-"""Number of remedies listed per kind of leaf, best first."""
+"""Number of remedies listed per kind of leaf, best first, and of kinds that freeze in part."""
+NOTED = FROZEN_SHARE / 5
+"""Share of frozen elements from which a kind of leaf is named. It decides what is shown, not what
+is wrong: a fifth of the warning's, so that a share that may grow into one is seen before."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,27 @@ class Diagnosis:
             lines = [f"Nothing found: no parameter freezes, collapses or is not finite{looked_at}."]
             if not self.predictions:
                 lines = ["Nothing found: every moment decays, is finite and does not underflow."]
+        lines += self._below()
         run = ["", *self.whole.lines(self.storage)] if self.whole is not None else []
         wrong = any(
             f.probe in ("survival", "optimiser") for group in groups.values() for f in group
         )
         torch = ["", *self.torch] if self.torch and wrong else []
         return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
+
+    def _below(self) -> list[str]:
+        """Return a line on kinds of leaf that freeze in part, but not enough for a warning."""
+        shares: dict[str, float] = {}
+        for f in self.findings:
+            if f.metric == "predicted_frozen_fraction" and NOTED <= f.value < FROZEN_SHARE:
+                kind = kind_of(f.subject)
+                shares[kind] = max(f.value, shares.get(kind, 0.0))
+        if not shares:
+            return []
+        largest = sorted(shares, key=lambda kind: -shares[kind])[:SHOWN]
+        named = ", ".join(f"{kind} {shares[kind]:.0%}" for kind in largest)
+        more = f" and {len(shares) - SHOWN} more" if len(shares) > SHOWN else ""
+        return [f"Frozen in part, less than the {FROZEN_SHARE:.0%} of a warning: {named}{more}."]
 
     def _entry(self, kind: str, findings: Sequence[Finding]) -> list[str]:
         first = findings[0]

@@ -31,8 +31,9 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
         leaves: the checkpoint's leaves.
 
     Raises:
-        UnknownOrderError: there is no config.json, transformers is missing or does not know the
-            architecture, or its parameters differ from the checkpoint's.
+        UnknownOrderError: there is no config.json, it names code of the checkpoint's own,
+            transformers is missing or does not know the architecture, or its parameters differ from
+            the checkpoint's.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -42,6 +43,9 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
         name = str(config["architectures"][0])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UnknownOrderError(f"{file} names no architecture of transformers") from error
+    if config.get("auto_map"):
+        # The class of that name in transformers may order its parameters otherwise.
+        raise UnknownOrderError(f"{file} has an auto_map: the model's own code builds it")
     found = []
     for names, shape in _parameters(name, config):
         here = [leaves[n] for n in names if n in leaves and leaves[n].shape == shape]

@@ -351,6 +351,11 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
         state.how = ["in the order given"]
 
 
+OF_FILE = "in the order of the file"
+ASSUMED = ", taken as that of the optimiser (`--order` states another, `--gradients` checks)"
+"""Nothing in the files says in which order the optimiser was given parameters of equal shape."""
+
+
 def _settled(
     states: Sequence[_Numbered], free: Mapping[str, Leaf], leaves: Mapping[str, Leaf],
     order: ParameterOrder,
@@ -361,9 +366,10 @@ def _settled(
     if not groups:
         return _Answer(Match(), "")
     stored = match(groups, list(free.values()), True, decays) if order.stored else None
-    if stored is not None and not stored.ambiguous:
-        return _Answer(stored, "in the order of the file")
     shapes = match(groups, list(free.values()), False, decays)
+    if stored is not None and not stored.ambiguous:
+        alike = shapes is not None and shapes.ambiguous
+        return _Answer(stored, OF_FILE + (ASSUMED if alike else ""))
     if shapes is None or not shapes.ambiguous:
         return None if shapes is None else _Answer(shapes, "by shape")
     why = "safetensors sorts by name"

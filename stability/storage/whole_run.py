@@ -182,7 +182,13 @@ def family_of(name: str, shape: tuple[int, ...]) -> str:
         return "embeddings" if table else "matrices" if len(shape) == 2 else "kernels"
     if name.endswith("bias"):
         return "biases"
-    return "norms" if re.search(r"norm|(^|\.)ln|bn\d*\.", name, re.IGNORECASE) else "other vectors"
+    if shape and re.search(r"norm|(^|\.)ln|bn\d*\.", name, re.IGNORECASE):
+        return "norms"
+    # A vector called `weight`, `gain` or `g` scales; LayerScale's are called gamma or lambda. The
+    # slope of torch's PReLU is a `weight` too: a single number, or one for each channel.
+    activation = re.search(r"prelu|(^|\.)(act|act_fn|activation)\d*\.", name, re.IGNORECASE)
+    scales = re.search(r"(^|\.)(weight|gain|g)$", name, re.IGNORECASE)
+    return "norms" if scales and shape not in ((), (1,)) and not activation else "other vectors"
 
 
 def whole_run(

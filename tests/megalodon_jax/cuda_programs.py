@@ -225,7 +225,6 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "decode": lambda: decode(CONFIG),
     "decode, bfloat16": lambda: decode(NARROW),
     "generate": lambda: generation(CONFIG),
-    "products on 8.0": lambda: products("8.0"),
     "products on 9.0": lambda: products("9.0"),
     "products on 10.0": lambda: products("10.0"),
 }

@@ -59,12 +59,11 @@ MUTANTS = (
     *of(
         "megalodon_jax/layers/attention.py",
         (
-            "attention_scores_in_bf16",
-            "products of queries and keys are rounded to the compute dtype",
-            'scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)',
-            'scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=compute)',
-            "test_mixed_dtypes.py",
-            "plain byte_lm",
+            "attention_weights_of_nothing",
+            "a query that sees no key divides by the sum of no weights",
+            "weights = weights / jnp.where(total > 0, total, 1.0)",
+            "weights = weights / total",
+            "test_attention.py",
         ),
     ),
     *of(
@@ -76,6 +75,38 @@ MUTANTS = (
             "2.0 * math.pi / N * np.arange(N), theta.dtype",
             "test_derivatives.py::test_the_poles_derivative_is_that_of_the_formula",
             "plain",
+        ),
+    ),
+    *of(
+        "megalodon_jax/layers/contraction.py",
+        (
+            "products_accumulate_in_bf16",
+            "products of narrow operands are summed and returned in the narrow dtype",
+            "preferred_element_type=accum, out_sharding=placed)",
+            "out_sharding=placed).astype(accum)",
+            "test_contraction.py",
+            "plain byte_lm",
+        ),
+        (
+            "cotangents_stay_wide",
+            "a gradient multiplies the float32 cotangent with the narrow operand",
+            "gradient = _narrow(transposes[i], compute, accum, places[i], bar, other)",
+            "gradient = jnp.einsum(transposes[i], bar, other, preferred_element_type=accum)",
+            "test_contraction.py",
+        ),
+        (
+            "gradients_are_rounded",
+            "gradients of wide operands are rounded to the narrow dtype",
+            "gradients.append(gradient.astype(dtypes[i]))",
+            "gradients.append(gradient.astype(compute).astype(dtypes[i]))",
+            "test_contraction.py",
+        ),
+        (
+            "shards_keep_their_gradients",
+            "the gradient of an operand that all shards have is not summed over them",
+            'a, b = (jax.lax.pcast(x, tuple(axes - _varying(x)), to="varying") for x in (a, b))',
+            'a, b = (jax.lax.pcast(x, (), to="varying") if axes else x for x in (a, b))',
+            "test_contraction.py",
         ),
     ),
     *of(
@@ -97,19 +128,6 @@ MUTANTS = (
             "0.1 * 0.5 ** (layer_index + 1)",
             "test_model_forward.py::test_rescaled_layers_halve_and_others_do_not",
             "swiglu_rescale_scale",
-        ),
-    ),
-    *of(
-        "megalodon_jax/layers/linear.py",
-        (
-            "products_accumulate_in_bf16",
-            "products come out in the compute dtype and are widened afterwards",
-            "        preferred_element_type=config.accum_dtype,\n    )",
-            "        preferred_element_type=config.compute_dtype,\n"
-            "    ).astype(config.accum_dtype)",
-            "test_mixed_dtypes.py "
-            "test_dtype_audit.py::test_products_of_the_narrow_model_read_bfloat16_and_return_float32",
-            "plain byte_lm",
         ),
     ),
     *of(
@@ -218,6 +236,13 @@ MUTANTS = (
             "key, fmt = key if backend.stochastic else None, backend.forward",
             "test_gemm.py::test_each_direction_has_the_format_of_its_backend",
             "mxfp8-nvfp4",
+        ),
+        (
+            "float8_units_of_hopper",
+            "the float8 units of Hopper multiply, whose sums keep about 13 bits",
+            'major == "10" else',
+            'major in ("9", "10") else',
+            "test_gemm.py::test_the_path_follows_the_device",
         ),
     ),
     *of(

@@ -416,6 +416,13 @@ MUTANTS = (
             "memory = min(item.needs.memory for item in items)",
             "test_executors.py::test_as_many_processes_as_memory_and_processors_allow",
         ),
+        (
+            "each_share_a_device_of_its_own",
+            "items that share accelerators are given one each, also where there is one",
+            "first = slot % len(devices) if width < 1 else slot * count",
+            "first = slot * count",
+            "test_executors_by_hand.py::test_each_worker_on_accelerators_sees_its_own",
+        ),
     ),
     *of(
         "parity/executors/pace.py",
@@ -488,6 +495,43 @@ MUTANTS = (
             'narrow = account(case, "float32")',
             'narrow = account(case, "float64")',
             "test_explanation.py",
+        ),
+    ),
+    *of(
+        "parity/megalodon/lines.py",
+        (
+            "padding_blamed_for_all",
+            "padding is blamed for a stage that is wrong without it too",
+            "if not relative_l2(values[max(operations)], exact[stage]) <= SAME:",
+            "if not operations:",
+            "test_lines.py",
+        ),
+    ),
+    *of(
+        "parity/megalodon/stream_lines.py",
+        (
+            "stream_of_one_call",
+            "the call that left a wrong cache is not traced",
+            "CALLS = 2",
+            "CALLS = 1",
+            "test_stream_lines.py",
+        ),
+        (
+            "stream_begins_at_the_first_call",
+            "the stages of a call are compared with the tokens of another",
+            "i - calls.start): x[:, cuts[i]]",
+            "i - calls.start): x[:, cuts[i - calls.start]]",
+            "test_stream_lines.py",
+        ),
+    ),
+    *of(
+        "parity/megalodon/explanation.py",
+        (
+            "lines_of_a_stream_lent",
+            "the lines of a stream are given to a stage that has the name of its quantity",
+            "(o for o in others if o.culprit and o.lines and ",
+            "(o for o in others if o.lines and ",
+            "test_stream_lines.py",
         ),
     ),
     *of(

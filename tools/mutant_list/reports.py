@@ -76,6 +76,16 @@ MUTANTS = (
         ),
     ),
     *of(
+        "reports/provenance/gpu.py",
+        (
+            "flags_of_a_gpu_on_a_processor",
+            "a processor gets the flags of a GPU where the packages of one are installed",
+            'usable = accelerators() and any(name.startswith("jax-cuda") for name in libraries())',
+            'usable = any(name.startswith("jax-cuda") for name in libraries())',
+            "test_gpu_identity.py",
+        ),
+    ),
+    *of(
         "reports/provenance/host.py",
         (
             "half_known_processor",

@@ -96,6 +96,9 @@ class Comparison:
     """Called for each tensor that breaks its tolerance, such as `measure.deviation.Deviations`."""
     kinds: Callable[[str], Kind] = kind_of
     """Maps the name of a quantity to its kind."""
+    largest_bound: float = math.inf
+    """Relative bound from which a gate proves nothing: zeros would keep a bound of 1. Quantities
+    that are rounding by nature, such as a gradient that cancels, may have larger ones."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """Norms that errors and bounds are relative to, by quantity; the default is the norm of the
     expected array."""
@@ -125,7 +128,9 @@ class Comparison:
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`.
 
-        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound.
+        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound, and a relative
+        error in float64 if the bound is `largest_bound` or more. Below float64, where rounding may
+        take all digits of a healthy port's padding, such an error is a fact: no gate that holds.
         """
         if math.isnan(value):
             note = "not a number on at least one side"
@@ -134,6 +139,11 @@ class Comparison:
             missing = f"no tolerance: {self.floors.unknown}"
             what = missing if math.isnan(bound) else f"bound {bound}"
             note = f"not measured, {what}"
+            return self._row(name, metric, value, bound, Verdict.NOT_COMPARABLE, note)
+        if metric.startswith("rel_l2") and bound >= self.largest_bound:
+            note = f"not measured: rounding alone may change it by {bound:.0%} of its norm"
+            if self.dtype != "float64":
+                return self.fact(name, metric, value, note)
             return self._row(name, metric, value, bound, Verdict.NOT_COMPARABLE, note)
         verdict = Verdict.PASS if value <= bound else Verdict.FAIL
         return self._row(name, metric, value, bound, verdict)

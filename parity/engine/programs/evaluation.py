@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from parity.engine.programs.jaxprs import bind, equations, interpret
+from parity.engine.programs.jaxprs import bind, equations, interpret, loop_inputs, opened
 from parity.engine.programs.marks import (
     Branches,
     Changes,
@@ -150,20 +150,18 @@ class Evaluation:
     def _call(
         self, inner: ClosedJaxpr | Jaxpr, inputs: Sequence[Any], marks: Marks, changes: Changes
     ) -> list[Any]:
-        if isinstance(inner, Jaxpr):
-            return self._inner(inner, (), inputs, marks, changes)
-        return self._inner(inner.jaxpr, inner.consts, inputs, marks, changes)
+        jaxpr, constants = opened(inner)
+        return self._inner(jaxpr, constants, inputs, marks, changes)
 
     def _scan(
         self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
         p = eqn.params
-        body, length, carries = p["jaxpr"], p["length"], p["num_consts"] + p["num_carry"]
-        constants, first = inputs[: p["num_consts"]], inputs[p["num_consts"] : carries]
-        rest = inputs[carries:]
+        body, length = p["jaxpr"], p["length"]
+        constants, first, rest = loop_inputs(eqn, inputs)
         if self.widened:
             first = [_widen(x) for x in first]
-        shapes = self._shapes(body, [*inputs[:carries], *(x[0] for x in rest)], marks)
+        shapes = self._shapes(body, [*constants, *first, *(x[0] for x in rest)], marks)
         turns = range(length)[:: -1 if p["reverse"] else 1]
         passed_as = [(name, i) for i in turns for name in shapes]
         names = marks.next_names(in_turn(*of_turn) for of_turn in passed_as)
@@ -209,8 +207,8 @@ class Evaluation:
     ) -> Sequence[Any]:
         """Evaluate a scan one iteration after another, so that its operations are recorded."""
         p = eqn.params
-        constants, carries = inputs[: p["num_consts"]], p["num_consts"] + p["num_carry"]
-        carry, rest = [_widen(x) for x in inputs[p["num_consts"] : carries]], inputs[carries:]
+        constants, carry, rest = loop_inputs(eqn, inputs)
+        carry = [_widen(x) for x in carry]
         first = [*constants, *carry, *(x[0] for x in rest)]
         shapes = dataclasses.replace(self, recorder=None)._shapes(p["jaxpr"], first, marks)
         stacked: dict[int, list[Any]] = {}

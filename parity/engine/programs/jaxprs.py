@@ -6,7 +6,9 @@ loops. What it computes is observed by evaluating them one by one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -23,10 +25,48 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield the open jaxprs among an equation's parameters: callee, branches, body, combiner."""
     for value in eqn.params.values():
         for member in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(member, ClosedJaxpr):
-                yield member.jaxpr
-            elif isinstance(member, Jaxpr):
-                yield member
+            if isinstance(member, (ClosedJaxpr, Jaxpr)):
+                yield opened(member)[0]
+
+
+def opened(inner: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+    """Return a jaxpr without its constants, and its constants; an open one has none.
+
+    Since JAX 0.11 both classes are one, and its `consts` are empty where it is open.
+    """
+    jaxpr: Any = getattr(inner, "jaxpr", inner)
+    return jaxpr, getattr(inner, "consts", ())
+
+
+def loop_inputs(
+    scan: JaxprEqn, inputs: Sequence[Value]
+) -> tuple[list[Value], list[Value], list[Value]]:
+    """Return the inputs of a scan in three groups: constants, carried values, sequences.
+
+    JAX 0.10 has the sizes of the groups among the parameters, 0.11 their trees.
+    """
+    if "num_consts" in scan.params:
+        constants, carried = scan.params["num_consts"], scan.params["num_carry"]
+    else:
+        constants, carried, _ = map(len, scan.params["ft_in"].unpack())
+    rest = constants + carried
+    return list(inputs[:constants]), list(inputs[constants:rest]), list(inputs[rest:])
+
+
+@cache
+def is_hidden(file_name: str) -> bool:
+    """Whether a module of this file sets `__tracebackhide__ = True`.
+
+    Its lines are then never named as the source of an operation, but those that call it: for
+    helpers through which half of a model computes. pytest hides a function by a local variable of
+    that name.
+    """
+    # Of `vars`: to ask a module for a name may import what it stands for, and fail.
+    named = (vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__"))
+    return any(
+        names.get("__file__") == file_name and names.get("__tracebackhide__") is True
+        for names in named
+    )
 
 
 def equations(

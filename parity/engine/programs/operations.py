@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from parity.engine.measure.metrics import relative_l2
-from parity.engine.programs.jaxprs import aval
+from parity.engine.programs.jaxprs import aval, is_hidden
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
 """Packages whose source lines are not part of the port."""
@@ -193,6 +193,16 @@ def _implicated(
     return any(all(p not in unknown or p in below for p in operations[c].parents) for c in used)
 
 
+def common_frame(operations: Iterable[Operation]) -> str:
+    """Return the innermost source line from which all operations are called; "" if there is none.
+
+    Operations without source lines do not count.
+    """
+    sources = [operation.source for operation in operations if operation.source]
+    inner, *others = sources or [()]
+    return next((frame for frame in inner if all(frame in other for other in others)), "")
+
+
 def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:
     """Return the first operation that the program computes in a dtype narrower than float32."""
     found = (operations[i].source for i in sorted(operations) if operations[i].narrow)
@@ -281,7 +291,7 @@ def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
     lines = []
     for frame in trace.frames if trace is not None else ():
         path = Path(frame.file_name)
-        if _in_library(path) or not path.is_file():
+        if _in_library(path) or is_hidden(frame.file_name) or not path.is_file():
             continue
         line = f"{_short(path)}:{frame.line_num} ({frame.function_name})"
         if line not in lines:

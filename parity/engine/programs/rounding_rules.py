@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
-from parity.engine.programs.jaxprs import aval, interpret
+from parity.engine.programs.jaxprs import aval, interpret, opened
 from parity.engine.programs.rounding import Signs
 
 UNITS = {
@@ -174,9 +174,7 @@ def _widened(key: str, value: Any, eqn: JaxprEqn) -> Any:
 
 def _widened_combiner(inner: ClosedJaxpr | Jaxpr) -> Any:
     """Return the jaxpr that combines two numbers in a scatter or a reduction, in float64."""
-    jaxpr, constants = (
-        (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-    )
+    jaxpr, constants = opened(inner)
     shapes = [jax.ShapeDtypeStruct(aval(v).shape, wide(aval(v).dtype)) for v in jaxpr.invars]
 
     def combine(*args: Any) -> Any:

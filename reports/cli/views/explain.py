@@ -43,7 +43,7 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
     modules = ["import dataclasses", "from parity.megalodon.cases import by_name"]
     if fault:
         modules.append("from parity.faults import by_name as fault_by_name")
-    # A stream has no stages, so it has no account.
+    # The account of a stream comes from `explain`, which this code does not need.
     module, look = ("shrink", "failure") if smallest.cuts else ("account", "account")
     modules.append(f"from parity.megalodon.{module} import {look}")
     seen = f"print({look}(case){'' if smallest.cuts else '.culprit'})"
@@ -65,7 +65,16 @@ def _size(account: Explanation) -> str:
 def _behind(account: Explanation) -> list[str]:
     """Describe a failure although every stage is right, or in a case without stages."""
     start = f"{account.case}: first divergence at {account.quantity}, {account.edge}"
-    return [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
+    lines = [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
+    lines += _lines(account)
+    if account.parameters:
+        lines.append(f"parameters that act there: {', '.join(account.parameters)}")
+    return lines
+
+
+def _lines(account: Explanation) -> list[str]:
+    texts = ([f"{line.place}: {line.why}", *_indented(line.excerpt)] for line in account.lines)
+    return [text for of_line in texts for text in of_line]
 
 
 def _forward(account: Explanation) -> list[str]:
@@ -77,8 +86,7 @@ def _forward(account: Explanation) -> list[str]:
     ]
     if account.where:
         lines.append(f"elements that break the tolerance: {account.where}")
-    for line in account.lines:
-        lines += [f"{line.place}: {line.why}", *_indented(line.excerpt)]
+    lines += _lines(account)
     if account.note:
         lines.append(account.note)
     if account.worst is not None:

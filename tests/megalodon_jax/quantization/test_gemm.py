@@ -108,7 +108,7 @@ def within(found: np.ndarray, pair: Pair, more: int = SCALES) -> bool:
 @EACH_DEVICE
 @pytest.mark.parametrize("backend", ["mxfp8", "nvfp4-nearest", "nvfp4-nearest-unrotated"])
 def test_products_are_those_of_the_truth_s_operands(backend: str, platform: str) -> None:
-    """On a GPU by whatever path it has: scaled matmul, fp8 dot, or emulated in bfloat16."""
+    """On a GPU by whatever path it has: scaled matmul, or emulated in bfloat16."""
     exact, wrong = truth(backend), truth(backend, along=0)
     if backend == "mxfp8":
         # e4m3 rounds alike under any power of two, unless a number is very small.
@@ -258,34 +258,27 @@ def test_zeros_after_the_contraction_change_nothing(backend: str) -> None:
 
 
 def test_other_paths_take_the_same_product() -> None:
-    assert path_of("mxfp8") == path_of("nvfp4") == "emulated"
+    assert path_of() == "emulated"
 
-    def take(x, weight, name: str, paths: tuple[str, ...]):
-        pair = operands("forward", BACKENDS[name], x, weight)
-        return [product(pair, path) for path in paths]
+    def take(x, weight, name: str, path: str):
+        return product(operands("forward", BACKENDS[name], x, weight), path)
 
     run = jax.jit(take, static_argnums=(2, 3))
-    by_block, whole = run(X, WEIGHT, "mxfp8", ("fp8 dot", "emulated"))
-    pair = truth("mxfp8")[0]
-    # By block, the sums of two blocks are added.
-    assert within(np.asarray(by_block), pair, more=2) and within(np.asarray(whole), pair, more=0)
+    assert within(np.asarray(run(X, WEIGHT, "mxfp8", "emulated")), truth("mxfp8")[0], more=0)
     for name in ("mxfp8", "nvfp4"):
-        traced = run.trace(X, WEIGHT, name, ("scaled matmul",))
+        traced = run.trace(X, WEIGHT, name, "scaled matmul")
         # This machine can lower to a GPU, if not run on it.
         assert "block_scaled" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(
-    ("backend", "path"),
-    [("mxfp8", "fp8 dot"), ("mxfp8", "emulated"), ("nvfp4", "emulated")],
-)
-def test_a_block_that_is_no_number_spoils_its_row_or_its_column(backend: str, path: str) -> None:
+@pytest.mark.parametrize("backend", ["mxfp8", "nvfp4"])
+def test_a_block_that_is_no_number_spoils_its_row_or_its_column(backend: str) -> None:
     x, weight = X.copy(), WEIGHT.copy()
     x[3, 1], weight[5, 40] = np.nan, np.nan
 
     @jax.jit
     def taken(x, weight):
-        return product(operands("forward", BACKENDS[backend], x, weight), path)
+        return product(operands("forward", BACKENDS[backend], x, weight), "emulated")
 
     expected = np.zeros((TOKENS, OUT), bool)
     for given, row, column in (((x, WEIGHT), 3, None), ((X, weight), None, 5), ((x, weight), 3, 5)):
@@ -298,19 +291,20 @@ def test_a_block_that_is_no_number_spoils_its_row_or_its_column(backend: str, pa
 
 
 @pytest.mark.parametrize(
-    ("capability", "mxfp8", "nvfp4"),
+    ("capability", "path"),
     [
-        ("8.0", "emulated", "emulated"),
-        ("9.0", "fp8 dot", "emulated"),
-        ("10.0", "scaled matmul", "scaled matmul"),
-        ("12.0", "emulated", "emulated"),
-        ("gfx942", "emulated", "emulated"),
+        ("8.0", "emulated"),
+        # Its float8 units add with about 13 bits: 4.6e-5 off where emulation is 2.4e-8 off.
+        ("9.0", "emulated"),
+        ("10.0", "scaled matmul"),
+        ("12.0", "emulated"),
+        ("gfx942", "emulated"),
     ],
 )
-def test_the_path_follows_the_device(monkeypatch, capability, mxfp8, nvfp4) -> None:
+def test_the_path_follows_the_device(monkeypatch, capability, path) -> None:
     device = type("Device", (), {"platform": "gpu", "compute_capability": capability})()
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    assert (path_of("mxfp8"), path_of("nvfp4")) == (mxfp8, nvfp4)
+    assert path_of() == path
 
 
 RULES = {"*.layers.0.*": "mxfp8", "*.fc1": "nvfp4", "lm_head": "mxfp8"}

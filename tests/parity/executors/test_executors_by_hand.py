@@ -299,6 +299,7 @@ def test_no_executor_has_such_a_name(text: str) -> None:
 def test_words_about_items() -> None:
     item = Item("x", "y:z", needs=Needs(gpus=2))
     assert str(item.needs) == "2 GPU" and str(Needs(gpus=1, device="H100")) == "1 H100"
+    assert str(Needs(gpus=1 / 16)) == "0.0625 GPU"
     assert no_device(item.needs, "here") == "no device: here has none with 2 GPU"
     assert not_run(item, "why") == Answer("x", State.NOT_RUN, reason="why")
     assert lost(item, 1, "gone") == Answer("x", State.FAILED, reason="its worker was lost: gone")
@@ -325,7 +326,15 @@ def test_accelerators_are_those_that_are_shown(
         item_module, "Path", lambda p: tmp_path if str(p).startswith("/proc/driver") else real(p)
     )
     names = ("NVIDIA H100", "NVIDIA A100", "NVIDIA T4")
-    for shown, expected in ((None, names), ("0,1", names[:2]), ("", ()), ("2,", names[:1])):
+    for shown, expected in (
+        (None, names),
+        ("0,1", names[:2]),
+        ("", ()),
+        ("2,", names[:1]),
+        # CUDA reads up to the first name that it does not know.
+        ("-1", ()),
+        ("2,-1,0", names[:1]),
+    ):
         item_module.accelerators.cache_clear()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if shown is not None:
@@ -350,6 +359,13 @@ def test_accelerators_are_those_that_are_shown(
         (None, [Needs(gpus=2)] * 9, 5, 2),
         (None, [Needs(gpus=1), Needs(gpus=4)] * 9, 5, 1),
         (3, [Needs(gpus=1)] * 9, 5, 3),
+        # Eight share one, as far as the processors go; three share each of two.
+        (None, [Needs(gpus=1 / 16)] * 20, 1, 8),
+        (None, [Needs(gpus=1 / 3)] * 20, 2, 6),
+        (None, [Needs(gpus=1 / 3), Needs(gpus=1)] * 9, 2, 2),
+        # Two of 0.7 are more than one; the inverse of 1 / 93 is less than 93.
+        (20, [Needs(gpus=0.7)] * 9, 2, 2),
+        (100, [Needs(gpus=1 / 93)] * 100, 1, 93),
     ],
 )
 def test_as_many_at_a_time_as_everything_allows(monkeypatch, asked, needs, devices, count) -> None:
@@ -373,15 +389,21 @@ def test_each_worker_on_accelerators_sees_its_own() -> None:
     shown = []
     for _ in range(2):
         own = threading.local()
-        engine._open(own, slots, items, True)
+        engine._open(own, slots, items, [*"012345"])
         shown.append((own.process.name, own.process.shown))
     assert shown == [
         ("local:1", {"CUDA_VISIBLE_DEVICES": "0,1,2"}),
         ("local:2", {"CUDA_VISIBLE_DEVICES": "3,4,5"}),
     ]
+    shared, slots = [], iter(range(4))
+    for _ in range(4):
+        own = threading.local()
+        engine._open(own, slots, [Item("c", "x:y", needs=Needs(gpus=0.5))], ["2", "GPU-a"])
+        shared.append(own.process.shown["CUDA_VISIBLE_DEVICES"])
+    assert shared == ["2", "GPU-a", "2", "GPU-a"]
     plain = threading.local()
-    engine._open(plain, iter([0]), items, False)
-    assert plain.process.shown == {} and len(engine._processes) == 3
+    engine._open(plain, iter([0]), items, [])
+    assert plain.process.shown == {} and len(engine._processes) == 7
 
 
 class Scripted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 
 from megalodon_jax.layers import attention
+from megalodon_jax.layers.complex_ema import ComplexEMA
 from parity.faults import by_name as fault_by_name
 from parity.megalodon import oracle_operations
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import SMALL, by_name
 from parity.megalodon.explanation import explain
+from parity.megalodon.lines import ENTERS, UNREAD
 from parity.megalodon.noise_floors import forward_truth
 
 C = SMALL["chunk_size"]
@@ -30,12 +33,16 @@ MASK = "tail = None if mask is None else mask[:, whole:]"
 
 @contextmanager
 def edited(
-    folder: Path, bug: str, line: str = MASK, method: str = "_block_diagonal"
+    folder: Path,
+    bug: str,
+    line: str = MASK,
+    method: str = "_block_diagonal",
+    layer: type = attention.ChunkedAttention,
 ) -> Iterator[tuple[Path, int]]:
-    """Put a method of an edited attention layer in its place; gives the file and the line."""
-    source = Path(attention.__file__).read_text(encoding="utf-8")
+    """Put a method of an edited layer in its place; gives the file and the line."""
+    source = Path(inspect.getfile(layer)).read_text(encoding="utf-8")
     assert source.count(line) == 1
-    file = folder / "attention_edited.py"
+    file = folder / "layer_edited.py"
     file.write_text(source.replace(line, bug), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -44,10 +51,10 @@ def edited(
     with patch.dict(sys.modules, {file.stem: module}):
         spec.loader.exec_module(module)
     number = source[: source.index(line)].count("\n") + 1
-    wrong = getattr(module.ChunkedAttention, method)
+    wrong = getattr(getattr(module, layer.__name__), method)
     jax.clear_caches()
     try:
-        with patch.object(attention.ChunkedAttention, method, wrong):
+        with patch.object(layer, method, wrong):
             yield file, number
     finally:
         jax.clear_caches()
@@ -79,6 +86,48 @@ def test_a_line_is_not_cleared_by_a_use_in_which_nothing_is_masked(tmp_path: Pat
     assert first.why.endswith("; correct elsewhere, where there is nothing to mask")
     # The call comes second: that it passes a wrong mask is not excluded.
     assert "_block_diagonal" in second.place and "right elsewhere" in second.why
+
+
+ZEROED = "u = jnp.where(mask[:, None, :], u, 0.0)"
+READ = "mask = mask if self.config.mask_ema else None"
+
+
+@pytest.mark.parametrize(
+    ("bug", "line", "layer", "named", "why"),
+    [
+        # A line that is gone cannot be named: the next one that reads the mask is.
+        ("u = u", ZEROED, ComplexEMA, "jnp.cumsum(mask", ENTERS),
+        pytest.param(
+            ZEROED.replace("mask[", "jnp.roll(mask, 1, 1)["),
+            *(ZEROED, ComplexEMA, "jnp.roll(mask", ENTERS),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            *("mask = None", READ, attention.MegalodonAttention),
+            *("c, ema = self._filtered(", UNREAD),
+            marks=pytest.mark.sweep,
+        ),
+    ],
+    ids=["no mask", "another mask", "mask not passed"],
+)
+def test_padding_that_the_filter_misreads_is_named_and_no_healthy_line_of_an_fft(
+    tmp_path: Path, bug: str, line: str, layer: type, named: str, why: str
+) -> None:
+    case = replace(by_name("left_padding"), overrides={"num_layers": 1}, length=C + 5)
+    with edited(tmp_path, bug, line, "_filtered", layer):
+        told = explain(case)
+    assert told.quantity == "layers.0.cema"
+    [marked] = [x for x in told.lines[0].excerpt.splitlines() if x.lstrip().startswith(">")]
+    assert told.lines[0].why == why and named in marked
+
+
+@pytest.mark.sweep
+def test_padding_is_not_blamed_for_a_stage_that_is_wrong_without_it() -> None:
+    case = replace(by_name("left_padding"), overrides={"num_layers": 1}, length=C + 5)
+    with fault_by_name("cema_gamma_over_n").planted():
+        told = explain(case)
+    assert told.quantity == "layers.0.cema"
+    assert told.lines and not {line.why for line in told.lines} & {ENTERS, UNREAD}
 
 
 @pytest.mark.sweep

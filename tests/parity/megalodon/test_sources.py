@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from parity import recordings
 from parity.engine.programs import instrument
 from parity.engine.programs.jaxprs import equations
 from parity.megalodon import oracle
-from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
 from parity.megalodon.intermediates import capture, stages
 from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.recordings import RecordingError
@@ -178,3 +179,14 @@ def test_an_interrupted_recording_leaves_nothing(tmp_path, monkeypatch):
 
 PLAIN_NORM_BIAS = "f5c7d53e8cc8003e1cb69b3b"
 PLAIN_IDS = [59, 47, 10, 39, 17, 46, 26, 35]
+
+
+def test_a_checkpoint_without_held_out_text_gets_the_committed_one(tmp_path):
+    """`--checkpoint` asks for model.safetensors and config.json alone."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).symlink_to(BYTE_LM / name)
+    given = replace(by_name("byte_lm"), checkpoint=tmp_path)
+    np.testing.assert_array_equal(given.batch.ids, by_name("byte_lm").batch.ids)
+    (tmp_path / "heldout.txt").write_bytes(bytes(range(32, 122)) * 40)
+    own = replace(by_name("byte_lm"), checkpoint=tmp_path)
+    assert own.batch.ids[0, 0] == 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from parity.mesh.faults import FAULTS, by_name, detect
-from parity.mesh.faults.fault import witness_of
+from tests.parity.mesh.faults import FAULTS, by_name, detect
+from tests.parity.mesh.faults.fault import witness_of
 
 QUICK = (
     "clip_by_local_norm",

@@ -273,3 +273,9 @@ def test_infinities_and_names_are_the_user_s():
     report = compare_meshes(scored, (x,), [(NamedSharding(mesh, P("data")),)])
     assert report.holds, report.table()
     assert {"scores", "generated", "logits"} <= {m.quantity for m in report.measurements}
+
+
+def test_one_device_is_not_compared_with_itself():
+    step = MeshComparison(lambda x: x * 2, (np.ones((4, 4)),), P("data"), [{"data": 1}])
+    with pytest.raises(ValueError, match=r"at least two devices, got \{'data': 1\}"):
+        step.run()

@@ -7,8 +7,8 @@ from collections import Counter
 
 import jax
 
-from parity.mesh.faults import FAULTS
 from tests.helpers import section
+from tests.parity.mesh.faults import FAULTS
 
 TEXT = section("sharding.md", "One device against many")
 

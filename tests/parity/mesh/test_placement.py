@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from parity.mesh import collectives
 from parity.mesh.collectives import CompiledProgram, axes_of, between
 from parity.mesh.placement import assembled, placements
 from parity.mesh.step import parse_mesh
@@ -131,6 +134,36 @@ STARTS = """ENTRY %main () -> f32[] {
   %moved = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%a), source_target_pairs={}
 }
 """
+
+
+COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("mesh['data'=2,'tensor'=4] {'data'}", COLUMNS),
+        ("mesh['data'=2,'tensor'=4] {'tensor'}", ROWS),
+        ("mesh['data'=2,'tensor'=4] {'data','tensor'}", (tuple(range(8)),)),
+        ("mesh['data'=2,'tensor'=4] {'tensor','data'}", ((0, 4, 1, 5, 2, 6, 3, 7),)),
+        # An order of its own, here tensor before data, and an axis of one device.
+        ("mesh['x'=4,'y'=2,'z'=1], device_ids=([2,4]T(1,0)) {'x'}", ROWS),
+        ("mesh['x'=4,'y'=2,'z'=1], device_ids=([2,4]T(1,0)) {'y','z'}", COLUMNS),
+        ("mesh['x'=8], device_ids=([2,4]) {'x'}", (tuple(range(8)),)),
+        # Parts of an axis: the slowest 2 of 8, the quickest 4, and those between.
+        ("mesh['a'=8] {'a':(1)2}", COLUMNS),
+        ("mesh['a'=8] {'a':(2)4}", ROWS),
+        ("mesh['a'=8] {'a':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['a'=4,'b'=2] {'a':(2)2,'b'}", ROWS),
+    ],
+)
+def test_groups_that_are_written_as_axes_are_read(text: str, groups: Any):
+    line = f"  %sum = f32[8]{{0}} all-reduce(%a), replica_groups={text}, to_apply=%add"
+    program = CompiledProgram("ENTRY %main () -> f32[] {\n" + line + "\n}\n", MESH)
+    [found] = program.collectives()
+    assert found.axes == axes_of(groups, MESH)
+    assert collectives._groups(line) == groups
 
 
 def test_a_started_exchange_has_the_bytes_of_its_results():

@@ -28,6 +28,7 @@ HEAVY = {
     "activations": ["reports.cli.views.activations.examine"],
     "bench": ["reports.bench.run.bench"],
     "capture": ["parity.sides.capture"],
+    "case": ["reports.cases.run"],
     "demo": ["reports.nightly.run.nightly"],
     "drill": ["stability.experiments.drill.run"],
     "dtypes check": ["reports.cli.dtypes._chosen"],

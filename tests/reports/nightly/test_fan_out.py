@@ -337,11 +337,17 @@ def test_what_takes_longest_begins_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "processors", "device", "shared"),
     [
-        ((), 2, "cpu", ("local", False)),
-        (("--executor", "local:1"), 2, "cpu", ("local:1", True)),
+        ((), 2, "cpu", ("local", False, "")),
+        (("--executor", "local:1"), 2, "cpu", ("local:1", True, "")),
         ((), 1, "cpu", None),
-        # Processes of their own would not see the GPU, or want the same memory.
-        ((), 2, "cuda", None),
+        # The parts ask for a share of the GPU: without it they would each take most of its memory.
+        ((), 2, "cuda", ("local", False, "cuda")),
+        (("--executor", "local"), 2, "cuda", ("local", True, "cuda")),
+        (("--executor", "local", "--device", "cpu"), 2, "cuda", ("local", True, "cpu")),
+        # Which node has a GPU is the cluster's to know.
+        (("--executor", "ray"), 2, "cuda", ("ray", True, "")),
+        # An accelerator of JAX's that is none of CUDA's stays with one process.
+        ((), 2, "tpu", None),
         (("--case", "length_c"), 2, "cpu", None),
         (("--shard", "1/28"), 2, "cpu", None),
     ],
@@ -352,12 +358,12 @@ def test_a_whole_night_is_shared_by_the_processors(
     arguments: tuple[str, ...],
     processors: int,
     device: str,
-    shared: tuple[str, bool] | None,
+    shared: tuple[str, bool, str] | None,
 ) -> None:
-    seen: list[tuple[str, bool] | None] = []
+    seen: list[tuple[str, bool, str] | None] = []
 
     def elsewhere(options: Any, executor: Any, report: Any, resume: bool) -> Any:
-        seen.append((executor, resume))
+        seen.append((executor, resume, options.device))
         raise click.exceptions.Exit(0)
 
     def here(*_: Any) -> Any:
@@ -365,7 +371,10 @@ def test_a_whole_night_is_shared_by_the_processors(
         raise click.exceptions.Exit(0)
 
     monkeypatch.setattr("reports.cli.measure.threads", lambda: processors)
-    monkeypatch.setattr("reports.provenance.device.device_kind", lambda: device)
+    kind = "cpu" if device == "cpu" else "cuda"
+    monkeypatch.setattr("reports.provenance.device.device_kind", lambda: kind)
+    devices = ("NVIDIA H200",) if device == "cuda" else ()
+    monkeypatch.setattr("parity.executors.item.accelerators", lambda: devices)
     monkeypatch.setattr("parity.executors.sweep.open_executor", lambda text, address: text)
     monkeypatch.setattr("reports.nightly.fan_out.fan_out", elsewhere)
     monkeypatch.setattr("reports.nightly.run.nightly", here)

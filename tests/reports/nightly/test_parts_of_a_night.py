@@ -274,7 +274,7 @@ def test_a_checkpoint_takes_the_place_of_the_committed_one(tmp_path: Path) -> No
     assert (given.folder, given.text) == (tmp_path, tmp_path / "heldout.txt")
 
 
-def test_items_of_a_night_are_its_parts_with_its_options() -> None:
+def test_items_of_a_night_are_its_parts_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(RECORDED, cases=("plain", "stream"), fault="rope_sign")
     items = items_of(replace(options, device="cpu"))
     assert [item.name for item in items] == ["plain", "stream"]
@@ -292,8 +292,12 @@ def test_items_of_a_night_are_its_parts_with_its_options() -> None:
         for i in (1, 2)
     ]
     # A worker takes as many parts at a time as its memory holds.
-    for device, gpus in (("cpu", 0), ("cuda", 1)):
-        needs = Needs(gpus=gpus, memory=3 * 2**30)
+    # The flag goes with the part, since the GPU may be another machine's.
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    shared |= {"XLA_FLAGS": "--a=1 --xla_gpu_deterministic_ops=true"}
+    for device, more in (("cpu", {}), ("cuda", {"gpus": 1 / 16, "environment": shared})):
+        needs = Needs(memory=3 * 2**30, **more)
         assert all(item.needs == needs for item in items_of(replace(options, device=device)))
     names = [item.name for item in items_of(RECORDED)]
     assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]

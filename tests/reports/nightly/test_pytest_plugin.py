@@ -212,6 +212,15 @@ INCOMPLETE = {
         (),
         "recorded nothing: test_tiny.py::test_two",
     ),
+    "a subtest that is skipped": (
+        {},
+        f"{ONE}def test_two(numerics, subtests):\n"
+        "    numerics([row('two', 1e-6)])\n"
+        "    with subtests.test('three'):\n"
+        "        pytest.skip('not today')\n",
+        (),
+        "skipped: test_tiny.py::test_two",
+    ),
 }
 
 

@@ -236,7 +236,7 @@ def test_ci_is_not_green_without_the_browser_that_it_requires(
     )
     assert done.returncode == 0, done.stderr
     made = done.stdout.splitlines()[-1]
-    assert made.startswith("test-all") and ("--require-run browser:1" in made) is guarded
+    assert made.startswith("test-day") and ("--require-run browser:1" in made) is guarded
 
 
 def test_ci_requires_a_browser_and_keeps_programs_for_like_processors() -> None:
@@ -256,3 +256,10 @@ def test_the_long_tests_run_once_a_week():
     # YAML reads the key `on` as true. A fifth field that names a day runs once a week.
     [schedule] = document[True]["schedule"]
     assert schedule["cron"].split()[4] == "0"
+
+
+def test_a_week_of_ci_runs_every_sweep():
+    document = yaml.safe_load((WORKFLOWS / "ci.yml").read_text(encoding="utf-8"))
+    [schedule] = document[True]["schedule"]
+    assert schedule["cron"].split()[2:] == ["*", "*", "*"]  # every day
+    assert "make test-all" in steps("weekly.yml", "all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,6 +70,36 @@ def test_a_gpu_is_more_than_its_name(smi, output, memory, driver) -> None:
     smi(output)
     named = {"compute capability": "9.0", "CUDA": "13000"}
     assert gpu.gpu(Device()) == named | {"memory": memory, "driver": driver}
+
+
+@pytest.mark.parametrize(
+    ("devices", "packages", "before", "after"),
+    [
+        (("NVIDIA H200",), {"jax-cuda13-plugin": "1"}, None, f"{gpu.DETERMINISTIC}=true"),
+        (("NVIDIA H200",), {"jax-cuda13-plugin": "1"}, "--a=1", f"--a=1 {gpu.DETERMINISTIC}=true"),
+        # Somebody who wants the quickest kernels of each process says so.
+        (("NVIDIA H200",), {"jax-cuda13-plugin": "1"}, *[f"{gpu.DETERMINISTIC}=false"] * 2),
+        # JAX computes on the processor, whose flags are part of what identifies it.
+        (("NVIDIA H200",), {"nvidia-cublas": "1"}, "--a=1", "--a=1"),
+        ((), {"jax-cuda13-plugin": "1"}, None, None),
+    ],
+    ids=["a GPU", "other flags stay", "asked for otherwise", "torch's alone", "no GPU"],
+)
+def test_kernels_are_the_same_each_time_on_a_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, devices, packages, before, after
+) -> None:
+    monkeypatch.setattr(gpu, "accelerators", lambda: devices)
+    monkeypatch.setattr(gpu, "libraries", lambda: packages)
+    for platforms, flags in ((None, after), ("cuda,cpu", after), ("cpu", before)):
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+        if platforms is not None:
+            monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        if before is None:
+            monkeypatch.delenv("XLA_FLAGS", raising=False)
+        else:
+            monkeypatch.setenv("XLA_FLAGS", before)
+        gpu.repeatable()
+        assert os.environ.get("XLA_FLAGS") == flags
 
 
 def test_a_run_on_a_gpu_says_so(smi, monkeypatch: pytest.MonkeyPatch) -> None:

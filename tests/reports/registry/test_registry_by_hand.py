@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.source_lines import Line
+from parity.megalodon.explanation import Explanation
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
 from reports.registry import lookback, runs_page
@@ -376,6 +378,23 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
     assert all(" plain" in line for line in lines[3:5])
     assert lines[5].startswith(f"levels compared with run {held.name}, the oldest healthy run")
     assert lines[6].startswith("not readable: damaged: ") and len(lines) == 7
+
+
+def test_below_the_verdict_of_a_stream_are_call_stage_and_line(tmp_path: Path) -> None:
+    """The account of a stream has no stages; one without lines adds nothing to the verdict."""
+    line = Line("megalodon_jax/x.py:3 (f)", "why", "  2\n> 3  x")
+    told = Explanation("plain", quantity="state/layers.0.v", meaning="In call 2.", lines=(line,))
+    night = replace(earlier(failing(case="plain"), day=1), explanations=(told,))
+    lines = comparison_lines(judge_stored(write_run(tmp_path / "a", night)))
+    assert lines[:4] == [
+        "explained: In call 2; parameters that act there: none",
+        "line: megalodon_jax/x.py:3 (f): why",
+        "      2",
+        "    > 3  x",
+    ]
+    night = replace(night, explanations=(replace(told, lines=()),))
+    bare = comparison_lines(judge_stored(write_run(tmp_path / "b", night)))
+    assert bare == lines[4:]
 
 
 def change(i: int, **changes: Any) -> Change:
@@ -823,7 +842,7 @@ def test_each_run_is_an_entry_of_the_page_of_all_runs(
         GateGroup("a", "jax32:oracle", 1, "y", "rel_l2"),
         GateGroup("b", "jax32:oracle", 2, "x", "rel_l2"),
     )
-    commits = f"{'a' * 10}..{'b' * 10} (a run of it had uncommitted changes)"
+    commits = f"{'a' * 10}..{'b' * 10} (the later run had uncommitted changes)"
     first, damaged, second, third, undated = entries
     created = "2026-11-{:02d}T21:30:00+00:00".format
     assert first == Entry(

@@ -157,12 +157,14 @@ def changes_of_findings(now: Night, then: Night | None) -> list[tuple[Any, ...]]
         for night in (now, then)
     )
     there, found = {name(f) for f in now.findings}, []
+    whole = {(f.probe, f.source) for f in now.findings if f.metric == "changes"}
+    sources = {name(f): (f.probe, f.source) for f in then.findings} if then else {}
     for key, value in wrong.items():
         old = before.get(key)
         found.append(("new failure" if old is None else "persisting failure", *key, old, value))
     for key, value in before.items():
         if key not in wrong:
-            what = "fixed" if key in there else "no longer measured"
+            what = "fixed" if key in there or sources[key] in whole else "no longer measured"
             found.append((what, *key, value, None))
     return found
 

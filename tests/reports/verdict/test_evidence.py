@@ -83,6 +83,28 @@ def test_an_error_whose_probe_did_not_run_is_not_fixed() -> None:
     assert "1 no longer measured" in decision.sentence
 
 
+@pytest.mark.parametrize(
+    ("field", "other", "what"),
+    [
+        (None, None, What.FIXED),
+        ("probe", "another", What.GONE),
+        ("source", "another.json", What.GONE),
+        ("metric", "added", What.GONE),
+    ],
+)
+def test_a_difference_is_fixed_where_all_of_its_comparison_are_counted_without_it(
+    field: str | None, other: str | None, what: What
+) -> None:
+    """One finding per difference: a mended one has none, and its comparison's count shows it."""
+    bad = finding(severity=Severity.ERROR, metric="removed", subject="layers.0 exp")
+    count = replace(bad, severity=Severity.OK, metric="changes", subject="float32", value=0.0)
+    if field is not None:
+        count = replace(count, **{field: other})
+    decision = decide(run(measurement(), findings=(count,)), earlier(findings=(bad,)))
+    assert [c.what for c in decision.changes] == [what]
+    assert decision.counts.fixed == (what is What.FIXED)
+
+
 @pytest.mark.parametrize("field", ["probe", "subject", "metric"])
 def test_each_error_is_one_of_its_own(field: str) -> None:
     one = finding(severity=Severity.ERROR)

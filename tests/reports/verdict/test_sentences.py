@@ -13,7 +13,8 @@ from parity.tolerances import DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import FIELDS
 from reports.store.runs import Run
 from reports.verdict import sentences as say
-from reports.verdict.changes import Change, Counts, What, machine_name
+from reports.verdict.changes import Change, Counts, What, gravest_first, machine_name
+from reports.verdict.decide import decide
 from reports.verdict.drift import Drift, PinComparison
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
@@ -292,6 +293,11 @@ def test_a_change_is_told_from_the_first_stage_of_the_sharpest_edge() -> None:
         "differ from it. The first is x in case baseline (JAX float64 vs oracle): relative L2 "
         f"1.0e-06 → 2.0e-06; {CLOSEST}."
     )
+    fact = change(stage=3, quantity="f", tolerance=math.nan)
+    both = say.changed(night, [fact, later, first], BEFORE)
+    assert "3 values that should repeat exactly differ (2 of gates, 1 without a tolerance)" in both
+    # Where all are of one kind nothing has to be added up.
+    assert "(" not in say.changed(night, [fact], BEFORE).split(" differs ")[0]
     repaired = say.changed(night, [probe, probe], BEFORE)
     assert repaired.startswith(f"All gates hold: 2 failures of {SINCE} are fixed. The first is z")
     assert "1 value that should repeat exactly differs from" in say.changed(night, [blunt], BEFORE)
@@ -420,3 +426,20 @@ def test_a_machine_is_named_with_what_it_compared_with(kind: str | None, word: s
     environment = run().manifest.environment
     of = replace(environment, reference=replace(environment.reference, kind=kind))
     assert machine_name(of).endswith(f", reference {word}")
+
+
+def test_changes_begin_with_the_case_that_the_sentence_names() -> None:
+    """`z` fails by far the most, on the sharpest edge; `a` comes first by name alone."""
+    rows = [
+        failing(case="a", edge="jax32:oracle", value=5e-6),
+        failing(case="a", edge="jax32:reference32", value=5e-6),
+        failing(case="z", edge="jax64:oracle", value=9e-3),
+        failing(case="z", edge="jax32:oracle", value=9e-3),
+    ]
+    decision = decide(
+        run(*rows), run(*(replace(m, value=1e-6, verdict=Verdict.PASS) for m in rows))
+    )
+    assert " in case z (" in decision.sentence
+    assert [c.case for c in decision.changes if c.what is What.NEW] == ["z", "z", "a", "a"]
+    alphabetical = gravest_first(decision.changes)
+    assert [c.case for c in alphabetical] == ["z", "a", "z", "a"], "by edge, as there is no start"

@@ -56,8 +56,13 @@ def test_the_range_is_of_commits_that_git_can_list():
     before, after = NIGHTS[1], NIGHTS[3]
     assert commit_range(before, after) == "1111111111..3333333333"
     assert log_command(before, after) == "git log --oneline 1111111111..3333333333"
-    for pair in ((before, replace(after, dirty=True)), (replace(before, dirty=True), after)):
-        assert commits(*pair).endswith("had uncommitted changes)")
+    unclean = replace(before, dirty=True), replace(after, dirty=True)
+    for pair, which in (
+        ((before, unclean[1]), "the later run"),
+        ((unclean[0], after), "the earlier run"),
+        (unclean, "both runs"),
+    ):
+        assert commits(*pair) == f"1111111111..3333333333 ({which} had uncommitted changes)"
 
 
 def test_one_commit_is_no_range_and_acquits_the_code():

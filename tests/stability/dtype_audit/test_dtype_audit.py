@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax import MegalodonConfig
-from megalodon_jax.layers import attention, linear
+from megalodon_jax.layers import attention, contraction, linear
 from stability.core.findings import Severity
 from stability.dtype_audit import (
     PROGRAMS,
@@ -126,14 +126,14 @@ def test_a_narrow_storage_of_norms_would_be_caught(monkeypatch: pytest.MonkeyPat
 
 def summed_narrowly(patch: pytest.MonkeyPatch) -> None:
     """Products that add up in bfloat16."""
-    healthy = jax.lax.dot_general
+    healthy = jnp.einsum
 
-    def narrow(x, y, dimensions, *args, preferred_element_type=None, **kwargs):
+    def narrow(*args, preferred_element_type=None, **kwargs):
         wanted = None if preferred_element_type is None else jnp.bfloat16
-        out = healthy(x, y, dimensions, *args, preferred_element_type=wanted, **kwargs)
+        out = healthy(*args, preferred_element_type=wanted, **kwargs)
         return out if preferred_element_type is None else out.astype(preferred_element_type)
 
-    patch.setattr(linear.jax.lax, "dot_general", narrow)
+    patch.setattr(contraction.jnp, "einsum", narrow)
 
 
 def bias_rounded(patch: pytest.MonkeyPatch) -> None:
@@ -349,16 +349,17 @@ def test_a_table_returns_from_its_file_and_a_broken_one_is_refused(
         json.loads((tmp_path / "float32.json").read_text(encoding="utf-8"))["versions"]["jax"]
         == jax.__version__
     )
-    (finding,) = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
+    count, finding = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
+    assert (count.severity, count.metric, count.value) == (Severity.NOTE, "changes", 1.0)
     assert (finding.severity, finding.metric, finding.value) == (Severity.ERROR, "added", 2.0)
     assert "renew" in finding.remedy
     with monkeypatch.context() as another:
         # Another jax writes other programs, and nobody here changed anything.
         another.setattr(jax, "__version__", "0.0.1")
-        (finding,) = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
+        _, finding = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
         assert finding.severity is Severity.WARNING
     (clean,) = pinned_findings("float32", rows, tmp_path)
-    assert clean.severity is Severity.OK
+    assert (clean.severity, clean.value) == (Severity.OK, 0.0)
     with pytest.raises(ValueError, match="is not there; run"):
         read_pinned("other", tmp_path)
     (tmp_path / "float32.json").write_text('{"schema": 99, "rows": []}', encoding="utf-8")

@@ -19,6 +19,8 @@ from stability.core.parameter_leaves import Leaf, leaves_of
 from stability.storage.known_gradients import measured
 from stability.storage.parameter_matching import Slot, match
 from stability.storage.torch_state import (
+    ASSUMED,
+    OF_FILE,
     ParameterOrder,
     TorchState,
     exchanged,
@@ -151,8 +153,8 @@ def in_an_index(model: torch.nn.Module, tmp_path: Path) -> TorchState:
     [
         (named_in_state, "by the names in it"),
         (named_by_the_user, "in the order given"),
-        (in_a_torch_file, "in the order of the file"),
-        (in_an_index, "in the order of the file"),
+        (in_a_torch_file, OF_FILE + ASSUMED),
+        (in_an_index, OF_FILE + ASSUMED),
     ],
 )
 def test_what_settles_the_order_gives_each_its_own_moments(tmp_path, settled, how) -> None:
@@ -191,6 +193,11 @@ def test_the_architecture_in_config_json_orders_what_safetensors_sorted(tmp_path
     state = read(folder)
     assert state.identified == "in the order of the architecture in config.json"
     assert own(state, llama, optimizer)
+    # A model that is built by code of its own may be ordered otherwise.
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    own_code = config | {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}
+    (folder / "config.json").write_text(json.dumps(own_code), encoding="utf-8")
+    assert read(folder).ambiguous
     # Without it every kind of the file that has a twin is ambiguous, and said to be.
     (folder / "config.json").unlink()
     state = read(folder)

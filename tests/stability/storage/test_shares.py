@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stability.core.findings import Severity
+from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import leaves_of
 from stability.storage import remedies, simulate, whole_run
@@ -250,6 +251,22 @@ def test_the_text_calls_a_tie_a_tie() -> None:
         assert f"fidelity 0.600 ± {2 * spread:.3f}" in text
         # What does not work is not shown as a fix because it is among the first three.
         assert text.count("    fix: ") + text.count("    perhaps a fix: ") == 1
+
+
+def test_kinds_that_freeze_in_part_are_named_largest_first() -> None:
+    def finding(subject: str, share: float) -> Finding:
+        return replace(
+            frozen_finding(subject, share, "stands still", "", Severity.NOTE),
+            metric="predicted_frozen_fraction",
+        )
+
+    shares = {"layers.0.wq": 0.15, "layers.1.wq": 0.4, "head": 0.49, "a": 0.5, "b": 0.05, "c": 0.1}
+    found = [finding(name, share) for name, share in shares.items()]
+    text = Diagnosis(found, {}, {}, {"head": {}}, [], 0.0).text()
+    assert "less than the 50% of a warning: head 49%, layers.*.wq 40%, c 10%." in text
+    text = Diagnosis([*found, finding("d", 0.2)], {}, {}, {"head": {}}, [], 0.0).text()
+    assert "head 49%, layers.*.wq 40%, d 20% and 1 more." in text
+    assert "Frozen" not in Diagnosis(found[3:5], {}, {}, {"head": {}}, [], 0.0).text()
 
 
 def test_a_standard_error_of_the_elements_is_the_spread_of_draws() -> None:

@@ -268,7 +268,14 @@ def test_what_loses_nothing_needs_no_remedy() -> None:
         ("ln_1.weight", (8,), "norms"),
         ("ln_1.bias", (8,), "biases"),
         ("post_attention_layernorm.weight", (8,), "norms"),
+        ("blocks.0.attn_pre.g", (8,), "norms"),
+        ("layers.0.1.weight", (8,), "norms"),
+        ("blocks.0.ls1.gamma", (8,), "other vectors"),
         ("scale", (), "other vectors"),
+        ("temperature.weight", (), "other vectors"),
+        ("layers.0.act.weight", (8,), "other vectors"),
+        ("body.2.weight", (1,), "other vectors"),
+        ("flow.actnorm.weight", (8,), "norms"),
     ],
 )
 def test_families_go_by_name_and_axes(name, shape, family) -> None:

@@ -129,7 +129,7 @@ def test_a_bound_that_is_not_finite_measures_nothing(comparison, bound):
 
 
 def test_a_gate_s_value_is_no_less_than_nothing(comparison):
-    row = replace(comparison.gate("logits", "rel_l2", 0.0, 1.0), value=-1.0)
+    row = replace(comparison.gate("logits", "rel_l2", 0.0, 0.5), value=-1.0)
     assert row.settled().verdict is Verdict.FAIL
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity.engine.programs.jaxprs import bind, equations, interpret
+from parity.engine.programs.jaxprs import bind, equations, interpret, loop_inputs, opened
 
 
 def program(x):
@@ -28,6 +30,30 @@ def test_calls_loops_and_branches_are_walked_after_the_equation_that_holds_them(
     found = names()
     assert {"tanh", "sin", "exp", "cos"} <= set(found)
     assert found.index("scan") < found.index("sin") < found.index("cond") < found.index("exp")
+
+
+def test_the_inputs_of_a_loop_are_grouped_in_either_version_of_jax():
+    def turns(weights, start, rows):
+        return jax.lax.scan(lambda c, row: (c * weights + row, c), start, rows)
+
+    closed = jax.make_jaxpr(turns)(jnp.ones(3), jnp.ones(3), jnp.ones((4, 3)))
+    [scan] = (eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan")
+    assert loop_inputs(scan, [*"cir"]) == (["c"], ["i"], ["r"])
+    inputs = list(range(6))
+    for params in (
+        {"num_consts": 2, "num_carry": 3},
+        {"ft_in": SimpleNamespace(unpack=lambda: ((None,) * 2, (None,) * 3, (None,)))},
+    ):
+        assert loop_inputs(scan.replace(params=params), inputs) == ([0, 1], [2, 3, 4], [5])
+
+
+def test_a_jaxpr_is_opened_with_its_constants():
+    held = np.arange(3.0, dtype=np.float32)
+    closed = jax.make_jaxpr(lambda x: x + jnp.asarray(held) * jnp.asarray(held)[0])(jnp.ones(3))
+    jaxpr, constants = opened(closed)
+    assert len(constants) == len(jaxpr.constvars)
+    [out] = interpret(jaxpr, constants, [jnp.ones(3)], bind)
+    assert np.array_equal(out, np.ones(3, np.float32))
 
 
 def test_what_is_not_entered_is_left_out():

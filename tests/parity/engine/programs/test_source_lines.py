@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from parity.engine.programs.operations import source_of
 from parity.engine.programs.source_lines import AROUND, Line, excerpt
 
 
@@ -31,3 +35,24 @@ def test_a_line_that_is_not_there_has_no_excerpt(place: str, tmp_path: Path, mon
     (tmp_path / "model.py").write_text("x = 1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert excerpt(place) == ""
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_the_operations_of_a_hidden_module_are_their_caller_s(
+    hidden: bool, tmp_path: Path, monkeypatch
+) -> None:
+    helper = tmp_path / f"helper_{hidden}.py"
+    text = f"__tracebackhide__ = {hidden}\ndef double(x):\n    return x + x\n"
+    helper.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(helper.stem, helper)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, helper.stem, module)
+    spec.loader.exec_module(module)
+
+    def port(x):
+        return module.double(x)
+
+    [eqn] = jax.make_jaxpr(port)(1.0).jaxpr.eqns
+    named = source_of(eqn)[0]
+    assert (Path(__file__).name in named, helper.name in named) == (hidden, not hidden)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from parity.faults.fault import around
-from parity.mesh.faults.fault import Family, fault, instead
-from parity.mesh.faults.witnesses.tensor import AXIS, Tensor
+from tests.parity.mesh.faults.fault import Family, fault, instead
+from tests.parity.mesh.faults.witnesses.tensor import AXIS, Tensor
 
 _fault = partial(fault, owner=Tensor)
 _heads = partial(_fault, Family.HEADS)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from parity.faults.fault import around
-from parity.mesh.faults.fault import Family, fault, instead
-from parity.mesh.faults.witnesses.experts import AXIS, CAPACITY, Experts
+from tests.parity.mesh.faults.fault import Family, fault, instead
+from tests.parity.mesh.faults.witnesses.experts import AXIS, CAPACITY, Experts
 
 _fault = partial(fault, Family.EXPERTS, owner=Experts)
 

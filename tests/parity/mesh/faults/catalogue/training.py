@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from parity.faults.fault import around
-from parity.mesh.faults.fault import Family, fault, instead
-from parity.mesh.faults.witnesses.training import BETAS, BOTH, DECAY, Training
+from tests.parity.mesh.faults.fault import Family, fault, instead
+from tests.parity.mesh.faults.witnesses.training import BETAS, BOTH, DECAY, Training
 
 _fault = partial(fault, owner=Training)
 _gradient = partial(_fault, Family.GRADIENTS, attribute="reduced", stage="gradient.down")

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from parity.faults.fault import around
-from parity.mesh.faults.fault import Family, fault, instead
-from parity.mesh.faults.witnesses.sequence import AXIS, L, Sequence
+from tests.parity.mesh.faults.fault import Family, fault, instead
+from tests.parity.mesh.faults.witnesses.sequence import AXIS, L, Sequence
 
 _fault = partial(fault, owner=Sequence)
 _state = partial(_fault, Family.STATES, attribute="incoming_state", stage="ema")

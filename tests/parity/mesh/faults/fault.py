@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 from parity.faults.fault import Patch, Plant, around
-from parity.mesh.faults.witnesses import experts, sequence, tensor, training
-from parity.mesh.faults.witnesses.experts import Experts
-from parity.mesh.faults.witnesses.sequence import Sequence as SequenceParallel
-from parity.mesh.faults.witnesses.tensor import Tensor
-from parity.mesh.faults.witnesses.training import Training
 from parity.mesh.report import MeshResult
 from parity.mesh.step import MeshComparison
+from tests.parity.mesh.faults.witnesses import experts, sequence, tensor, training
+from tests.parity.mesh.faults.witnesses.experts import Experts
+from tests.parity.mesh.faults.witnesses.sequence import Sequence as SequenceParallel
+from tests.parity.mesh.faults.witnesses.tensor import Tensor
+from tests.parity.mesh.faults.witnesses.training import Training
 
 _WITNESSES = {
     Training: training.comparison,

@@ -1,0 +1,158 @@
+"""Finds the call, the stage and the source lines at which a cached stream goes wrong.
+
+The oracle has no cache: its intermediates of the whole text, cut at the calls, are what each call
+should compute. Source: docs/parity.md "From a stage to a line".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.types import reserve_cache
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs.source_lines import Line
+from parity.engine.programs.unseen import SAME, Seen, search
+from parity.megalodon import oracle, oracle_operations
+from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.intermediates import stages
+from parity.megalodon.lines import ORACLE, mark_of, step_of, steps_if_right, trimmed
+from parity.megalodon.runner import JaxSubject
+from parity.sides.jax_leaves import arrays_of
+from parity.sides.traced import Traced, trace
+
+CALLS = 2
+"""Calls that are traced: the first one whose logits are wrong, and the one that left its cache."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Call, stage and tokens at which a stream first differs."""
+
+    call: int
+    """Number of the call, from 0."""
+    tokens: tuple[int, int]
+    """First token of the call, and the first one after it."""
+    stage: str
+    """First stage of the call that is wrong although all stages before it are the oracle's."""
+    lines: tuple[Line, ...]
+    """Source lines that make it wrong, the most likely first."""
+
+    def describe(self) -> str:
+        """Describe call and stage."""
+        first, end = self.tokens
+        which = f"token {first}" if end == first + 1 else f"tokens {first} to {end - 1}"
+        text = (
+            f"In call {self.call + 1} ({which}) stage {self.stage} is the first that is wrong, "
+            "although every stage before it was given the oracle's values."
+        )
+        if not self.call:
+            return text
+        return f"{text} The error is in that stage, or in the cache that call {self.call} wrote."
+
+
+def start(case: Case) -> Start | None:
+    """Return where a stream goes wrong; None if every stage is right on the oracle's values.
+
+    Args:
+        case: a stream whose rows are not padded and hold one text each.
+    """
+    exact, subject, ends = _exact(case), JaxSubject("float64"), np.cumsum(case.cuts)
+    cuts = [slice(end - count, end) for end, count in zip(ends, case.cuts, strict=True)]
+    with subject.types(), jax.default_matmul_precision("highest"):
+        last, caches = _free(case, subject, cuts, exact["logits"])
+        calls = range(max(0, last + 1 - CALLS), last + 1)
+        program, arrays = _program(case, subject, [cuts[i] for i in calls], caches[calls.start])
+        forced = {
+            mark_of(name, case.config.num_layers, i - calls.start): x[:, cuts[i]]
+            for i in calls
+            for name, x in exact.items()
+        }
+        marks, _ = program.evaluate(arrays, forced)
+        for i in calls:
+            for name in stages(case.config):
+                mark = mark_of(name, case.config.num_layers, i - calls.start)
+                if not relative_l2(np.asarray(marks[mark]), forced[mark]) <= SAME:
+                    tokens = int(cuts[i].start), int(cuts[i].stop)
+                    return Start(i, tokens, name, _lines(case, program, arrays, mark, name, forced))
+    return None
+
+
+def _exact(case: Case) -> dict[str, np.ndarray]:
+    """Return the oracle's intermediates of the whole text, with the visibility of the calls."""
+    found: dict[str, np.ndarray] = {}
+
+    def keep(name: str, value: Any) -> Any:
+        found[name] = value
+        return value
+
+    weights = {name: np.asarray(w, np.float64) for name, w in case.weights.items()}
+    oracle.forward(case.config, weights, case.batch.ids, hook=keep, cuts=case.cuts)
+    return found
+
+
+def _call(case: Case, model: Any, ids: Any, cache: Any) -> tuple[Any, Any]:
+    """Feed one call of a stream; return its logits and the cache after it."""
+    logits, cache = model(ids, cache=cache, return_cache=True)
+    if model.config.cache_unbounded:
+        cache = reserve_cache(cache, case.length + NEW_TOKENS)
+    return logits, cache
+
+
+def _free(
+    case: Case, subject: JaxSubject, cuts: list[slice], exact: np.ndarray
+) -> tuple[int, list[Any]]:
+    """Return the first call whose logits are wrong (the last one if none is), and the cache before
+    each call up to it.
+    """
+    model, ids, caches = subject.load(case), jnp.asarray(case.batch.ids), [None]
+    call = eqx.filter_jit(partial(_call, case))
+    for i, cut in enumerate(cuts):
+        logits, cache = call(model, ids[:, cut], caches[-1])
+        if not relative_l2(np.asarray(logits), exact[:, cut]) <= SAME:
+            return i, caches
+        caches.append(cache)
+    return len(cuts) - 1, caches
+
+
+def _program(
+    case: Case, subject: JaxSubject, cuts: list[slice], cache: Any
+) -> tuple[Traced, list[Any]]:
+    """Return the traced program of consecutive calls, and its arguments."""
+    begin = cuts[0].start
+    params, static = eqx.partition(subject.load(case), eqx.is_array)
+
+    def logits(params: Any, ids: Any, cache: Any) -> Any:
+        whole, pieces = eqx.combine(params, static), []
+        for cut in cuts:
+            piece, cache = _call(case, whole, ids[:, cut.start - begin : cut.stop - begin], cache)
+            pieces.append(piece)
+        return jnp.concatenate(pieces, axis=1)
+
+    trees = params, ((jnp.asarray(case.batch.ids)[:, begin : cuts[-1].stop], cache), {})
+    return trace(logits, trees), arrays_of(trees)
+
+
+def _lines(
+    case: Case, program: Traced, arrays: list[Any], mark: str, stage: str, forced: dict[str, Any]
+) -> tuple[Line, ...]:
+    operations, values = program.operations_of(arrays, mark, forced)
+    if not operations:
+        return ()
+    own = {i: trimmed(operation) for i, operation in operations.items()}
+    seen = Seen(oracle_operations.results(case, stage))
+    # Operations of other layers and calls do not count as correct uses of a line: where nothing is
+    # to be masked, a line that makes a wrong mask is right too.
+    found = search(own, values, seen, ORACLE)
+    if found.first is None or found.first.mask:
+        return tuple(found.lines())
+    # What the stage does without a cache, and is right with, is not to blame.
+    cleared = steps_if_right(replace(case, cuts=()), stage)
+    left = tuple(s for s in found.suspects if step_of(own[s.index]) not in cleared)
+    return tuple(replace(found, suspects=left or found.suspects).lines())

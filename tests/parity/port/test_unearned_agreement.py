@@ -1,0 +1,146 @@
+"""Comparisons that would agree although something was not compared."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from parity import FunctionSide, Port, PortError, SideError, TorchSide, compare
+from parity.engine.measure.bounds import NoiseFloors
+from parity.engine.measure.compare import Comparison, Work
+from parity.engine.measure.measurement import Verdict
+from parity.port_tolerances import PORTS, PortEdge
+
+X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+FAST = {"bfloat16": False, "gradients": False}
+
+
+class Two(torch.nn.Module):
+    """Two layers, and a result of any kind made from theirs."""
+
+    def __init__(self, result):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (torch.nn.Linear(8, 5) for _ in range(2))
+        self.result = result
+
+    def forward(self, x):
+        return self.result(self.a(x), self.b(x))
+
+
+def twin_of(original, result):
+    params = {n: jnp.asarray(x.detach().numpy().copy()) for n, x in original.named_parameters()}
+
+    def twin(params, x):
+        a, b = (x @ params[f"{n}.weight"].T + params[f"{n}.bias"] for n in ("a", "b"))
+        return result(a, b)
+
+    return FunctionSide(twin, params, X)
+
+
+def asked(theirs, ours, **how):
+    original = Two(theirs)
+    return compare(Port("two", TorchSide(original, X), twin_of(original, ours), **(FAST | how)))
+
+
+def test_results_of_one_name_are_refused_in_both_libraries() -> None:
+    def nested(a, b):
+        return {"p": {"q": a}, "p.q": b}
+
+    def flat(a, b):
+        return {"p": a, "q": b}
+
+    for theirs, ours in ((nested, flat), (flat, nested)):
+        with pytest.raises(SideError, match=r"two results are both named output\.p\.q"):
+            asked(theirs, ours)
+    assert asked(flat, flat).holds
+
+
+def test_parameters_of_one_name_are_refused() -> None:
+    side = FunctionSide(lambda p, x: x * p["a"]["b"] + p["a.b"], {"a": {"b": X[0]}, "a.b": X[1]}, X)
+    with pytest.raises(SideError, match=r"two parameters are both named a\.b"):
+        side.parameters()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_whole_numbers_are_keys_of_the_same_name_in_both_libraries(swapped: bool) -> None:
+    def ours(a, b):
+        return {0: b, 1: a} if swapped else {0: a, 1: b}
+
+    assert asked(lambda a, b: {0: a, 1: b}, ours).holds is not swapped
+
+
+class Shortened(torch.nn.Module):
+    """An embedding that shortens its own rows when it is called."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(10, 8, max_norm=1.0 if how == "max_norm" else None)
+        self.how = how
+
+    def forward(self, ids):
+        if self.how == "data":
+            self.table.weight.data.clamp_(min=0)
+        return self.table(ids)
+
+
+@pytest.mark.parametrize("how", ["max_norm", "data", "unchanged"])
+def test_a_port_that_shares_memory_is_not_changed_by_the_original_s_call(how: str) -> None:
+    original, ids = Shortened(how), np.arange(6).reshape(2, 3)
+    # The memory of the module itself, as `p.detach().numpy()` gives it.
+    params = {"table": original.table.weight.detach().numpy()}
+    before = params["table"].copy()
+    ours = FunctionSide(lambda p, ids: p["table"][ids], params, ids)
+    report = compare(Port("shared", TorchSide(original, ids), ours, **FAST))
+    np.testing.assert_array_equal(params["table"], before)
+    assert report.holds is (how == "unchanged")
+
+
+def test_one_object_as_both_sides_is_refused() -> None:
+    original = Two(lambda a, b: a + b)
+    for sides in ([TorchSide(original, X)] * 2, [TorchSide(original, X) for _ in range(2)]):
+        with pytest.raises(PortError, match="both sides are one object"):
+            compare(Port("itself", *sides, **FAST))
+
+
+def test_a_bound_that_zeros_would_keep_is_no_gate() -> None:
+    work = Work("w", "0", ("output",))
+
+    def gate(bound: float, value: float = 0.5, dtype: str = "float64"):
+        comparison = Comparison(
+            work,
+            PortEdge.PORT64_ORIGINAL64,
+            NoiseFloors({}, PORTS),
+            dtype,
+            "cpu",
+            largest_bound=1.0,
+        )
+        return comparison.gate("output", "rel_l2", value, bound)
+
+    assert gate(0.99).verdict is Verdict.PASS
+    assert gate(1.0).verdict is Verdict.NOT_COMPARABLE
+    assert "by 1100% of its norm" in gate(11.0).note
+    assert gate(1.0, dtype="float32").verdict is Verdict.INFO
+    # NaN fails whatever the bound is.
+    assert gate(11.0, float("nan")).verdict is Verdict.FAIL
+
+
+def test_no_gate_of_float32_holds_where_no_digit_is_left() -> None:
+    """Of the sine of 1e17 times a number float32 has no correct digit."""
+    same = asked(
+        lambda a, b: torch.sin((a + b) * 1e17),
+        lambda a, b: jnp.sin((a + b) * 1e17),
+    )
+    loose = [m for m in same.measurements if "of its norm" in m.note]
+    assert len(loose) > 2 and {m.verdict for m in loose} == {Verdict.INFO}
+
+
+def test_stages_repeat_and_derivatives_are_not_said_to() -> None:
+    report = asked(lambda a, b: a * b, lambda a, b: a * b, gradients=True)
+    assert report.holds
+    rows = [m for m in report.measurements if m.metric == "rel_l2"]
+    assert {m.deterministic for m in rows if not m.quantity.startswith("grad/")} == {True}
+    assert {m.deterministic for m in rows if m.quantity.startswith("grad/")} == {None}
