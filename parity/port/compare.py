@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.device import device_kind
 from parity.engine.measure.compare import Comparison, Work
 from parity.engine.measure.constants import without_constants
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -79,8 +80,8 @@ class Port:
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Outputs of either side that are not compared, by name, with the reason. A name includes what
     is below it: `output.cache` includes `output.cache[0]`."""
-    device: str = "cpu"
-    """Name of the default device in measurements."""
+    device: str = ""
+    """Class of the device in measurements, "cpu" or "cuda"; "" is that of JAX's default device."""
     work: str = ""
     """Hash of the work given to both sides, by which rows of different days are matched; "" hashes
     all parameters and inputs."""
@@ -101,6 +102,7 @@ def compare(port: Port) -> Report:
         ExitError: a side ended the program.
     """
     _check_two_sides(port)
+    port = replace(port, device=port.device or device_kind())
     both = _both_sides(port)
     original, ours = both.original, both.port
     if unstable := both.unstable(port):

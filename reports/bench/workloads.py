@@ -24,11 +24,11 @@ from megalodon_jax.convert import state_dict
 from megalodon_jax.inference import decode_step, generate
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import HEAD, Role, weight_table
+from parity.device import device_kind
 from parity.megalodon.reference import LiveReference
 from parity.megalodon.reference.timed import peak_bytes
 from reports.bench.jax_work import jax_work, program_bytes
 from reports.bench.worker import Work, Worker, resident_peak, serve
-from reports.provenance.device import device_kind
 
 CONFIG = MegalodonConfig(
     vocab_size=4096,

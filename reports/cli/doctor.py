@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from megalodon_jax.quantization.products import path_of
+from parity.device import device_kind
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
 from reports.provenance import host as hosts
-from reports.provenance.device import device_kind
 from reports.provenance.environment import PACKAGES, new_manifest
 from reports.provenance.gpu import repeatable
 from reports.store.manifest import Environment

@@ -119,10 +119,10 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 def _night(ctx, report, executor, address, resume, **asked):
     """Run a night in this process or on an executor; a whole one uses all processors by default."""
+    from parity.device import device_kind
     from parity.executors.item import accelerators
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
-    from reports.provenance.device import device_kind
     from reports.provenance.gpu import repeatable
     from reports.store.runs import check_writable
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from parity.device import device_kind
 from parity.engine.measure.contract import contract_of
 from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
@@ -30,7 +31,6 @@ from reports.nightly.suites import (
     run_stability,
 )
 from reports.provenance.code import Start
-from reports.provenance.device import device_kind
 from reports.provenance.environment import describe, new_manifest
 from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest, Time

@@ -17,6 +17,7 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.deepseek_v3 import contract as mla_moe_contract
+from parity.device import device_kind
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -45,7 +46,6 @@ from reports.nightly.shards import (
     PRODUCTS_PART,
     SUITE_OF,
 )
-from reports.provenance.device import device_kind
 from reports.store.manifest import SuiteResult
 from reports.verdict.decide import LIVE_SUITES
 from reports.verdict.document import GIVEN

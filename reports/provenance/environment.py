@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 
+from parity.device import device_kind
 from parity.executors import identity as program
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference
 from reports.provenance.code import Start, git_state
-from reports.provenance.device import device_kind
 from reports.provenance.gpu import gpu, libraries
 from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo

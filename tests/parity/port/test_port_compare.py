@@ -314,3 +314,9 @@ def np_tanh(x):
     import jax.numpy as jnp
 
     return jnp.tanh(x)
+
+
+def test_rows_say_on_what_class_of_device_they_were_computed(monkeypatch):
+    assert {row.device for row in found(flax_side()).measurements} == {"cpu"}
+    monkeypatch.setattr("parity.port.compare.device_kind", lambda: "cuda")
+    assert {row.device for row in found(flax_side()).measurements} == {"cuda"}

@@ -24,7 +24,7 @@ from parity.engine.programs.jaxprs import bind
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 from parity.tolerances import rule
-from tests.helpers import EXACT, roundoff
+from tests.helpers import EXACT, rel_l2, rounding_bound, roundoff
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((5, 8), np.float32)
@@ -203,7 +203,7 @@ each_side = pytest.mark.parametrize("kind", SIDES)
 
 
 @each_side
-def test_every_call_is_a_stage_and_no_bit_of_the_result_changes(kind):
+def test_every_call_is_a_stage_and_the_result_stays_the_same(kind):
     make, stages, parameter = SIDES[kind]
     side, plain = make()
     trace, result = side.run(), plain()
@@ -219,8 +219,18 @@ def test_every_call_is_a_stage_and_no_bit_of_the_result_changes(kind):
         return
     # Integers that come back are told: what is chosen is compared by what it is chosen from.
     assert set(trace.outputs) == {"output.logits", "output.layers[0]"}
-    assert np.array_equal(trace.stages["output.logits"], result["logits"])
-    assert np.array_equal(trace.stages["output.layers[0]"], result["layers"][0])
+    pairs = {"output.logits": result["logits"], "output.layers[0]": result["layers"][0]}
+    if kind == "equinox":
+        # A loop's body is compiled as one program. Stages are further results of it, so that XLA
+        # may fuse, and round, in other places: seen on processors without AVX-512.
+        for (name, value), part in zip(
+            pairs.items(), (lambda out: out["logits"], lambda out: out["layers"][0]), strict=True
+        ):
+            bound = rounding_bound(lambda m, part=part: part(m(IDS, scale=2.0)), EquinoxModel(KEY))
+            assert rel_l2(trace.stages[name], value) <= bound, name
+        return
+    for name, value in pairs.items():
+        assert np.array_equal(trace.stages[name], value), name
 
 
 @each_side

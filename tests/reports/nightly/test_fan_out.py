@@ -372,7 +372,7 @@ def test_a_whole_night_is_shared_by_the_processors(
 
     monkeypatch.setattr("reports.cli.measure.threads", lambda: processors)
     kind = "cpu" if device == "cpu" else "cuda"
-    monkeypatch.setattr("reports.provenance.device.device_kind", lambda: kind)
+    monkeypatch.setattr("parity.device.device_kind", lambda: kind)
     devices = ("NVIDIA H200",) if device == "cuda" else ()
     monkeypatch.setattr("parity.executors.item.accelerators", lambda: devices)
     monkeypatch.setattr("parity.executors.sweep.open_executor", lambda text, address: text)
