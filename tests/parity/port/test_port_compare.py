@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -318,5 +319,7 @@ def np_tanh(x):
 
 def test_rows_say_on_what_class_of_device_they_were_computed(monkeypatch):
     assert {row.device for row in found(flax_side()).measurements} == {"cpu"}
-    monkeypatch.setattr("parity.port.compare.device_kind", lambda: "cuda")
+    # The package has a function of the same name as the module.
+    module = importlib.import_module("parity.port.compare")
+    monkeypatch.setattr(module, "device_kind", lambda: "cuda")
     assert {row.device for row in found(flax_side()).measurements} == {"cuda"}
