@@ -72,7 +72,7 @@ LIMITS = {
     (change_points, "FALSE_ALARM"): 0.01,
     (change_points, "SHORTEST"): 3,
     (change_points, "LEAST_RUNS"): 10,
-    (lookup, "AHEAD"): 1.0,
+    (lookup, "AHEAD"): 0.05,
     # Lines and characters that a person is shown.
     (lookup, "SHOWN"): 20,
     (lookup, "NAMED"): 5,
