@@ -62,6 +62,7 @@ SECTIONS = {
         "export": "JUnit, OpenMetrics or Arrow, for other tools",
         "report": "draw the page of one again, with this version",
         "pin": "declare one the baseline for drift",
+        "retire": "expect no longer what one lacks",
         "prune": "delete old ones that nothing needs",
         "merge": "merge the shards of a nightly into one run",
     },

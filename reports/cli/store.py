@@ -1,4 +1,4 @@
-"""Commands about many stored runs: history, pin, prune."""
+"""Commands about many stored runs: history, pin, retire, prune."""
 
 from __future__ import annotations
 
@@ -140,6 +140,33 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
     click.echo(printable("\n".join(lines)))
 
 
+@click.command(
+    epilog=examples(
+        "retire latest slow_decay --reason 'covered by large_mean'",
+        "retire latest 'jax64:oracle | gradient' --reason 'no oracle of gradients any more'",
+        about=RUN + " NAME is a suite, case, comparison or kind of gates, or several of them.",
+    )
+)
+@click.argument("run", shell_complete=known_runs)
+@click.argument("name")
+@click.option("--reason", required=True, help="Why it is gone, for a reviewer.")
+@runs_option
+def retire(run: str, name: str, reason: str, out: Path) -> None:
+    """Expect NAME no longer, which RUN lacks and earlier runs had.
+
+    A run that does not plan what earlier ones measured is INCOMPLETE until that is retired. Writes
+    retired.json beside the pinned runs, to be reviewed and committed. A later run that measures
+    NAME again makes it expected again.
+    """
+    from reports.registry.lookup import find_run
+    from reports.registry.retire import retire as retire_work
+
+    done = retire_work(find_run(out, run), name, reason)
+    lines = [f"retired {name}: {done.suites} suites, {done.groups} groups of gates"]
+    lines += [f"still expected: {done.left} more"] if done.left else []
+    click.echo(printable("\n".join([*lines, f"{done.path}", "review: git diff"])))
+
+
 @click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
 @count_option("--keep", 90, "Newest runs to keep of each kind on each class of device.")
 @click.option(
@@ -182,4 +209,4 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
         click.echo("nothing was deleted: add --delete to delete", err=True)
 
 
-COMMANDS = (history, pin, prune)
+COMMANDS = (history, pin, retire, prune)

@@ -37,6 +37,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
             "file": file,
             "versions": versions(port),
             "sides": {"original": port.original.kind, "port": port.port.kind},
+            "switched_off": [name for name in ("gradients", "bfloat16") if not getattr(port, name)],
             "holds": report.holds,
             "sentence": report.sentence(),
             "text": report.text(),

@@ -31,6 +31,7 @@ from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, Word, decide
 from reports.verdict.document import account_commands, suite_of
 from reports.verdict.history import History, load_history
+from reports.verdict.vanished import read_retired, vanished
 
 _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
@@ -247,12 +248,19 @@ def _judge(root: Path, run: Run) -> JudgedRun:
     folder = pins.home(root, run.manifest)
     pinned = pins.load(run.manifest.environment.device.kind, folder)
     own = own_pins(root, run, pinned)
+    retired, why = read_retired(folder)
     decision = decide(
-        run, history.baseline, history.past, (*own, *pinned.pins), unusable=pinned.unusable
+        run,
+        history.baseline,
+        history.past,
+        (*own, *pinned.pins),
+        unusable=pinned.unusable,
+        gone=vanished(run, history.earlier, retired),
     )
-    unusable = [(folder, why) for why in pinned.unusable]
-    history = replace(history, unreadable=(*history.unreadable, *unusable))
-    return JudgedRun(run, decision, history, tuple(pinned.unusable))
+    unusable = (*pinned.unusable, *([why] if why else ()))
+    bad = [(folder, reason) for reason in unusable]
+    history = replace(history, unreadable=(*history.unreadable, *bad))
+    return JudgedRun(run, decision, history, unusable)
 
 
 def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:

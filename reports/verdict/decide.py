@@ -37,7 +37,9 @@ from reports.verdict.completeness import breaches_of, lacking
 from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
 from reports.verdict.history import Past
 from reports.verdict.pins import Pin
+from reports.verdict.vanished import Vanished
 
+NOTHING_GONE = Vanished()
 LIVE_SUITES = frozenset(("port",))
 """Suites that run megalodon-hf itself; a night against recordings has none of them."""
 
@@ -140,6 +142,7 @@ def decide(
     pins: Sequence[Pin] = (),
     unusable: Sequence[str] = (),
     *,
+    gone: Vanished = NOTHING_GONE,
     old_schema_may_pass: bool = False,
     alone: bool = False,
 ) -> Decision:
@@ -156,6 +159,7 @@ def decide(
             in order of preference. A level that drifted from one of them is REGRESSED too.
         unusable: One line for each pinned baseline that could not be used; the sentence counts
             them.
+        gone: Work of earlier runs that this run does not plan (`reports.verdict.vanished`).
         old_schema_may_pass: Whether a run stored before runs had a contract can pass. Its levels
             may anchor later nights; its own verdict is INCOMPLETE, since the gates that it should
             have had are unknown.
@@ -177,7 +181,7 @@ def decide(
     breaches = breaches_of(run)
     lacks = lacking(run, breaches, old_schema_may_pass)
     word, exit_code, sentence = _verdict(
-        run, baseline, changes, counts, starts, environment, comparisons, lacks, alone
+        run, baseline, changes, counts, starts, environment, comparisons, lacks, gone, alone
     )
     return Decision(
         word=word,
@@ -226,9 +230,11 @@ def _verdict(
     environment: Sequence[str],
     comparisons: Sequence[PinComparison],
     lacks: str,
+    gone: Vanished,
     alone: bool,
 ) -> tuple[Word, ExitCode, str]:
-    suites, missing = run.manifest.suites, _missing(run, baseline)
+    suites = run.manifest.suites
+    missing = tuple(dict.fromkeys((*gone.suites, *_missing(run, baseline))))
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
     if counts.new + counts.persisting:
         return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, baseline, counts, starts)
@@ -245,6 +251,8 @@ def _verdict(
         return Word.INCOMPLETE, ExitCode.NOTHING_SELECTED, sentence
     if lacks:
         return Word.INCOMPLETE, ExitCode.INCOMPLETE, lacks
+    if gone.groups:
+        return Word.INCOMPLETE, ExitCode.INCOMPLETE, say.vanished(run, gone)
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
     if unseen := [(drift, to) for to in comparisons for drift in to.unseen]:

@@ -20,6 +20,7 @@ from reports.store.manifest import Manifest
 from reports.store.query import Columns, Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
+from reports.verdict.vanished import Earlier, Group, Seen, comparable, group_of
 
 WINDOW = 90
 """Runs of a trend, today's included."""
@@ -30,6 +31,12 @@ _QUERY = """
 SELECT run, today.row AS key, max(fraction) AS share, max(value) AS value,
        bool_and(deterministic) IS FALSE AS varied, bool_and(isnan(tolerance)) AS info
 FROM measurements JOIN today USING ("case", edge, quantity, metric, identity)
+GROUP BY ALL
+"""
+# Runs are numbered from the newest.
+_GROUPS = """
+SELECT "case", edge, kind, min(run) AS run FROM measurements
+WHERE NOT isnan(tolerance) AND kind IS NOT NULL AND list_contains($whole, run)
 GROUP BY ALL
 """
 
@@ -62,6 +69,8 @@ class History:
     past: Mapping[Key, Past] = field(default_factory=dict)
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """What those of `runs` did that this run must do as well."""
 
 
 def _keys(run: Run) -> list[Key]:
@@ -118,6 +127,7 @@ def load_history(root: Path, run: Run) -> History:
     baseline: Run | None = None
     window: list[RunInfo] = []
     answer: Columns = {}
+    earlier_work = Earlier()
     newest_first = earlier[run.manifest.kind][::-1]
     seen: set[str] = set()
     for start in range(0, len(newest_first), WINDOW - 1):
@@ -127,6 +137,8 @@ def load_history(root: Path, run: Run) -> History:
         with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
             table.database.register("today", _today(run))
             columns, broken = table.ask(_QUERY)
+            if start == 0:
+                earlier_work = _work(run, part, table)
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
         # If one run shares no measurement with today's, no run of the same work does.
         answered = {*broken, *columns["run"].tolist()}
@@ -146,7 +158,23 @@ def load_history(root: Path, run: Run) -> History:
         benches=benches,
         past=_past(run, window, answer),
         manifests=tuple(old.manifest for old in reversed(window)),
+        earlier=earlier_work,
     )
+
+
+def _work(run: Run, stored: Sequence[RunInfo], table: Table) -> Earlier:
+    """Return the suites and groups of gates of earlier runs (newest first) that `run` must do."""
+    whole = [i for i, old in enumerate(stored) if comparable(old.manifest, run.manifest)]
+    if not whole:
+        return Earlier()
+    seen = {i: Seen(stored[i].folder.name, stored[i].manifest.created) for i in whole}
+    suites = {s.name: seen[i] for i in reversed(whole) for s in stored[i].manifest.suites}
+    columns, _ = table.ask(_GROUPS, whole=whole)
+    rows = zip(*(columns[name].tolist() for name in ("case", "edge", "kind", "run")), strict=True)
+    groups: dict[Group, Seen] = {}
+    for case, edge, kind, turn in sorted(rows, key=lambda row: -row[-1]):
+        groups[group_of(run.manifest.kind, case, edge, kind)] = seen[turn]
+    return Earlier(suites, groups)
 
 
 def _newest(

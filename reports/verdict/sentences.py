@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Sequence
 
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -14,6 +15,7 @@ from reports.text import contrast, count, edge_name, edge_rank, label, metric_na
 from reports.verdict.agreement import agreement
 from reports.verdict.changes import Change, Counts, What, pin_name
 from reports.verdict.drift import UNSEEN, Drift, PinComparison
+from reports.verdict.vanished import Vanished
 from stability.core.findings import Severity
 
 
@@ -107,7 +109,10 @@ def incomplete(run: Run, missing: Sequence[str]) -> str:
         return "The run does not list its planned suites, so nothing shows that it is complete."
     if all(suite.whole for suite in suites):
         names = ", ".join(label(name, 40) for name in missing)
-        return f"Nothing failed, but the baseline ran a suite that this run lacks: {names}."
+        return (
+            f"Nothing failed, but earlier runs ran a suite that this run lacks: {names}. "
+            f"{_retire(run, missing[0])}"
+        )
     partial = [suite for suite in suites if not suite.whole]
     first = partial[0]
     reason = f": {label(first.reason, 120)}" if first.reason else ""
@@ -116,6 +121,26 @@ def incomplete(run: Run, missing: Sequence[str]) -> str:
         f"Nothing failed, but suite {label(first.name, 40)} is incomplete "
         f"({label(first.status, 40)}): {first.executed} of {first.planned} checks "
         f"executed{reason}.{more}"
+    )
+
+
+def vanished(run: Run, gone: Vanished) -> str:
+    """Say which gates earlier runs measured that this run does not plan, and how to retire them."""
+    newest = max(gone.groups.items(), key=lambda item: (item[1].created, item[0]))
+    (case, edge, kind), seen = newest
+    groups = count(len(gone.groups), "group of gates", "groups of gates")
+    kinds = f"{label(kind, 40)} gates" if kind else "gates"
+    return (
+        f"Nothing failed, but this run does not plan {groups} that earlier runs measured, first: "
+        f"{kinds} of case {label(case, 40)} ({edge_name(edge)}), last in run "
+        f"{label(seen.run, 60)}. {_retire(run, case)}"
+    )
+
+
+def _retire(run: Run, name: str) -> str:
+    return (
+        "If that is intended: "
+        f"`retire {shlex.quote(run.id)} {shlex.quote(label(name, 60))} --reason ...`."
     )
 
 

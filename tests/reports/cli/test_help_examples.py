@@ -43,6 +43,7 @@ HEAVY = {
         "parity.executors.sweep.open_executor",
     ],
     "parity": ["reports.cli.checkpoint_pair.compare"],
+    "retire": ["reports.registry.retire.retire"],
     "parity calibrate": ["parity.executors.sweep.open_executor"],
     "parity explain": ["reports.cli.views.explain.explain"],
     "parity faults": ["parity.executors.sweep.open_executor"],

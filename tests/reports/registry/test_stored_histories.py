@@ -256,6 +256,7 @@ def night_of(it: Stored, noisy: Any = None) -> rules.Night:
         planned=planned if bound else None,
         fault=manifest.fault,
         selected=manifest.selected,
+        port=it.kind is RunKind.PORT,
         noisy=noisy,
     )
 
@@ -463,7 +464,7 @@ def test_what_goes_is_old_and_nothing_is_held_against_it(
 def test_a_run_is_judged_by_its_baseline_its_past_and_its_anchors(
     stores: Stores,
 ) -> None:
-    held = 0
+    held = lacked = 0
     for root, stored in stores:
         for place, now in list(enumerate(stored))[1::2]:
             history = load_history(root, now.run)
@@ -475,7 +476,17 @@ def test_a_run_is_judged_by_its_baseline_its_past_and_its_anchors(
             assert [old.id for old in found] == [old.id for old in expected]
             judged = judge(root, now.run)
             assert judged.history.runs == history.runs
-            answer = rules.judge(night_of(now, past), then and night_of(then), [])
+            reference = now.run.manifest.environment.reference.kind
+            near = [
+                night_of(it)
+                for it in history_of(now, stored[:place])
+                if it.whole
+                and it.device == now.device
+                and it.run.manifest.environment.reference.kind == reference
+            ]
+            answer = rules.judge(night_of(now, past), then and night_of(then), [], near)
+            alone = rules.judge(night_of(now, past), then and night_of(then), [])
+            lacked += answer.word != alone.word
             if not expected:
                 assert judged.decision.comparisons == ()
                 word = judged.decision.word
@@ -496,4 +507,4 @@ def test_a_run_is_judged_by_its_baseline_its_past_and_its_anchors(
                 assert drift.before == pytest.approx(getattr(before[drift.group], drift.what))
             if not judged.decision.counts.worse:
                 assert judged.decision.word == answer.word
-    assert held
+    assert held and lacked

@@ -52,6 +52,7 @@ class Night:
         old: whether it was stored before there were contracts.
         fault: bug that was planted.
         selected: cases that were asked for.
+        port: whether it is a run of ports.
         spreads: deviations over rounding, by group.
         noisy: by key, earlier values and whether a replay varied.
     """
@@ -67,6 +68,7 @@ class Night:
     old: bool = False
     fault: str | None = None
     selected: tuple[str, ...] = ()
+    port: bool = False
     spreads: Mapping[tuple[str, ...], tuple[float, float]] | None = None
     noisy: Mapping[Any, tuple[tuple[float, ...], bool]] | None = None
 
@@ -350,8 +352,24 @@ def whole_night(now: Night, then: Night | None) -> bool:
     return bool(now.suites) and all(map(whole, now.suites)) and known >= set(before)
 
 
-def judge(now: Night, then: Night | None, pins: Sequence[Night]) -> Answer:
-    """The verdict, in the order of docs/verdicts.md "Word and exit code"."""
+def work_of(night: Night) -> set[tuple[str, ...]]:
+    """Suites and groups of gates, as docs/verdicts.md "Retired work" has them."""
+    gates = {m for m in night.rows if not math.isnan(m.tolerance)}
+    kinds = {m: m.kind.value if m.kind is Kind.GRADIENT or not night.port else "" for m in gates}
+    groups = {(m.case, m.edge, kinds[m]) for m in gates}
+    return {(name,) for name, *_ in night.suites} | groups
+
+
+def judge(
+    now: Night, then: Night | None, pins: Sequence[Night], earlier: Sequence[Night] = ()
+) -> Answer:
+    """The verdict, in the order of docs/verdicts.md "Word and exit code".
+
+    `earlier` are whole runs of the same kind, subject, reference and class of device.
+    """
+    gone = set().union(*map(work_of, earlier)) - work_of(now)
+    if now.planned is None or now.selected:
+        gone = set()
     compared = comparisons(now, pins)
     of_levels, unseen = changes_of_levels(compared)
     changes = [*changes_of_rows(now, then), *changes_of_findings(now, then), *of_levels]
@@ -363,9 +381,11 @@ def judge(now: Night, then: Night | None, pins: Sequence[Night]) -> Answer:
     order = (
         (count["new failure"] + count["persisting failure"], "REGRESSED", 1),
         (not whole_night(now, then) and (now.suites or gates), "INCOMPLETE", 3),
+        (any(len(work) == 1 for work in gone), "INCOMPLETE", 3),
         (words[Verdict.NOT_COMPARABLE], "NOT COMPARABLE", 4),
         (not gates, "INCOMPLETE", 5),
         (not contract_holds(now), "INCOMPLETE", 3),
+        (gone, "INCOMPLETE", 3),
         (count["worse than its history"] + count["drifted from its level"], "REGRESSED", 1),
         (unseen, "NOT COMPARABLE", 4),
         (then is not None and moved, "CHANGED", 0),

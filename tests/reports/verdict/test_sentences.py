@@ -157,7 +157,8 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
         (
             [WHOLE],
             ["a", "b"],
-            "Nothing failed, but the baseline ran a suite that this run lacks: a, b.",
+            "Nothing failed, but earlier runs ran a suite that this run lacks: a, b. If that is "
+            f"intended: `retire {run().id} a --reason ...`.",
         ),
         (
             [WHOLE, {**SUITE, "name": "mesh"}],

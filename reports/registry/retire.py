@@ -1,0 +1,73 @@
+"""Retiring work: a person declares that something earlier runs did is not expected any more.
+
+Source: docs/verdicts.md "Retired work".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.registry.lookup import read_judgeable
+from reports.store.schema import StoreError
+from reports.text import label
+from reports.verdict import pins
+from reports.verdict.history import load_history
+from reports.verdict.vanished import (
+    Retired,
+    read_retired,
+    vanished,
+    write_retired,
+)
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """Work that was retired, and what the run lacks besides."""
+
+    path: Path
+    suites: int
+    groups: int
+    left: int
+    """Suites and groups of gates that are still expected."""
+
+
+def retire(folder: Path, name: str, reason: str) -> Retirement:
+    """Retire what a stored run lacks.
+
+    Args:
+        folder: Folder of a run that does not plan the work.
+        name: Suite, case, edge or kind, or several joined by " | ", which all must fit.
+        reason: Why it is gone.
+
+    Raises:
+        StoreError: there is no reason, the run lacks nothing of that name, the file of retired work
+            is damaged, or it cannot be written.
+    """
+    if not reason.strip():
+        raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")
+    run = read_judgeable(folder)
+    home = pins.home(folder.parent, run.manifest)
+    known, why = read_retired(home)
+    if why:
+        raise StoreError(why)
+    earlier = load_history(folder.parent, run).earlier
+    before = vanished(run, earlier, known)
+    new = Retired(name.strip(), run.manifest.created, reason.strip())
+    after = vanished(run, earlier, (*known, new))
+    suites = len(before.suites) - len(after.suites)
+    groups = len(before.groups) - len(after.groups)
+    if not suites + groups:
+        lacked = {*before.suites, *(case for case, _, _ in before.groups)}
+        names = ", ".join(label(each, 60) for each in sorted(lacked)[:8]) or "nothing"
+        raise StoreError(
+            f"expected something that {run.id} lacks, received {name!r}: it lacks {names}"
+        )
+    try:
+        path = write_retired(home, (*known, new))
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {home}, but {error.strerror or error}; "
+            "nothing was retired"
+        ) from error
+    return Retirement(path, suites, groups, len(after.suites) + len(after.groups))

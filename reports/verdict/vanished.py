@@ -1,0 +1,186 @@
+"""Work that earlier runs did and that a run does not plan, and what was retired on purpose.
+
+The contract of a run follows from its own code, so it cannot miss a case that was deleted from that
+code. Earlier runs can. A group of gates that they measured stays expected until somebody retires
+it, in a text file beside the pinned runs that is reviewed as a diff. Source: docs/verdicts.md
+"Retired work".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from megalodon_jax.files import written_aside
+from parity.engine.measure.measurement import Kind, Verdict
+from parity.port_tolerances import PortEdge
+from reports.store.manifest import Manifest
+from reports.store.runs import Run
+from reports.store.schema import RunKind
+from reports.text import label
+
+FILE = "retired.json"
+"""Name of the file in the folder of pinned runs."""
+SCHEMA = 1
+PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
+"""Kinds of run whose work is expected again; tests come and go with their code."""
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+Group = tuple[str, str, str]
+"""Case, edge and kind of gates. Of ports, whose stages come and go, kinds are gradients or ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest earlier run that did some work."""
+
+    run: str
+    created: str
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Suites and groups of gates of earlier whole runs, each with the newest run that has it."""
+
+    suites: Mapping[str, Seen] = field(default_factory=dict)
+    groups: Mapping[Group, Seen] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Work that is not expected any more.
+
+    Attributes:
+        name: suite, case, edge or kind, or several of them joined by " | ", which all must fit.
+        until: time of the run that lacked it. A later run that has it again makes it expected.
+        reason: why, for a reviewer.
+    """
+
+    name: str
+    until: str
+    reason: str
+
+    def covers(self, names: Iterable[str], seen: Seen) -> bool:
+        """Return whether work with these names, last seen in this run, was retired."""
+        return {*self.name.split(" | ")} <= {*names} and _time(seen.created) < _time(self.until)
+
+
+@dataclass(frozen=True)
+class Vanished:
+    """Work that earlier runs did, and that neither this run plans nor somebody retired."""
+
+    suites: Mapping[str, Seen] = field(default_factory=dict)
+    groups: Mapping[Group, Seen] = field(default_factory=dict)
+
+
+def comparable(old: Manifest, new: Manifest) -> bool:
+    """Return whether a run must do what an earlier run did.
+
+    The earlier one must be whole. Another class of device or another kind of reference has other
+    gates.
+    """
+    here, there = new.environment, old.environment
+    return (
+        old.whole
+        and new.kind in PLANNED
+        and here.device.kind == there.device.kind
+        and here.reference.kind == there.reference.kind
+    )
+
+
+def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
+    """Return the group of a gate."""
+    if kind_of_run is RunKind.PORT and kind != Kind.GRADIENT.value:
+        kind = ""
+    return case, edge, kind
+
+
+def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished:
+    """Return the work of earlier runs that a run does not plan; empty for a run of some cases."""
+    manifest = run.manifest
+    if manifest.selected or manifest.kind not in PLANNED:
+        return Vanished()
+    suites = {suite.name for suite in manifest.suites}
+    groups = {
+        group_of(manifest.kind, line.case, line.edge, line.kind) for line in manifest.contract
+    }
+    # A run stored before there were contracts plans what it measured.
+    groups |= {
+        group_of(manifest.kind, m.case, m.edge, Kind(m.kind).value)
+        for m in run.measurements
+        if m.verdict is not Verdict.INFO
+    }
+    off = {
+        str(port.get("title")): frozenset(port.get("switched_off") or ()) for port in manifest.ports
+    }
+
+    def retired_now(names: Iterable[str], seen: Seen) -> bool:
+        names = tuple(names)
+        return any(each.covers(names, seen) for each in retired)
+
+    def switched_off(group: Group) -> bool:
+        case, edge, kind = group
+        parts = off.get(case, frozenset())
+        narrow = edge == PortEdge.PORTBF16_PORT64.value
+        gradient = kind == Kind.GRADIENT.value
+        return (narrow and "bfloat16" in parts) or (gradient and "gradients" in parts)
+
+    return Vanished(
+        {
+            name: seen
+            for name, seen in earlier.suites.items()
+            if name not in suites and not retired_now([name], seen)
+        },
+        {
+            group: seen
+            for group, seen in earlier.groups.items()
+            if group not in groups and not switched_off(group) and not retired_now(group, seen)
+        },
+    )
+
+
+def read_retired(folder: Path) -> tuple[tuple[Retired, ...], str]:
+    """Return the retired work of a folder of pinned runs, and why its file is unusable or "".
+
+    An unusable file retires nothing.
+    """
+    path = folder / FILE
+    try:
+        if not path.exists():
+            return (), ""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        found = tuple(Retired(**entry) for entry in document["retired"])
+        for each in found:
+            if not all(isinstance(value, str) and value.strip() for value in asdict(each).values()):
+                raise ValueError(f"expected texts that are not empty, received {each}")
+            _time(each.until)
+    except _UNUSABLE as error:
+        why = (
+            f"{FILE} is not used: expected what `retire` writes (schema {SCHEMA}), but reading it "
+            f"gave {label(repr(error), 300)}; restore it with git"
+        )
+        return (), why
+    return found, ""
+
+
+def write_retired(folder: Path, retired: Sequence[Retired]) -> Path:
+    """Write the retired work of a folder of pinned runs; replace the file atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"schema": SCHEMA, "retired": [asdict(each) for each in retired]}
+    with written_aside(folder / FILE) as aside:
+        aside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return folder / FILE
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

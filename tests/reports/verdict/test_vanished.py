@@ -1,0 +1,187 @@
+"""Work that earlier runs did stays expected until somebody retires it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.engine.measure.measurement import Kind, Measurement
+from parity.port_tolerances import PortEdge
+from reports.registry.lookup import judge
+from reports.registry.retire import retire
+from reports.store.runs import Run, write_run
+from reports.store.schema import StoreError
+from reports.verdict import pins
+from reports.verdict.decide import Word
+from reports.verdict.vanished import FILE, Retired, read_retired, write_retired
+from tests.helpers import cli
+from tests.reports.nights import contracted, measurement, run
+
+SUITE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
+BEFORE = (
+    measurement(case="a"),
+    measurement(case="a", kind=Kind.GRADIENT, quantity="grad/w"),
+    measurement(case="a", edge="jax64:oracle", quantity="logits"),
+    measurement(case="b"),
+    measurement(case="seams", suite="seams"),
+)
+
+
+@pytest.fixture(autouse=True)
+def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
+    return tmp_path / "pinned"
+
+
+def night(day: int, rows: Sequence[Measurement], **changes: Any) -> Run:
+    """A whole night of these rows on a day of November."""
+    suites = [{**SUITE, "name": name} for name in dict.fromkeys(m.suite for m in rows)]
+    date = f"2026-11-{day:02d}T21"
+    given = {"id": f"{date}-30-00Z-1a2b3c4", "created": f"{date}:30:00+00:00", "suites": suites}
+    made = run(*rows, **{**given, "contract": contracted(rows), **changes})
+    # As the file has it: rows of a port are named after their suites.
+    return replace(made, measurements=tuple(rows))
+
+
+def stored(root: Path, *nights: Run) -> list[Path]:
+    return [write_run(root, it) for it in nights]
+
+
+def without(**of: Any) -> list[Measurement]:
+    return [m for m in BEFORE if any(getattr(m, name) != value for name, value in of.items())]
+
+
+LOST = {
+    "a case": ({"case": "b"}, "gates of case b"),
+    "a comparison": ({"edge": "jax64:oracle"}, "JAX float64 vs oracle"),
+    "all gradients": ({"kind": Kind.GRADIENT}, "gradient gates of case a"),
+    "a suite": ({"suite": "seams"}, "a suite that this run lacks: seams"),
+}
+
+
+@pytest.mark.parametrize(("lost", "told"), LOST.values(), ids=LOST)
+def test_what_vanished_is_missed_every_night(tmp_path, lost, told) -> None:
+    root = tmp_path / "runs"
+    less = without(**lost)
+    nights = [night(1, BEFORE), *(night(day, less) for day in (2, 3, 4))]
+    stored(root, *nights)
+    for it in nights[1:]:
+        decision = judge(root, it).decision
+        assert (decision.word, told in decision.sentence) == (Word.INCOMPLETE, True)
+        assert f"retire {it.id} " in decision.sentence
+    # Negative controls: the first night, and one that has it all.
+    assert judge(root, nights[0]).decision.word is Word.PASS
+    assert judge(root, night(5, BEFORE)).decision.word is Word.PASS
+
+
+NO_EVIDENCE = {
+    "a selection": {"selected": ["a", "b"]},
+    "a planted bug": {"fault": "conjugate"},
+    "a night cut short": {"suites": [{**SUITE, "planned": 2}, {**SUITE, "name": "seams"}]},
+    "another class of device": {"device": {"kind": "cuda", "name": "H200"}},
+    "another kind of reference": {"reference": {"kind": "live", "commit": "082db4b"}},
+    "a session of pytest": {"kind": "pytest"},
+}
+
+
+@pytest.mark.parametrize("changes", NO_EVIDENCE.values(), ids=NO_EVIDENCE)
+def test_what_another_kind_of_night_did_is_not_expected(tmp_path, changes) -> None:
+    less = without(case="b")
+    stored(tmp_path / "runs", night(1, BEFORE, **changes))
+    assert judge(tmp_path / "runs", night(2, less)).decision.word is Word.PASS
+
+
+def test_a_run_of_selected_cases_misses_nothing(tmp_path) -> None:
+    stored(tmp_path / "runs", night(1, BEFORE))
+    chosen = night(2, without(case="b"), selected=["a"])
+    assert judge(tmp_path / "runs", chosen).decision.word is Word.PASS
+
+
+def test_retired_work_is_missed_no_longer_until_it_comes_back(tmp_path, pinned) -> None:
+    root, less = tmp_path / "runs", without(case="b")
+    first, second, third = night(1, BEFORE), night(2, less), night(3, less)
+    folders = stored(root, first, second, third)
+    answer = cli("retire", third.id, "b", "--reason", "covered by a", "--out", root)
+    assert answer.exit_code == 0 and "1 groups of gates" in answer.output
+    assert "still expected" not in answer.output
+    [entry] = read_retired(pinned)[0]
+    assert entry == Retired("b", third.manifest.created, "covered by a")
+    for it in (second, third, night(4, less)):
+        assert judge(root, it).decision.word is Word.PASS
+    # It came back: whoever removes it again has to say so again.
+    stored(root, night(5, BEFORE))
+    assert judge(root, night(6, less)).decision.word is Word.INCOMPLETE
+    # More than one part of a name: all must fit.
+    stored(root, night(7, without(kind=Kind.GRADIENT)))
+    with pytest.raises(StoreError, match="it lacks a"):
+        retire(folders[0].parent / night(7, BEFORE).id, "b | gradient", "gone")
+    assert len(read_retired(pinned)[0]) == 1
+    retire(folders[0].parent / night(7, BEFORE).id, "a | gradient", "gone")
+    assert judge(root, night(8, without(kind=Kind.GRADIENT))).decision.word is Word.PASS
+    assert judge(root, night(8, less)).decision.word is Word.INCOMPLETE
+
+
+def test_a_retirement_needs_a_reason_and_something_to_retire(tmp_path, pinned) -> None:
+    root = tmp_path / "runs"
+    _, folder = stored(root, night(1, BEFORE), night(2, without(case="b")))
+    with pytest.raises(StoreError, match="reason"):
+        retire(folder, "b", " ")
+    with pytest.raises(StoreError, match="received 'a': it lacks b"):
+        retire(folder, "a", "covered")
+    assert not (pinned / FILE).exists()
+
+
+DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
+ENTRY = '{"name": "b", "until": "soon", "reason": "x"}'
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, f'{{"schema": 1, "retired": [{ENTRY}]}}'])
+def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> None:
+    root, less = tmp_path / "runs", without(case="b")
+    _, folder = stored(root, night(1, BEFORE), night(2, less))
+    write_retired(pinned, [Retired("b", "2026-11-30T00:00:00+00:00", "covered")])
+    assert judge(root, night(2, less)).decision.word is Word.PASS
+    (pinned / FILE).write_text(text, encoding="utf-8")
+    judged = judge(root, night(2, less))
+    assert judged.decision.word is Word.INCOMPLETE
+    assert any(FILE in why for why in judged.unusable_pins)
+    with pytest.raises(StoreError, match="restore it"):
+        retire(folder, "b", "covered")
+
+
+# -- ports
+
+
+def port(day: int, *rows: Measurement, off: Sequence[str] = ()) -> Run:
+    documents = [{"title": "mlp", "name": "mlp", "switched_off": list(off)}]
+    return night(day, rows, kind="port", ports=documents, reference={"kind": "torch"})
+
+
+LOGITS = measurement(case="mlp", suite="mlp", edge=PortEdge.PORT32_ORIGINAL32)
+NARROW = measurement(case="mlp", suite="mlp", edge=PortEdge.PORTBF16_PORT64)
+GRADIENT = replace(LOGITS, kind=Kind.GRADIENT, quantity="grad/w")
+STAGE = replace(LOGITS, kind=Kind.BLOCK, quantity="up")
+
+
+def test_a_port_that_no_longer_runs_in_bfloat16_is_incomplete(tmp_path) -> None:
+    root = tmp_path / "runs"
+    stored(root, port(1, LOGITS, NARROW, GRADIENT, STAGE))
+    for lost in ((LOGITS, GRADIENT), (LOGITS, NARROW)):
+        decision = judge(root, port(2, *lost)).decision
+        assert (decision.word, "case mlp" in decision.sentence) == (Word.INCOMPLETE, True)
+    # Switched off on purpose, and a stage that came or went.
+    off = port(2, LOGITS, off=("bfloat16", "gradients"))
+    assert judge(root, off).decision.word is Word.PASS
+    assert judge(root, port(2, LOGITS, GRADIENT, off=("gradients",))).decision.word is not Word.PASS
+    assert judge(root, port(2, LOGITS, NARROW, GRADIENT)).decision.word is Word.PASS
+
+
+def test_a_port_that_left_the_file_is_missed(tmp_path) -> None:
+    root, other = tmp_path / "runs", replace(LOGITS, case="gru", suite="gru")
+    stored(root, port(1, LOGITS, other))
+    decision = judge(root, port(2, LOGITS)).decision
+    assert (decision.word, "gru" in decision.sentence) == (Word.INCOMPLETE, True)
