@@ -25,7 +25,7 @@ from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
-from parity.port.consequences import compensated, idle_pairs, notice_of, without
+from parity.port.consequences import compensated, notice_of, without
 from parity.port.correspondence import Correspondence
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.hidden import Squares
@@ -137,11 +137,6 @@ def compare(port: Port) -> Report:
         notices = (*notices, dear)
     alignment = both.names.alignment
     outputs = {*original.best.outputs, *ours.best.outputs}
-    if idle := idle_pairs(alignment, rows, outputs):
-        alignment = without(alignment, idle)
-        both.names = replace(both.names, alignment=alignment)
-        rows = [row for row in rows if row.quantity not in {pair.port for pair in idle}]
-        notices = (*notices, *map(notice_of, idle))
     narrow = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64

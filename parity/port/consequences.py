@@ -1,9 +1,9 @@
-"""Pairs of stages that share a name and differ without any effect: two different quantities.
+"""Pairs of stages that share a name and differ because they are two different quantities.
 
 For example, an embedding layer that scales its output and one whose caller scales it share a name
 and differ by the scale, yet all later stages agree to the last digit. Such a pair is dropped and
-reported, not failed, if the outputs and derivatives pass. If something later is wrong, the evidence
-is a stage after the pair that is correct until it is fed the original's value of the pair.
+reported, not failed. The evidence is a later stage that is correct until it is fed the original's
+value of the pair. That later stages agree is none: they may not use it, or multiply it by 0.
 """
 
 from __future__ import annotations
@@ -18,27 +18,6 @@ from parity.engine.pairing.stage_pairs import Pair
 from parity.port.localisation import Place
 
 
-def idle_pairs(
-    alignment: Alignment, rows: Iterable[Measurement], outputs: Collection[str]
-) -> tuple[Pair, ...]:
-    """Return the pairs that fail although every later pair passes, in the port's order.
-
-    Args:
-        alignment: pairs in the port's order of execution.
-        rows: gates by the port's stages.
-        outputs: outputs of either side; a difference there is an effect by itself.
-    """
-    failing = _failing(rows)
-    idle: list[Pair] = []
-    for pair in reversed(alignment.pairs):
-        if pair.port not in failing:
-            continue
-        if not _may_be_two(pair, outputs):
-            break
-        idle.insert(0, pair)
-    return tuple(idle)
-
-
 def compensated(
     alignment: Alignment,
     rows: Iterable[Measurement],
@@ -51,8 +30,10 @@ def compensated(
     of the pair: the port then continues differently from the original.
 
     Args:
-        alignment, rows, outputs: as for `idle_pairs`.
+        alignment: pairs in the port's order of execution.
+        rows: gates by the port's stages.
         place: where the difference starts.
+        outputs: outputs of either side; a difference there is an effect by itself.
     """
     culprit = place.culprit
     pair = next((p for p in alignment.pairs if culprit and p.port == culprit.name), None)

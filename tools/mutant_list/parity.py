@@ -610,12 +610,11 @@ MUTANTS = (
     *of(
         "parity/port/consequences.py",
         (
-            "excused_before_a_real_failure",
-            "stages before one that really fails are taken for two quantities",
-            "        if not _may_be_two(pair, outputs):\n            break\n",
-            "        if not _may_be_two(pair, outputs):\n            continue\n",
-            ""
-            "test_consequences.py::test_one_that_changes_what_follows_by_less_than_any_tolerance_of_float32_is_failed",
+            "two_quantities_by_value",
+            "a stage that was paired by its value and is wrong is taken for another quantity",
+            "if culprit is None or pair is None or not _may_be_two(pair, outputs):",
+            "if culprit is None or pair is None:",
+            "test_consequences.py::test_only_a_pair_of_a_name_that_differs_much_may_be_two_quantities",
         ),
     ),
     *of(

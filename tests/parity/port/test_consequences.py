@@ -18,7 +18,7 @@ from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.stage_pairs import Pair
 from parity.port import Port, compare
-from parity.port.consequences import compensated, idle_pairs, without
+from parity.port.consequences import compensated, without
 from parity.port.localisation import Place
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
@@ -78,6 +78,35 @@ def test_a_stage_that_differs_to_no_effect_is_told_and_not_failed():
     report = compared(SCALE)
     assert report.holds, report.text()
     assert any("table is not what the original's table is" in text for text in report.notices)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.5])
+def test_a_stage_that_nothing_uses_is_not_two_quantities(wrong):
+    """A branch that starts at 0, as in a residual that is trained from nothing: its value reaches
+    no result, so results that agree say nothing of it. It was dropped with a notice."""
+
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.branch = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.gate = torch.nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            x = self.dense(x)
+            return torch.tanh(x + self.gate * self.branch(x))
+
+    def function(params, x):
+        x = checkpoint_name(x @ params["dense.weight"].T + params["dense.bias"], "dense")
+        b = wrong * (x @ params["branch.weight"].T + params["branch.bias"])
+        return jnp.tanh(x + params["gate"] * checkpoint_name(b, "branch"))
+
+    torch.manual_seed(1)
+    original, x = Gated(), np.random.default_rng(1).standard_normal((3, 4), np.float32)
+    params = {name: p.detach().numpy() for name, p in original.named_parameters()}
+    sides = TorchSide(original, x), JaxSide(function, params, x)
+    report = compare(Port("gated", *sides, bfloat16=False, gradients=False))
+    assert report.holds == (wrong == 1.0), report.text()
+    assert {m.quantity for m in report.failures} == ({"branch"} if wrong != 1.0 else set())
 
 
 def test_what_a_person_calls_one_quantity_is_held_to_it():
@@ -146,44 +175,6 @@ def gates(**values):
     return [comparison.gate(name, "rel_l2", value, 0.9) for name, value in values.items()]
 
 
-@pytest.mark.parametrize(
-    ("failing", "outputs", "expected"),
-    [
-        ("third", {"last"}, ["third"]),
-        # Right stages before, between and behind it change nothing, and the order is the port's.
-        ("first third", {"last"}, ["first", "third"]),
-        ("", {"last"}, []),
-        # What either side returns is its own effect, by either's name, and ends the search.
-        ("third", {"third"}, []),
-        ("third", {"its third"}, []),
-        ("first last", {"last"}, []),
-        ("first last", {"nothing"}, ["first", "last"]),
-    ],
-)
-def test_stages_are_idle_that_fail_though_all_behind_them_passes(failing, outputs, expected):
-    alignment = paired(*((name, AlignedBy.NAME, 1.0) for name in WORK.order))
-    rows = gates(**{name: 2.0 if name in failing.split() else 0.5 for name in WORK.order})
-    assert [pair.port for pair in idle_pairs(alignment, rows, outputs)] == expected
-
-
-@pytest.mark.parametrize(
-    ("by", "distance", "idle"),
-    [
-        (AlignedBy.NAME, 1.0, True),
-        (AlignedBy.ORDER, 1.0, True),
-        (AlignedBy.NEARNESS, 1.0, True),
-        (AlignedBy.VALUE, 1.0, False),
-        (AlignedBy.PIN, 1.0, False),
-        (AlignedBy.NAME, EQUAL, False),
-    ],
-)
-def test_only_a_pair_of_a_name_that_differs_much_may_be_two_quantities(by, distance, idle):
-    """The second fails too, and is idle only where the search gets beyond the third."""
-    alignment = paired(("second", AlignedBy.NAME, 1.0), ("third", by, distance))
-    found = idle_pairs(alignment, gates(second=2.0, third=2.0), ())
-    assert [pair.port for pair in found] == (["second", "third"] if idle else [])
-
-
 def place(**forced):
     """Every stage by its error when it is fed the original's values, of a tolerance of 1."""
     stages = tuple(Stage(name, 0.0, error, 1.0) for name, error in forced.items())
@@ -214,3 +205,21 @@ def test_a_pair_is_two_quantities_if_what_follows_is_wrong_only_when_fed(
     rows = gates(**{name: 2.0 if name in failing.split() else 0.5 for name in WORK.order})
     found = compensated(alignment, rows, place(**forced), outputs)
     assert found == (alignment.pairs[0] if two else None)
+
+
+@pytest.mark.parametrize(
+    ("by", "distance", "two"),
+    [
+        (AlignedBy.NAME, 1.0, True),
+        (AlignedBy.ORDER, 1.0, True),
+        (AlignedBy.NEARNESS, 1.0, True),
+        (AlignedBy.VALUE, 1.0, False),
+        (AlignedBy.PIN, 1.0, False),
+        (AlignedBy.NAME, EQUAL, False),
+    ],
+)
+def test_only_a_pair_of_a_name_that_differs_much_may_be_two_quantities(by, distance, two):
+    alignment = paired(("first", by, distance), ("second", AlignedBy.NAME, 1.0))
+    fed = place(first=2.0, second=2.0)
+    found = compensated(alignment, gates(first=2.0, second=0.5), fed, ())
+    assert (found is not None) == two
