@@ -311,6 +311,12 @@ class _Both:
                 f"the port has no counterpart of the original's {', '.join(parameters)}: it "
                 "computes them itself, or these inputs do not need them"
             )
+        for originals, ports in self.names.matching.tied:
+            if len(ports) > len(originals):
+                notices.append(
+                    f"the original's {', '.join(originals)} is {len(ports)} parameters of the "
+                    f"port, {', '.join(ports)}: they are equal now and would be trained apart"
+                )
         for side, runs in (("original", self.original), ("port", self.port)):
             if runs.cotangents is not None and not runs.best.gradients:
                 notices.append(f"no derivative is compared: the {side} has no trained parameter")

@@ -52,18 +52,25 @@ def compare_narrow(
     if port.wide is None:
         return (), (), ("bfloat16 is not compared: the port has no float64 to compare it with",)
     truth = port.wide.stages
-    try:
-        ours = port.run(Run(Precision.BFLOAT16)).stages
-    except SideError as error:
-        return (), (), (f"bfloat16 is not compared: {error}",)
     notices: tuple[str, ...] = ()
-    theirs: Mapping[str, float] = {}
+    theirs: Mapping[str, float] | None = None
     try:
         narrow = together_.stages(original.run(Run(Precision.BFLOAT16)).stages)
         exact = together_.stages(original.best.stages)
         theirs = {name: relative_l2(_wide(narrow[name]), exact[name]) for name in narrow}
     except SideError as error:
         notices = (f"the original does not run in bfloat16: {error}",)
+    try:
+        ours = port.run(Run(Precision.BFLOAT16)).stages
+    except SideError as error:
+        if theirs is None:
+            return (), (), (f"bfloat16 is not compared: {error}",)
+        why = (
+            f"the original runs in bfloat16 and the port does not: {error}. If it is not meant to, "
+            "say bfloat16=False"
+        )
+        return (), (comparison.unmeasured(port.best.outputs[0], why),), ()
+    theirs = theirs or {}
     floors, why = _floors(port, truth)
     notices += why
 

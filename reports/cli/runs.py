@@ -81,7 +81,7 @@ def _write_page(out: Path) -> Path:
 @click.command(
     epilog=examples(
         "gate latest",
-        "gate latest --against latest",
+        "gate latest --against pinned",
         "gate latest --max-age 2",
         "gate latest --json",
         codes=True,
@@ -126,6 +126,11 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     with one_look():
         other = find_run(out, against) if against else None
         found = look_up(out, run)
+        if other is not None and other.resolve() == found.folder.resolve():
+            raise click.UsageError(
+                f"expected another run than {found.folder.name} to judge it against: a run is "
+                "always equal to itself"
+            )
         if max_age is not None:
             check_age(found.folder, max_age)
         result = judge_stored(found.folder, other)

@@ -494,7 +494,11 @@ def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():
     assert math.isnan(stages[1].floor)
     assert ("out", "error_over_original") in {(m.quantity, m.metric) for m in rows}
     assert not any(m.metric == "rel_l2" for m in rows if m.quantity == "out")
-    nothing = narrow_of(low(1.0, refuses=bfloat16), low(0.5))
+    # What the original does and the port does not is a difference that no gate measured.
+    stages, [row], notices = narrow_of(low(1.0, refuses=bfloat16), low(0.5))
+    assert (stages, notices, row.verdict) == ((), (), Verdict.NOT_COMPARABLE)
+    assert "no such run" in row.note and "bfloat16=False" in row.note
+    nothing = narrow_of(low(1.0, refuses=bfloat16), low(0.5, refuses=bfloat16))
     assert nothing == ((), (), ("bfloat16 is not compared: no such run",))
     no_truth = narrow_of(low(1.0, refuses=lambda how: how.precision is Precision.FLOAT64), low(0.5))
     why = "bfloat16 is not compared: the port has no float64 to compare it with"

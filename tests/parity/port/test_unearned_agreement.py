@@ -144,3 +144,31 @@ def test_stages_repeat_and_derivatives_are_not_said_to() -> None:
     rows = [m for m in report.measurements if m.metric == "rel_l2"]
     assert {m.deterministic for m in rows if not m.quantity.startswith("grad/")} == {True}
     assert {m.deterministic for m in rows if m.quantity.startswith("grad/")} == {None}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_parameter_that_the_port_holds_twice_is_told(tied):
+    """Equal in every result today; trained, the two copies go apart."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(7, 5)
+
+        def forward(self, ids):
+            return torch.tanh(self.table(ids)) @ self.table.weight.T
+
+    torch.manual_seed(2)
+    original, ids = Tied(), np.array([[3, 1, 6, 0], [2, 5, 4, 4]])
+    table = original.table.weight.detach().numpy()
+    params = {"table": table} if tied else {"table": table, "head": table.copy()}
+
+    def function(params, ids):
+        return jnp.tanh(params["table"][ids]) @ params.get("head", params["table"]).T
+
+    sides = TorchSide(original, ids), FunctionSide(function, params, ids)
+    report = compare(Port("tied", *sides, bfloat16=False))
+    assert report.holds, report.text()
+    told = [text for text in report.notices if "trained apart" in text]
+    assert len(told) == (not tied)
+    assert tied or "table, head" in told[0] or "head, table" in told[0]

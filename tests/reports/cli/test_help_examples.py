@@ -149,7 +149,8 @@ def call(line: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
     name = command_of(words)
     for place in HEAVY.get(name, ()):
         monkeypatch.setattr(place, stop(place))
-    replaced = [STANDS_FOR.get(word, word) if name == "compare" else word for word in words]
+    others = {"compare": STANDS_FOR, "gate": {"pinned": "2026-11-18"}}.get(name, {})
+    replaced = [others.get(word, word) for word in words]
     return cli(*replaced), reached
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,15 @@ def test_a_gate_judges_again_with_the_codes_of_the_night(runs: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout.startswith("REGRESSED: 1 new failure.")
     assert cli("gate", "2026-11-18", "--out", runs).exit_code == 0
-    persisting = cli("gate", "latest", "--against", "latest", "--out", runs)
+    newest = sorted(stored_below(runs))[-1]
+    copy = newest.parent / newest.name.replace("2026-11-20", "2026-11-21")
+    shutil.copytree(newest, copy)
+    persisting = cli("gate", newest.name, "--against", copy, "--out", runs)
     assert "1 persisting failure" in persisting.stdout
+    # A run against itself is always equal.
+    for itself in (newest.name, newest):
+        refused = cli("gate", newest.name, "--against", itself, "--out", runs)
+        assert (refused.exit_code, "equal to itself" in refused.output) == (2, True)
 
 
 def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:
