@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
 from reports.provenance import host as hosts
-from reports.provenance.environment import PACKAGES, new_manifest
+from reports.provenance.environment import ABSENT, PACKAGES, new_manifest, version_of
 from reports.provenance.gpu import repeatable
 from reports.store.manifest import Environment
 from reports.store.runs import list_lines
@@ -34,7 +34,13 @@ from reports.verdict import pins
 from stability.core.recommendation import NEVER, recommend
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
+OPTIONAL = {
+    "torch": "torch modules cannot be compared: `pip install 'megalodon-numerics[torch]'`",
+    "transformers": "",
+    "megalodon-hf": "",
+    "playwright": "",
+}
+"""What to do where a package is not installed; empty where another line says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +68,14 @@ def examine(out: Path) -> list[Line]:
 
 def _versions() -> list[Line]:
     lines = [Line("python", platform.python_version())]
-    lines += [Line(name, metadata.version(name)) for name in PACKAGES]
-    for name in OPTIONAL:
-        try:
-            lines.append(Line(name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            lines.append(Line(name, "not installed"))
+    lines += [_version(name, "`pip install megalodon-numerics` brings it") for name in PACKAGES]
+    lines += [_version(name, advice, optional=True) for name, advice in OPTIONAL.items()]
     return lines
+
+
+def _version(name: str, advice: str, optional: bool = False) -> Line:
+    version = version_of(name)
+    return Line(name, version, advice if version == ABSENT else "", optional)
 
 
 def _devices() -> list[Line]:

@@ -22,6 +22,15 @@ from reports.store.schema import RunKind
 
 HERE = Path(__file__).parent
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
+ABSENT = "not installed"
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or `ABSENT`."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ABSENT
 
 
 def new_manifest(
@@ -42,7 +51,7 @@ def new_manifest(
     """
     commit, dirty = (start.commit, start.dirty) if start else git_state(code, aside)
     kind_of_device, device = device_kind(), jax.devices()[0]
-    here, versions = host(), {package: metadata.version(package) for package in PACKAGES}
+    here, versions = host(), {package: version_of(package) for package in PACKAGES}
     name, identity = here["name"], {field: here[field] for field in FIELDS}
     if kind_of_device == "cuda":
         name, identity = device.device_kind, identity | gpu(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,25 @@ def test_the_doctor_creates_nothing_and_names_what_is_missing(
     advice = {line.topic: line for line in examine(tmp_path)}["browser tests"]
     assert advice.value == "no playwright"
     assert advice.advice.endswith("`pip install playwright`")
+
+
+@pytest.mark.parametrize(("package", "told"), [("torch", "[torch]"), ("optax", "brings it")])
+def test_the_doctor_names_a_package_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, told: str
+) -> None:
+    version = metadata.version
+
+    def without(name: str) -> str:
+        if name == package:
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    assert {line.topic: line for line in examine(tmp_path)}[package].advice == ""
+    monkeypatch.setattr(metadata, "version", without)
+    doctor_module._environment.cache_clear()
+    line = {line.topic: line for line in examine(tmp_path)}[package]
+    assert (line.value, told in line.advice) == ("not installed", True)
+    doctor_module._environment.cache_clear()
 
 
 @pytest.mark.parametrize(
