@@ -133,9 +133,25 @@ class Guarded(click.Group):
             if type(error).__name__ == "ReferenceUnavailableError":
                 click.echo(printable(f"error: {error}"), err=True)
                 ctx.exit(USAGE)
+            if isinstance(error, ModuleNotFoundError) and (name := _missing(error)):
+                click.echo(
+                    printable(
+                        f"error: {name} is not installed, which this command needs: "
+                        f"pip install {name}, or 'megalodon-numerics[nightly]' again"
+                    ),
+                    err=True,
+                )
+                ctx.exit(USAGE)
             click.echo(printable(traceback.format_exc()), err=True)
             click.echo("internal error: this is a bug of megalodon-numerics", err=True)
             ctx.exit(INTERNAL_ERROR)
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Return the package of others that could not be imported; "" for one of our own modules."""
+    name = (error.name or "").partition(".")[0]
+    own = ("megalodon_jax", "megalodon_numerics", "parity", "reports", "stability")
+    return "" if name in own else name
 
 
 @click.group(

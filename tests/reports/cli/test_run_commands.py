@@ -204,3 +204,19 @@ def test_the_doctor_survives_what_it_is_called_for(
     advice = {line.topic: line.advice for line in examine(blocked)}
     assert "not a readable recording" in advice["megalodon-hf, recorded"]
     assert advice["folder of runs"]
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "told"),
+    [
+        ("optax.contrib", 2, "error: optax is not installed"),
+        ("parity.nothing", 6, "internal error"),
+    ],
+)
+def test_a_package_that_is_missing_is_no_bug_of_ours(tmp_path, monkeypatch, module, code, told):
+    def broken(*_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(doctor_module, "examine", broken)
+    result = cli("doctor", "--out", tmp_path)
+    assert (result.exit_code, told in result.output) == (code, True)
