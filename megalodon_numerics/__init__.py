@@ -153,7 +153,8 @@ def own(module: str) -> ModuleType:
                 f"megalodon_numerics needs its own package {needed!r} (in {_folder(needed)}), but "
                 f"Python finds another one first: {found}. Rename or move that one, or leave "
                 f"{found.parent.parent} out of sys.path (PYTHONPATH, or pytest's rootdir with "
-                "--import-mode=importlib) where megalodon_numerics is used"
+                "--import-mode=importlib) where megalodon_numerics is used. `python -m` puts the "
+                "current folder there: run `pytest` itself"
             )
     return importlib.import_module(module)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Collection, Sequence
 
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -144,6 +145,11 @@ def _retire(run: Run, name: str) -> str:
     )
 
 
+def _shortened(reason: str, limit: int = 80) -> str:
+    """Return a reason that ends with a whole word."""
+    return label(textwrap.shorten(reason, limit, placeholder=" …"), limit)
+
+
 def selection(run: Run) -> str:
     """Say which cases were selected; empty for a run of all cases."""
     manifest = run.manifest
@@ -248,7 +254,7 @@ def _are(number_of: int) -> str:
 def against(comparison: PinComparison) -> str:
     """Name a pinned run, why it was chosen, and how many levels could be compared with it."""
     pin = comparison.pin
-    why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
+    why = f", pinned {label(pin.pinned, 20)} ({_shortened(pin.reason)})"
     if not pin.pinned:
         why = ", the oldest healthy run on this machine"
     not_yet = len(comparison.not_yet)

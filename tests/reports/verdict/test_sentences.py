@@ -444,3 +444,11 @@ def test_changes_begin_with_the_case_that_the_sentence_names() -> None:
     assert [c.case for c in decision.changes if c.what is What.NEW] == ["z", "z", "a", "a"]
     alphabetical = gravest_first(decision.changes)
     assert [c.case for c in alphabetical] == ["z", "a", "z", "a"], "by edge, as there is no start"
+
+
+def test_a_reason_is_cut_between_words() -> None:
+    reason = "sums in float32 are ordered differently since the loop over layers was unrolled again"
+    told = say._shortened(reason)
+    assert told.endswith(" …") and reason.startswith(told[:-2]) and len(told) <= 80
+    assert reason[len(told) - 2] == " "
+    assert say._shortened("as measured") == "as measured"
