@@ -29,6 +29,7 @@ from reports.cli import measure as measure_commands
 from reports.cli import mesh as mesh_commands
 from reports.cli import parity as parity_commands
 from reports.cli import ports as port_commands
+from reports.cli import repeat as repeat_commands
 from reports.cli import runs as run_commands
 from reports.cli import stability as stability_commands
 from reports.cli import store as store_commands
@@ -71,6 +72,7 @@ SECTIONS = {
         "stability": "effects of storage in few bits on a checkpoint",
         "activations": "values of a step outside narrow formats",
         "mesh": "a step on one device and on meshes of many",
+        "same": "where two runs of one training part, bit by bit",
         "capture": "what one side of a port computes, as files",
         "export-model": "a folder for megalodon-hf, verified on both sides",
         "bench": "seconds and memory of JAX and megalodon-hf",
@@ -199,7 +201,7 @@ for module in (
     measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
     store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
-    demo_commands, case_commands, export_commands, deploy_commands,
+    demo_commands, case_commands, repeat_commands, export_commands, deploy_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

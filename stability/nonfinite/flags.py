@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from megalodon_jax.weights import named_leaves
-from parity.engine.measure.quantity import LOSS, Quantity, Role
 from parity.megalodon.intermediates import capture
 from stability.core.findings import Finding, Severity
+from stability.core.reduced import reduced_leaves, reduced_loss
 
 SOURCE = 'docs/training.md "Is everything finite?"'
 Flags = dict[str, jax.Array]
@@ -34,11 +32,7 @@ def finite(x: jax.Array) -> jax.Array:
 
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
     """Return a flag per array leaf, named `prefix` + dotted path; for use inside jit."""
-    return {
-        prefix + name: finite(leaf)
-        for name, leaf in named_leaves(tree).items()
-        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    }
+    return reduced_leaves(tree, finite, prefix)
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
@@ -79,32 +73,7 @@ def watched_loss(
         taps: former name of `intermediates`.
     """
     watch_forward = intermediates if taps is None else taps
-
-    def watched(model: Any, *args: Any) -> tuple[tuple[jax.Array, Any], Flags]:
-        params, static = eqx.partition(model, eqx.is_inexact_array)
-
-        def plain(params: Any, *args: Any) -> jax.Array:
-            return loss(eqx.combine(params, static), *args)
-
-        def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Flags]:
-            if not watch_forward:
-                return plain(params, *args), {}
-            value, intermediates = capture(plain, offsets=offsets)(params, *args)
-            return value, {name: finite(x) for name, x in intermediates.items()}
-
-        shapes: Flags = {}
-        if watch_forward and cotangents:
-            shapes = jax.eval_shape(capture(plain), params, *args)[1]
-        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
-        (value, flags), (gradients, bars) = jax.value_and_grad(
-            objective, argnums=(0, 1), has_aux=True
-        )(params, zeros)
-        flags |= {LOSS: finite(value)}
-        flags |= {Quantity.cotangent(name): finite(bars[name]) for name in reversed(bars)}
-        flags |= finite_flags(gradients, Role.GRADIENT)
-        return (value, gradients), flags
-
-    return watched
+    return reduced_loss(loss, finite, capture, intermediates=watch_forward, cotangents=cotangents)
 
 
 def broken(flags: Mapping[str, Any]) -> list[str]:

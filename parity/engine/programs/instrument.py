@@ -21,6 +21,7 @@ def capture(
     function: Callable[..., Any],
     *,
     numbered: Mapping[str, str] | None = None,
+    once: bool = True,
     offsets: Mapping[str, Any] | None = None,
     forced: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
@@ -35,13 +36,15 @@ def capture(
         function: function to capture.
         numbered: name templates for marks that occur more than once, such as once per layer; "{}"
             is the number of earlier occurrences: `{"q": "layers.{}.q"}`.
+        once: whether to reject other marks that occur more than once; otherwise the second one of
+            `name` is called `name#2`.
         offsets: values added to intermediates, by name. The derivative with respect to a zero
             offset is the cotangent of the intermediate.
         forced: replacements of intermediates, by name, with which the computation continues. The
             reported value is still the computed one, from forced inputs.
 
     Raises:
-        ValueError: a mark that is not in `numbered` occurs twice; one name has one value.
+        ValueError: a mark that is not in `numbered` occurs twice, and `once` is set.
     """
 
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -51,7 +54,7 @@ def capture(
             name: MarkChange(name in replaced, replaced.get(name), added.get(name))
             for name in {**replaced, **added}
         }
-        marks = Marks(numbered=numbered or {}, once=True)
+        marks = Marks(numbered=numbered or {}, once=once)
         evaluation = Evaluation(differentiable=True)
         values = evaluation.run(closed, jax.tree.leaves(args), marks, changes)
         return jax.tree.unflatten(jax.tree.structure(shape), values), _certain(marks)

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from parity.engine.measure.measurement import Kind
 from reports.cli import main
 from reports.cli.program import SECTIONS
 from reports.store.runs import write_run
+from stability.repeat import DigestLog, digests_of
 from tests.helpers import ROOT, cli
 from tests.reports.nights import earlier, measurement, run
 
@@ -125,6 +127,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Begun just now: an example refuses what is older.
     newest = run(*rows, suites=suites, created=datetime.now(UTC).isoformat(timespec="seconds"))
     write_run(tmp_path / "runs", newest, lambda _: "<p></p>")
+    # Digests of two trainings.
+    for name in ("first.jsonl", "second.jsonl"):
+        with DigestLog(tmp_path / name) as log:
+            log.write(0, digests_of({"w": np.ones(2, np.float32)}))
     # Shards of the reader's own.
     shard = {"kind": "shard", "suites": suites, "plan": ["plain"]}
     write_run(tmp_path / "shards", run(*rows, shard={"index": 1, "count": 1}, **shard))

@@ -1,0 +1,86 @@
+"""A training step that also returns a small summary of each value it computes, by name.
+
+The values themselves do not leave the compiled program. What is summarised is up to the caller:
+whether a value is finite (`stability.nonfinite.flags`), or a digest of its bits
+(`stability.digests`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from megalodon_jax.weights import named_leaves
+from parity.engine.measure.quantity import LOSS, Quantity, Role
+
+Reduce = Callable[[jax.Array], jax.Array]
+"""Summarises an array of any shape and dtype; the shape of its result does not depend on them."""
+Capture = Callable[..., Callable[..., tuple[Any, dict[str, jax.Array]]]]
+"""Returns a function with its named intermediates, as `parity.engine.programs.instrument.capture`;
+takes `offsets`."""
+
+
+def reduced_leaves(tree: Any, reduce: Reduce, prefix: str = "") -> dict[str, jax.Array]:
+    """Return the summary of each array of a tree but PRNG keys, named `prefix` + dotted path."""
+    return {
+        prefix + name: reduce(leaf)
+        for name, leaf in named_leaves(tree).items()
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    }
+
+
+def reduced_loss(
+    loss: Callable[..., jax.Array],
+    reduce: Reduce,
+    capture: Capture,
+    *,
+    intermediates: bool = True,
+    cotangents: bool = False,
+) -> Callable[..., tuple[tuple[jax.Array, Any], dict[str, jax.Array]]]:
+    """Return `value_and_grad` of a loss with summaries: ((loss, gradients), summaries).
+
+    Summaries are named by intermediate, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
+    `loss`, in order of computation. Call the result inside `eqx.filter_jit`.
+
+    Args:
+        loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
+        reduce: summarises a value.
+        capture: makes intermediates a result.
+        intermediates: also summarise the forward pass; otherwise only the loss and the gradients.
+        cotangents: also summarise the backward pass by intermediate. Every cotangent then stays in
+            memory, which costs more.
+    """
+
+    def reduced(model: Any, *args: Any) -> tuple[tuple[jax.Array, Any], dict[str, jax.Array]]:
+        params, static = eqx.partition(model, eqx.is_inexact_array)
+        # JAX sorts the dictionaries that pass through its transformations.
+        names: list[str] = []
+
+        def plain(params: Any, *args: Any) -> jax.Array:
+            return loss(eqx.combine(params, static), *args)
+
+        def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
+            if not intermediates:
+                return plain(params, *args), {}
+            value, marked = capture(plain, offsets=offsets)(params, *args)
+            names[:] = marked
+            return value, {name: reduce(x) for name, x in marked.items()}
+
+        shapes: dict[str, Any] = {}
+        if intermediates and cotangents:
+            shapes = jax.eval_shape(capture(plain), params, *args)[1]
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        (value, found), (gradients, bars) = jax.value_and_grad(
+            objective, argnums=(0, 1), has_aux=True
+        )(params, zeros)
+        found = {name: found[name] for name in names}
+        found |= {LOSS: reduce(value)}
+        found |= {Quantity.cotangent(n): reduce(bars[n]) for n in reversed(names) if n in bars}
+        found |= reduced_leaves(gradients, reduce, Role.GRADIENT)
+        return (value, gradients), found
+
+    return reduced
