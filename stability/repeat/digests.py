@@ -98,9 +98,9 @@ def digests_of(tree: Any, prefix: str = "") -> Digests:
 
 
 def _leaves(tree: Any, prefix: str) -> dict[str, jax.Array]:
-    def bits(leaf: jax.Array) -> jax.Array:
+    def bits(leaf: Any) -> jax.Array:
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.key_data(leaf) if is_key else leaf
+        return jax.random.key_data(leaf) if is_key else jnp.asarray(leaf)
 
     return {prefix + name: digest(bits(leaf)) for name, leaf in named_leaves(tree).items()}
 
