@@ -138,7 +138,8 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     if summary_md is not None:
         append(summary_md, markdown(result.run, decision))
     damaged = [f"newer, and damaged: {folder.name}: {why}" for folder, why in found.newer]
-    lines = [run_line(found, result.run), *damaged, *comparison_lines(result)]
+    others = [f"of another subject, not judged here: {name}: {word}" for name, word in found.others]
+    lines = [run_line(found, result.run), *damaged, *others, *comparison_lines(result)]
     newer = [{"folder": str(folder), "why": why} for folder, why in found.newer]
     more = {"run": found.folder.name, "created": result.run.manifest.created, "damaged": newer}
     say(ctx, decision, as_json, lines, **more)

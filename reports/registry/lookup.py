@@ -59,11 +59,14 @@ class Found:
         newer: damaged folders with a reason, if they may hold a newer run than the one found for
             `latest`; the verdict of an older run is then no answer.
         ahead: hours by which the run found for `latest` is dated ahead of the clock.
+        others: for `latest`, the newest runs of other kinds and subjects that were not healthy when
+            they were stored, each with its verdict.
     """
 
     folder: Path
     newer: tuple[tuple[Path, str], ...] = ()
     ahead: float = 0.0
+    others: tuple[tuple[str, str], ...] = ()
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -106,8 +109,12 @@ def look_up(root: Path, name: str) -> Found:
     if len(matches) == 1:
         if name != "latest":
             return Found(matches[0])
-        created = next(run.manifest.created for run in stored if run.folder == matches[0])
-        return Found(matches[0], _newer(created, stored, unreadable), -_hours_since(created))
+        newest = next(run for run in stored if run.folder == matches[0])
+        created = newest.manifest.created
+        ahead = -_hours_since(created)
+        return Found(
+            matches[0], _newer(created, stored, unreadable), ahead, _others(newest, stored)
+        )
     folders, place = matches or [run.folder for run in stored], address_of(root)
     bad = "".join(f"; {folder.name} is damaged: {why}" for folder, why in unreadable[-3:])
     if not folders:
@@ -116,6 +123,18 @@ def look_up(root: Path, name: str) -> Found:
     names = ", ".join(folder.name for folder in folders[-5:])
     what = "several runs begin with" if matches else "no run"
     raise StoreError(f"{what} {name!r} in {place}; there are {names}. `list` shows all of them.")
+
+
+def _others(newest: RunInfo, stored: Sequence[RunInfo]) -> tuple[tuple[str, str], ...]:
+    """Return the newest runs that are no history of `newest`, unless they were healthy."""
+    seen, found = [newest], []
+    for run in reversed(stored):
+        if run.kind in _NO_VERDICT or any(run.manifest.shares_subject(s.manifest) for s in seen):
+            continue
+        seen.append(run)
+        if run.manifest.verdict not in (Word.PASS, Word.CHANGED):
+            found.append((run.folder.name, run.manifest.verdict or "not judged"))
+    return tuple(found)
 
 
 def _is_run(folder: Path) -> bool:

@@ -75,6 +75,21 @@ def test_a_gate_judges_again_with_the_codes_of_the_night(runs: Path) -> None:
         assert (refused.exit_code, "equal to itself" in refused.output) == (2, True)
 
 
+def test_a_gate_names_the_newest_runs_of_other_subjects_that_are_red(runs: Path) -> None:
+    """The newest run may be that of a port, stored in between by somebody else."""
+    night = sorted(stored_below(runs))[-1].name
+    suites = [{"name": "mlp", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+    rows = [measurement(case="mlp", suite="mlp")]
+    date = "2026-11-25T21-30-00Z"
+    port = run(*rows, kind="port", suites=suites, id=date, created="2026-11-25T21:30:00+00:00")
+    write_run(runs, port)
+    told = cli("gate", "latest", "--out", runs)
+    assert told.exit_code == 0
+    assert f"of another subject, not judged here: {night}: not judged" in told.output
+    # A run that was asked for by name is what was asked for.
+    assert "another subject" not in cli("gate", date, "--out", runs).output
+
+
 def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:
     result = cli("compare", "2026-11-18", "latest", "--out", runs)
     assert result.exit_code == 1
