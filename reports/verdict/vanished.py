@@ -49,6 +49,10 @@ class Earlier:
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        """Return whether there is any such work."""
+        return bool(self.suites or self.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class Retired:
