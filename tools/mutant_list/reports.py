@@ -368,6 +368,23 @@ MUTANTS = (
         ),
     ),
     *of(
+        "reports/verdict/vanished.py",
+        (
+            "retired_for_ever",
+            "work that was retired once is never expected again",
+            "and _time(seen.created) < _time(self.until)",
+            "",
+            "test_vanished.py",
+        ),
+        (
+            "part_of_a_night_is_evidence",
+            "a night of some cases is taken for a whole one",
+            "        old.whole\n",
+            "        True\n",
+            "test_vanished.py",
+        ),
+    ),
+    *of(
         "reports/verdict/agreement.py",
         (
             "tolerance_equals_itself",

@@ -6,6 +6,26 @@ from tools.mutant_list.mutant import of
 
 MUTANTS = (
     *of(
+        "stability/repeat/digests.py",
+        (
+            "digest_without_places",
+            "elements that change places have the same digest",
+            "place = place + counted * jnp.uint32(stride * _STEP % 2**32)",
+            "place = place",
+            "test_repeat.py",
+        ),
+    ),
+    *of(
+        "stability/repeat/log.py",
+        (
+            "computed_twice_unseen",
+            "of a step that was computed twice the last one counts",
+            "            repeated[step] = None\n",
+            "            pass\n",
+            "test_repeat.py",
+        ),
+    ),
+    *of(
         "stability/storage/simulate.py",
         (
             "moments_not_filled",
