@@ -282,6 +282,9 @@ begins, some with the last token; two continue over several calls, and one is a 
 NEW_TOKENS = 12
 """Number of tokens generated greedily after the text of a stream."""
 
+GIVEN = "checkpoint"
+"""Name of the case of a checkpoint that was given to a night, instead of the committed one's."""
+
 CASES = (
     Case("plain", "defaults; three chunks and a tail"),
     Case("length_c_minus_1", "one token short of a chunk", length=C - 1),

@@ -24,7 +24,7 @@ from parity.engine.measure.measurement import Measurement, Verdict
 from parity.executors.executor import Log
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon import contract as megalodon_contract
-from parity.megalodon.cases import Case, by_name
+from parity.megalodon.cases import GIVEN, Case, by_name
 from parity.megalodon.explanation import Explanation, explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
@@ -48,7 +48,6 @@ from reports.nightly.shards import (
 )
 from reports.store.manifest import SuiteResult
 from reports.verdict.decide import LIVE_SUITES
-from reports.verdict.document import GIVEN
 from reports.verdict.levels import Calibrated
 from stability import suite as stability
 from stability.core.findings import Finding

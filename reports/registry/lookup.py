@@ -267,7 +267,7 @@ def _judge(root: Path, run: Run) -> JudgedRun:
     folder = pins.home(root, run.manifest)
     pinned = pins.load(run.manifest.environment.device.kind, folder)
     own = own_pins(root, run, pinned)
-    retired, why = read_retired(folder)
+    retired, why = read_retired(pins.retired_home(root, run.manifest))
     decision = decide(
         run,
         history.baseline,

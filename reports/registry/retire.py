@@ -47,16 +47,18 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")
     run = read_judgeable(folder)
-    home = pins.home(folder.parent, run.manifest)
+    if run.manifest.fault or not all(suite.whole for suite in run.manifest.suites):
+        raise StoreError(
+            f"expected a run that did all it planned and has no planted fault, but {run.id} did "
+            "not: what it lacks may only have failed"
+        )
+    home = pins.retired_home(folder.parent, run.manifest)
     known, why = read_retired(home)
     if why:
         raise StoreError(why)
-    earlier = load_history(folder.parent, run).earlier
-    before = vanished(run, earlier, known)
-    new = Retired(name.strip(), run.manifest.created, reason.strip())
-    after = vanished(run, earlier, (*known, new))
-    suites = len(before.suites) - len(after.suites)
-    groups = len(before.groups) - len(after.groups)
+    before = vanished(run, load_history(folder.parent, run).earlier, known)
+    suites, groups = before.named(name) if name.strip() else ((), ())
+    new = Retired(name, run.manifest.created, reason.strip(), suites, groups)
     if not suites + groups:
         lacked = {*before.suites, *(case for case, _, _ in before.groups)}
         names = ", ".join(label(each, 60) for each in sorted(lacked)[:8]) or "nothing"
@@ -70,4 +72,5 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
             f"expected a folder that can be written at {home}, but {error.strerror or error}; "
             "nothing was retired"
         ) from error
-    return Retirement(path, suites, groups, len(after.suites) + len(after.groups))
+    left = len(before.suites) + len(before.groups) - len(suites) - len(groups)
+    return Retirement(path, len(suites), len(groups), left)

@@ -37,7 +37,7 @@ from reports.verdict.completeness import breaches_of, lacking
 from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
 from reports.verdict.history import Past
 from reports.verdict.pins import Pin
-from reports.verdict.vanished import Vanished
+from reports.verdict.vanished import Retired, Seen, Vanished
 
 NOTHING_GONE = Vanished()
 LIVE_SUITES = frozenset(("port",))
@@ -122,7 +122,7 @@ def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
     return tuple(sorted(divergences, key=order))
 
 
-def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
+def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tuple[str, ...]:
     """Return the names of suites that the baseline ran and that this run does not list."""
     # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
@@ -131,7 +131,8 @@ def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
     now, then = (r.manifest.environment.reference.kind for r in (run, baseline))
     if (now, then) == ("recorded", "live"):
         names |= LIVE_SUITES
-    before = baseline.manifest.suites
+    before, seen = baseline.manifest.suites, Seen(baseline.id, baseline.manifest.created)
+    names |= {s.name for s in before for each in retired if each.covers(s.name, seen)}
     return tuple(suite.name for suite in before if suite.whole and suite.name not in names)
 
 
@@ -234,7 +235,7 @@ def _verdict(
     alone: bool,
 ) -> tuple[Word, ExitCode, str]:
     suites = run.manifest.suites
-    missing = tuple(dict.fromkeys((*gone.suites, *_missing(run, baseline))))
+    missing = tuple(dict.fromkeys((*gone.suites, *_missing(run, baseline, gone.retired))))
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
     if counts.new + counts.persisting:
         return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, baseline, counts, starts)

@@ -17,7 +17,7 @@ from typing import Any
 
 from parity.deepseek_v3.cases import SUBJECT
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import CASES, SUITE, Case
+from parity.megalodon.cases import CASES, GIVEN, SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
@@ -27,8 +27,6 @@ from reports.store.schema import RunKind
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 
-GIVEN = "checkpoint"
-"""Name of the case that probes a checkpoint passed to a night."""
 PROGRAM = "megalodon-numerics"
 
 

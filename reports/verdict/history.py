@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +35,8 @@ GROUP BY ALL
 """
 # Runs are numbered from the newest.
 _GROUPS = """
-SELECT "case", edge, kind, min(run) AS run FROM measurements
-WHERE NOT isnan(tolerance) AND kind IS NOT NULL AND list_contains($whole, run)
+SELECT "case", edge, kind, min(run) AS run, max(suite) AS suite FROM measurements
+WHERE NOT isnan(tolerance) AND kind IS NOT NULL
 GROUP BY ALL
 """
 
@@ -127,7 +127,6 @@ def load_history(root: Path, run: Run) -> History:
     baseline: Run | None = None
     window: list[RunInfo] = []
     answer: Columns = {}
-    earlier_work = Earlier()
     newest_first = earlier[run.manifest.kind][::-1]
     seen: set[str] = set()
     for start in range(0, len(newest_first), WINDOW - 1):
@@ -137,8 +136,6 @@ def load_history(root: Path, run: Run) -> History:
         with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
             table.database.register("today", _today(run))
             columns, broken = table.ask(_QUERY)
-            if start == 0:
-                earlier_work = _work(run, part, table)
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
         # If one run shares no measurement with today's, no run of the same work does.
         answered = {*broken, *columns["run"].tolist()}
@@ -158,22 +155,32 @@ def load_history(root: Path, run: Run) -> History:
         benches=benches,
         past=_past(run, window, answer),
         manifests=tuple(old.manifest for old in reversed(window)),
-        earlier=earlier_work,
+        earlier=_work(run, newest_first),
     )
 
 
-def _work(run: Run, stored: Sequence[RunInfo], table: Table) -> Earlier:
-    """Return the suites and groups of gates of earlier runs (newest first) that `run` must do."""
-    whole = [i for i, old in enumerate(stored) if comparable(old.manifest, run.manifest)]
-    if not whole:
+def _work(run: Run, stored: Sequence[RunInfo]) -> Earlier:
+    """Return the suites and groups of gates that `run` must do, since earlier runs did.
+
+    Args:
+        run: The run to judge.
+        stored: Earlier runs of its kind and subject, newest first. Of the whole ones the newest
+            `WINDOW` count, however many selections lie between.
+    """
+    whole = [old for old in stored if comparable(old.manifest, run.manifest)][: WINDOW - 1]
+    if not whole or run.manifest.selected:
         return Earlier()
-    seen = {i: Seen(stored[i].folder.name, stored[i].manifest.created) for i in whole}
-    suites = {s.name: seen[i] for i in reversed(whole) for s in stored[i].manifest.suites}
-    columns, _ = table.ask(_GROUPS, whole=whole)
-    rows = zip(*(columns[name].tolist() for name in ("case", "edge", "kind", "run")), strict=True)
+    seen = [Seen(old.folder.name, old.manifest.created) for old in whole]
+    pairs = list(zip(whole, seen, strict=True))[::-1]
+    suites = {suite.name: when for old, when in pairs for suite in old.manifest.suites}
+    with Table([str(old.folder / MEASUREMENTS) for old in whole]) as table:
+        columns, _ = table.ask(_GROUPS)
+    names = ("case", "edge", "kind", "suite", "run")
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
     groups: dict[Group, Seen] = {}
-    for case, edge, kind, turn in sorted(rows, key=lambda row: -row[-1]):
-        groups[group_of(run.manifest.kind, case, edge, kind)] = seen[turn]
+    for case, edge, kind, suite, turn in sorted(rows, key=lambda row: -row[-1]):
+        group = group_of(run.manifest.kind, case, edge, kind)
+        groups[group] = replace(seen[turn], suite=suite or "")
     return Earlier(suites, groups)
 
 

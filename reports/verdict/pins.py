@@ -80,6 +80,11 @@ def home(root: Path, manifest: Manifest) -> Path:
     return beside(root) / PORTS_FOLDER / names
 
 
+def retired_home(root: Path, manifest: Manifest) -> Path:
+    """Return the folder of the file of retired work for a run below `root`, one for all ports."""
+    return beside(root) / PORTS_FOLDER if manifest.subject else FOLDER
+
+
 def beside(root: Path) -> Path:
     """Return the folder whose subfolder holds a port's committed pinned baselines."""
     return Path().resolve() if is_address(address_of(root)) else root.resolve().parent

@@ -16,7 +16,7 @@ from reports.text import contrast, count, edge_name, edge_rank, label, metric_na
 from reports.verdict.agreement import agreement
 from reports.verdict.changes import Change, Counts, What, pin_name
 from reports.verdict.drift import UNSEEN, Drift, PinComparison
-from reports.verdict.vanished import Vanished
+from reports.verdict.vanished import LONGEST, Vanished
 from stability.core.findings import Severity
 
 
@@ -139,10 +139,10 @@ def vanished(run: Run, gone: Vanished) -> str:
 
 
 def _retire(run: Run, name: str) -> str:
-    return (
-        "If that is intended: "
-        f"`retire {shlex.quote(run.id)} {shlex.quote(label(name, 60))} --reason ...`."
-    )
+    # Whole, to be copied; `--` where it would be taken for an option.
+    quoted = shlex.quote(label(name, LONGEST))
+    quoted = f"-- {quoted}" if name.startswith("-") else quoted
+    return f"If that is intended: `retire --reason ... {shlex.quote(run.id)} {quoted}`."
 
 
 def _shortened(reason: str, limit: int = 80) -> str:

@@ -9,13 +9,15 @@ it, in a text file beside the pinned runs that is reviewed as a diff. Source: do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from megalodon_jax.files import written_aside
 from parity.engine.measure.measurement import Kind, Verdict
+from parity.megalodon.cases import CASES, GIVEN
 from parity.port_tolerances import PortEdge
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
@@ -29,6 +31,11 @@ PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
 """Kinds of run whose work is expected again; tests come and go with their code."""
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
+LONGEST = 10_000
+"""Characters of a name that is shown whole, to be copied."""
+# A night of another checkpoint has its own name for the case of the committed one.
+_CHECKPOINTS = frozenset((GIVEN, *(case.name for case in CASES if case.checkpoint)))
+
 Group = tuple[str, str, str]
 """Case, edge and kind of gates. Of ports, whose stages come and go, kinds are gradients or ""."""
 
@@ -40,6 +47,8 @@ class Seen:
     run: str
     created: str
     """ISO 8601, UTC."""
+    suite: str = ""
+    """Suite of a group."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +68,21 @@ class Retired:
     """Work that is not expected any more.
 
     Attributes:
-        name: suite, case, edge or kind, or several of them joined by " | ", which all must fit.
+        name: what a person called it.
         until: time of the run that lacked it. A later run that has it again makes it expected.
         reason: why, for a reviewer.
+        suites, groups: exactly what was retired.
     """
 
     name: str
     until: str
     reason: str
+    suites: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
 
-    def covers(self, names: Iterable[str], seen: Seen) -> bool:
-        """Return whether work with these names, last seen in this run, was retired."""
-        return {*self.name.split(" | ")} <= {*names} and _time(seen.created) < _time(self.until)
+    def covers(self, work: str | Group, seen: Seen) -> bool:
+        """Return whether a suite or a group, last seen in this run, was retired."""
+        return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,23 @@ class Vanished:
 
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
+    retired: tuple[Retired, ...] = ()
+
+    def named(self, name: str) -> tuple[tuple[str, ...], tuple[Group, ...]]:
+        """Return the suites and groups that a person means by a name.
+
+        A name is that of a suite, case, edge or kind, as verdicts show it, or several of them
+        joined by " | ", all of which a group must have.
+        """
+        parts = {*name.split(" | ")}
+
+        def fits(*names: str) -> bool:
+            shown = {label(each, LONGEST) for each in names}
+            return name in shown or parts <= shown
+
+        suites = tuple(suite for suite in self.suites if fits(suite))
+        groups = (group for group, seen in self.groups.items() if fits(*group, seen.suite))
+        return suites, tuple(groups)
 
 
 def comparable(old: Manifest, new: Manifest) -> bool:
@@ -92,12 +121,15 @@ def comparable(old: Manifest, new: Manifest) -> bool:
         old.whole
         and new.kind in PLANNED
         and here.device.kind == there.device.kind
-        and here.reference.kind == there.reference.kind
+        # Of ports it names the kinds of all originals, which may come and go.
+        and (new.kind is RunKind.PORT or here.reference.kind == there.reference.kind)
     )
 
 
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
     """Return the group of a gate."""
+    if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
+        case = GIVEN
     if kind_of_run is RunKind.PORT and kind != Kind.GRADIENT.value:
         kind = ""
     return case, edge, kind
@@ -122,9 +154,8 @@ def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished
         str(port.get("title")): frozenset(port.get("switched_off") or ()) for port in manifest.ports
     }
 
-    def retired_now(names: Iterable[str], seen: Seen) -> bool:
-        names = tuple(names)
-        return any(each.covers(names, seen) for each in retired)
+    def expected(work: str | Group, seen: Seen) -> bool:
+        return not any(each.covers(work, seen) for each in retired)
 
     def switched_off(group: Group) -> bool:
         case, edge, kind = group
@@ -137,13 +168,14 @@ def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished
         {
             name: seen
             for name, seen in earlier.suites.items()
-            if name not in suites and not retired_now([name], seen)
+            if name not in suites and expected(name, seen)
         },
         {
             group: seen
             for group, seen in earlier.groups.items()
-            if group not in groups and not switched_off(group) and not retired_now(group, seen)
+            if group not in groups and not switched_off(group) and expected(group, seen)
         },
+        tuple(retired),
     )
 
 
@@ -159,11 +191,7 @@ def read_retired(folder: Path) -> tuple[tuple[Retired, ...], str]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
-        found = tuple(Retired(**entry) for entry in document["retired"])
-        for each in found:
-            if not all(isinstance(value, str) and value.strip() for value in asdict(each).values()):
-                raise ValueError(f"expected texts that are not empty, received {each}")
-            _time(each.until)
+        found = tuple(map(_entry, document["retired"]))
     except _UNUSABLE as error:
         why = (
             f"{FILE} is not used: expected what `retire` writes (schema {SCHEMA}), but reading it "
@@ -171,6 +199,24 @@ def read_retired(folder: Path) -> tuple[tuple[Retired, ...], str]:
         )
         return (), why
     return found, ""
+
+
+def _entry(entry: Mapping[str, Any]) -> Retired:
+    suites = tuple(entry["suites"])
+    groups = tuple(_group(group) for group in entry["groups"])
+    found = Retired(entry["name"], entry["until"], entry["reason"], suites, groups)
+    texts = (found.name, found.until, found.reason, *suites)
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"expected texts that are not empty, received {entry}")
+    datetime.fromisoformat(found.until)
+    return found
+
+
+def _group(parts: Sequence[str]) -> Group:
+    case, edge, kind = parts
+    if not all(isinstance(part, str) for part in parts) or not case or not edge:
+        raise ValueError(f"expected case, comparison and kind, received {parts}")
+    return case, edge, kind
 
 
 def write_retired(folder: Path, retired: Sequence[Retired]) -> Path:
@@ -187,4 +233,6 @@ def write_retired(folder: Path, retired: Sequence[Retired]) -> Path:
 
 
 def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    """Return a time; without a zone it is UTC."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

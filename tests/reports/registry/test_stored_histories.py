@@ -482,7 +482,7 @@ def test_a_run_is_judged_by_its_baseline_its_past_and_its_anchors(
                 for it in history_of(now, stored[:place])
                 if it.whole
                 and it.device == now.device
-                and it.run.manifest.environment.reference.kind == reference
+                and (now.port or it.run.manifest.environment.reference.kind == reference)
             ]
             answer = rules.judge(night_of(now, past), then and night_of(then), [], near)
             alone = rules.judge(night_of(now, past), then and night_of(then), [])

@@ -158,7 +158,7 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
             [WHOLE],
             ["a", "b"],
             "Nothing failed, but earlier runs ran a suite that this run lacks: a, b. If that is "
-            f"intended: `retire {run().id} a --reason ...`.",
+            f"intended: `retire --reason ... {run().id} a`.",
         ),
         (
             [WHOLE, {**SUITE, "name": "mesh"}],

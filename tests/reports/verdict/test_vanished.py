@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.vanished import FILE, Retired, read_retired, write_retired
 from tests.helpers import cli
-from tests.reports.nights import contracted, measurement, run
+from tests.reports.nights import altered, contracted, measurement, run
 
 SUITE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
 BEFORE = (
@@ -27,7 +28,7 @@ BEFORE = (
     measurement(case="a", kind=Kind.GRADIENT, quantity="grad/w"),
     measurement(case="a", edge="jax64:oracle", quantity="logits"),
     measurement(case="b"),
-    measurement(case="seams", suite="seams"),
+    measurement(case="a difference", suite="seams"),
 )
 
 
@@ -72,7 +73,7 @@ def test_what_vanished_is_missed_every_night(tmp_path, lost, told) -> None:
     for it in nights[1:]:
         decision = judge(root, it).decision
         assert (decision.word, told in decision.sentence) == (Word.INCOMPLETE, True)
-        assert f"retire {it.id} " in decision.sentence
+        assert f"`retire --reason ... {it.id} " in decision.sentence
     # Negative controls: the first night, and one that has it all.
     assert judge(root, nights[0]).decision.word is Word.PASS
     assert judge(root, night(5, BEFORE)).decision.word is Word.PASS
@@ -109,7 +110,8 @@ def test_retired_work_is_missed_no_longer_until_it_comes_back(tmp_path, pinned) 
     assert answer.exit_code == 0 and "1 groups of gates" in answer.output
     assert "still expected" not in answer.output
     [entry] = read_retired(pinned)[0]
-    assert entry == Retired("b", third.manifest.created, "covered by a")
+    groups = (("b", "jax32:oracle", "logits"),)
+    assert entry == Retired("b", third.manifest.created, "covered by a", (), groups)
     for it in (second, third, night(4, less)):
         assert judge(root, it).decision.word is Word.PASS
     # It came back: whoever removes it again has to say so again.
@@ -136,14 +138,20 @@ def test_a_retirement_needs_a_reason_and_something_to_retire(tmp_path, pinned) -
 
 
 DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
-ENTRY = '{"name": "b", "until": "soon", "reason": "x"}'
+ENTRY = '{"name": "b", "until": "soon", "reason": "x", "suites": [], "groups": []}'
+EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-30T00:00:00+00:00")
+SHORT = ENTRY.replace('"groups": []', '"groups": [["b"]]').replace("soon", "2026-11-30")
 
 
-@pytest.mark.parametrize("text", [*DAMAGED, f'{{"schema": 1, "retired": [{ENTRY}]}}'])
+WRAPPED = [f'{{"schema": 1, "retired": [{entry}]}}' for entry in (ENTRY, EMPTY, SHORT)]
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *WRAPPED])
 def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> None:
     root, less = tmp_path / "runs", without(case="b")
     _, folder = stored(root, night(1, BEFORE), night(2, less))
-    write_retired(pinned, [Retired("b", "2026-11-30T00:00:00+00:00", "covered")])
+    group = ("b", "jax32:oracle", "logits")
+    write_retired(pinned, [Retired("b", "2026-11-30T00:00:00+00:00", "covered", (), (group,))])
     assert judge(root, night(2, less)).decision.word is Word.PASS
     (pinned / FILE).write_text(text, encoding="utf-8")
     judged = judge(root, night(2, less))
@@ -151,6 +159,77 @@ def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> 
     assert any(FILE in why for why in judged.unusable_pins)
     with pytest.raises(StoreError, match="restore it"):
         retire(folder, "b", "covered")
+
+
+def test_a_retired_suite_is_missed_no_longer(tmp_path) -> None:
+    """The baseline ran it, too."""
+    root, less = tmp_path / "runs", without(suite="seams")
+    _, folder = stored(root, night(1, BEFORE), night(2, less))
+    assert retire(folder, "seams", "no seams any more").suites == 1
+    assert judge(root, night(2, less)).decision.word is Word.PASS
+    assert judge(root, night(3, less)).decision.word is Word.PASS
+    # Of another machine, whose newest run had the suite before that.
+    assert judge(root, night(3, less, host={"name": "other"})).decision.word is Word.PASS
+
+
+def test_a_retirement_covers_what_the_run_lacked_and_nothing_else(tmp_path) -> None:
+    both = [*BEFORE, replace(BEFORE[1], case="b")]
+    less = [m for m in both if (m.case, m.kind) != ("a", Kind.GRADIENT)]
+    root = tmp_path / "runs"
+    _, folder = stored(root, night(1, both), night(2, less))
+    assert retire(folder, "gradient", "those of a are gone").groups == 1
+    assert judge(root, night(2, less)).decision.word is Word.PASS
+    none = [m for m in both if m.kind is not Kind.GRADIENT]
+    assert judge(root, night(3, none)).decision.word is Word.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fault": "conjugate"}, {"suites": [{**SUITE, "planned": 2}]}], ids=["bug", "cut"]
+)
+def test_what_a_broken_night_lacks_is_not_retired(tmp_path, changes) -> None:
+    less = [m for m in BEFORE if m.case == "a"]
+    _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, less, **changes))
+    with pytest.raises(StoreError, match="may only have failed"):
+        retire(folder, "b", "gone")
+
+
+def test_selections_in_between_do_not_age_what_a_whole_night_did(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("reports.verdict.history.WINDOW", 3)
+    root = tmp_path / "runs"
+    chosen = [night(day, BEFORE[:1], selected=["a"]) for day in (2, 3, 4, 5)]
+    stored(root, night(1, BEFORE), *chosen)
+    assert judge(root, night(6, without(case="b"))).decision.word is Word.INCOMPLETE
+
+
+def test_another_checkpoint_has_its_own_name_for_the_same_case(tmp_path) -> None:
+    committed, given = (
+        [*BEFORE, measurement(case=name, quantity="loss")] for name in ("byte_lm", "checkpoint")
+    )
+    stored(tmp_path / "runs", night(1, committed))
+    assert judge(tmp_path / "runs", night(2, given)).decision.word is Word.PASS
+    assert judge(tmp_path / "runs", night(2, BEFORE)).decision.word is Word.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    "name", ["x | y", " lead", "é" * 70, "a\nb", "-dash", "a'b\"c", "\u202eevil", "gradient"]
+)
+def test_the_command_that_a_verdict_shows_retires_what_it_names(tmp_path, name) -> None:
+    root, second = tmp_path / "runs", night(2, BEFORE)
+    stored(root, night(1, [*BEFORE, measurement(case=name)]), second)
+    told = judge(root, second).decision.sentence
+    command, *words = shlex.split(told[told.rindex("`retire") :].strip("`."))
+    answer = cli(command, "--out", root, *("why" if word == "..." else word for word in words))
+    assert answer.exit_code == 0, answer.output
+    assert judge(root, second).decision.word is Word.PASS
+
+
+def test_a_time_without_a_zone_is_that_of_utc(tmp_path, pinned) -> None:
+    root, less = tmp_path / "runs", without(case="b")
+    stored(root, night(1, BEFORE), night(2, less))
+    group = ("b", "jax32:oracle", "logits")
+    for until, word in (("2026-11-01T21:30:01", Word.PASS), ("2026-11-01", Word.INCOMPLETE)):
+        write_retired(pinned, [Retired("b", until, "covered", (), (group,))])
+        assert judge(root, night(2, less)).decision.word is word
 
 
 # -- ports
@@ -185,3 +264,21 @@ def test_a_port_that_left_the_file_is_missed(tmp_path) -> None:
     stored(root, port(1, LOGITS, other))
     decision = judge(root, port(2, LOGITS)).decision
     assert (decision.word, "gru" in decision.sentence) == (Word.INCOMPLETE, True)
+
+
+def test_ports_that_come_and_go_keep_what_was_retired(tmp_path) -> None:
+    """And the kinds of originals may change, in any order."""
+    root, other = tmp_path / "runs", replace(LOGITS, case="gru", suite="gru")
+    added = replace(LOGITS, case="lstm", suite="lstm")
+    _, folder = stored(root, port(1, LOGITS, other), port(2, LOGITS))
+    retire(folder, "gru", "moved to another file")
+    assert judge(root, port(3, LOGITS, added)).decision.word is Word.PASS
+    jax = {"reference": {"kind": "jax and torch"}}
+    assert judge(root, replaced(port(3, LOGITS, added), **jax)).decision.word is Word.PASS
+    stored(root, port(4, LOGITS, NARROW, added))
+    late = replaced(port(5, LOGITS, added), **jax)
+    assert judge(root, late).decision.word is Word.INCOMPLETE
+
+
+def replaced(made: Run, **changes: Any) -> Run:
+    return replace(altered(made, **changes), measurements=made.measurements)
