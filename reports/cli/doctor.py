@@ -40,7 +40,7 @@ OPTIONAL = {
     "megalodon-hf": "",
     "playwright": "",
 }
-"""What to do where a package is not installed; empty where another line says it."""
+"""Advice for each package that is not installed; empty if another line gives it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from reports.verdict.vanished import (
 
 @dataclass(frozen=True)
 class Retirement:
-    """Work that was retired, and what the run lacks besides."""
+    """Number of suites and groups of gates that were retired."""
 
     path: Path
     suites: int
@@ -38,10 +38,10 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
     Args:
         folder: Folder of a run that does not plan the work.
         name: Suite, case, edge or kind, or several joined by " | ", which all must fit.
-        reason: Why it is gone.
+        reason: Why it was removed.
 
     Raises:
-        StoreError: there is no reason, the run lacks nothing of that name, the file of retired work
+        StoreError: there is no reason, no missing work has that name, the file of retired work
             is damaged, or it cannot be written.
     """
     if not reason.strip():

@@ -70,7 +70,7 @@ class History:
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)
-    """What those of `runs` did that this run must do as well."""
+    """Suites and gates of whole earlier runs, which this run must have too."""
 
 
 def _keys(run: Run) -> list[Key]:
