@@ -257,5 +257,6 @@ def test_runs_of_a_work_that_shares_nothing_are_not_asked_again(
     )
     found = load_history(tmp_path, run(measurement()))
     assert found.baseline is not None and found.baseline.manifest.created[8:10] == "01"
-    # The newest two; of the next windows only what may have done today's work.
-    assert asked == [2, 1]
+    # The newest two; of the next windows only what may have done today's work; and at last the
+    # newest two whole runs, whose work is expected again.
+    assert asked == [2, 1, 2]
