@@ -25,7 +25,7 @@ from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
-from parity.port.consequences import compensated, notice_of, without
+from parity.port.consequences import compensated, has_effect, notice_of, without
 from parity.port.correspondence import Correspondence
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.hidden import Squares
@@ -149,6 +149,8 @@ def compare(port: Port) -> Report:
     try:
         place = localise(both.names, original, ours, constants)
         while two := compensated(alignment, rows, place, outputs):
+            if not has_effect(two, both.names, original, ours, place):
+                break
             alignment = without(alignment, [two])
             both.names = replace(both.names, alignment=alignment)
             rows = [row for row in rows if row.quantity != two.port]

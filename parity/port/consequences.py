@@ -12,10 +12,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.engine.pairing.alignment import AlignedBy, Alignment
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.stage_pairs import Pair
-from parity.port.localisation import Place
+from parity.port.correspondence import Correspondence
+from parity.port.localisation import Place, replaceable
+from parity.port.side_runs import SideRuns
+from parity.sides.side import Precision, Run
 
 
 def compensated(
@@ -42,6 +46,28 @@ def compensated(
     failing = _failing(rows)
     behind = place.stages[place.stages.index(culprit) + 1 :]
     return pair if any(s.broken and s.name not in failing for s in behind) else None
+
+
+def has_effect(
+    pair: Pair, names: Correspondence, original: SideRuns, port: SideRuns, place: Place
+) -> bool:
+    """Return whether the original's value of this pair alone changes a later stage of the port.
+
+    `localise` feeds all stages at once, so that a stage may break by another pair's value.
+    """
+    if port.wide is None:
+        return True
+    value = replaceable(original.best, names, original, port).get(pair.port)
+    if value is None:
+        return False
+    fed = port.run(Run(Precision.FLOAT64, forced={pair.port: value})).stages
+    bounds = {stage.name: stage.tolerance for stage in place.stages}
+    order = [stage.name for stage in place.stages]
+    return any(
+        relative_l2(*without_shared_infinities(fed[name], port.wide.stages[name])) > bounds[name]
+        for name in order[order.index(pair.port) + 1 :]
+        if name in fed
+    )
 
 
 def _failing(rows: Iterable[Measurement]) -> set[str]:

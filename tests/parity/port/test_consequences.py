@@ -109,6 +109,51 @@ def test_a_stage_that_nothing_uses_is_not_two_quantities(wrong):
     assert {m.quantity for m in report.failures} == ({"branch"} if wrong != 1.0 else set())
 
 
+def test_what_breaks_by_another_pair_is_no_evidence():
+    """The same branch in front of a table that is scaled elsewhere: the norm behind both breaks
+    when it is fed the original's table, which says nothing of the branch."""
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return SCALE * super().forward(x)
+
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.branch = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.table, self.norm = Scaled(4, 4), torch.nn.LayerNorm(4)
+            self.register_buffer("keep", torch.zeros(4))
+
+        def forward(self, x):
+            x = self.dense(x)
+            return self.norm(self.table(torch.tanh(x + self.keep * self.branch(x))))
+
+    def linear(params, name, x):
+        return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+
+    def port(wrong):
+        def function(params, x):
+            x = checkpoint_name(linear(params, "dense", x), "dense")
+            branch = checkpoint_name(wrong * linear(params, "branch", x), "branch")
+            x = jnp.tanh(x + params["keep"] * branch)
+            x = SCALE * checkpoint_name(linear(params, "table", x), "table")
+            centred = x - jnp.mean(x, -1, keepdims=True)
+            x = centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-5)
+            return checkpoint_name(x * params["norm.weight"] + params["norm.bias"], "norm")
+
+        return function
+
+    torch.manual_seed(1)
+    original, x = Gated(), np.random.default_rng(1).standard_normal((3, 4), np.float32)
+    named = (*original.named_parameters(), *original.named_buffers())
+    params = {name: p.detach().numpy() for name, p in named}
+    for wrong in (1.0, 1.5):
+        sides = TorchSide(original, x), JaxSide(port(wrong), params, x)
+        report = compare(Port("gated", *sides, bfloat16=False, gradients=False))
+        assert report.holds == (wrong == 1.0), report.text()
+        assert ("branch" in {m.quantity for m in report.failures}) == (wrong != 1.0)
+
+
 def test_what_a_person_calls_one_quantity_is_held_to_it():
     """The same two programs as above, of which somebody said that the tables are one."""
     report = compared(SCALE, pins=(Pin("table", "table"),), gradients=False)
