@@ -17,7 +17,7 @@ from reports.printable import printable
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
-OK, REGRESSED, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 1, 2, 3, 6
+OK, REGRESSED, USAGE, INCOMPLETE, NOT_COMPARABLE, INTERNAL_ERROR = 0, 1, 2, 3, 4, 6
 
 EXIT_CODES = """\b
 Exit codes:

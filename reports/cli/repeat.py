@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from reports.cli.console import INCOMPLETE, OK, REGRESSED, examples
+from reports.cli.console import INCOMPLETE, NOT_COMPARABLE, OK, REGRESSED, examples
 from reports.printable import printable
-
-NOT_COMPARABLE = 4
 
 # Everything heavy is imported inside the command: help and usage errors must be instant.
 

@@ -25,7 +25,7 @@ from stability.repeat import (
     hashed_loss,
     read_log,
 )
-from tests.helpers import cli
+from tests.helpers import cli, skip_unless_computed
 
 RNG = np.random.default_rng(0)
 
@@ -70,18 +70,22 @@ ARRAYS = {
 
 @pytest.mark.parametrize("x", ARRAYS.values(), ids=ARRAYS)
 def test_a_digest_is_that_of_its_definition(x) -> None:
+    if x.dtype == np.float16:
+        skip_unless_computed("float16")
     assert of(x) == model_of_digest(np.asarray(x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool", "complex64"])
 def test_a_digest_tells_elements_places_shapes_and_dtypes_apart(dtype) -> None:
+    if dtype == "float16":
+        skip_unless_computed(dtype)
     plain = RNG.integers(0, 2, (4, 6))
     plain[0, :2] = 1, 0
     changed, swapped = plain.copy(), plain.copy()
     changed[3, 5], swapped[0, :2] = 1 - plain[3, 5], (0, 1)
     forms = [plain, changed, swapped, plain.reshape(6, 4), plain[::-1]]
     seen = [jnp.asarray(form).astype(dtype) for form in forms]
-    seen += [jnp.asarray(plain).astype("float32" if dtype != "float32" else "float16")]
+    seen += [jnp.asarray(plain).astype("float32" if dtype != "float32" else "bfloat16")]
     assert len({of(each) for each in seen}) == len(seen)
     assert of(seen[0]) == of(jnp.asarray(plain.copy()).astype(dtype))
 
@@ -121,6 +125,9 @@ def test_a_digest_does_not_depend_on_how_an_array_is_sharded(axis) -> None:
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e4m3fn", "float4_e2m1fn"])
 def test_elements_of_few_bits_have_digests_too(dtype) -> None:
+    if dtype == "float8_e4m3fn":
+        # XLA goes by way of float16 to ask whether it is NaN.
+        skip_unless_computed(dtype, "float16")
     x = jnp.asarray([0.0, 1.0, 2.0]).astype(dtype)
     assert len({of(x), of(x[::-1]), of(x.astype("float32"))}) == 3
 
