@@ -26,6 +26,8 @@ BETWEEN = (
 """Edges that compare the port with the original; the others compare a side with itself."""
 ALL_DERIVATIVES = "grad/*"
 """Entry that stands for all derivatives if none was computed."""
+FROZEN = "the original does not train it (`requires_grad` is False)"
+UPDATED = "the call changed it in place: return it on both sides to have it compared"
 NO_OUTPUT = "outputs"
 """Quantity of the row which reports that no output was compared."""
 
@@ -35,15 +37,16 @@ class Role(StrEnum):
 
     OUTPUT = "output"
     GRADIENT = "gradient"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One output or derivative of the original.
+    """One output, derivative or updated state of the original.
 
     Attributes:
         name: the original's name of it.
-        role: output or derivative.
+        role: output, derivative, or state that the call updates.
         port: the port's name of it; empty without a counterpart.
         compared: whether a gate compared it with the port's.
         reason: why it was not compared; empty if it was.
@@ -88,7 +91,8 @@ def ledger_of(
     left_out: Mapping[str, str],
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
-    """Return an entry for each output and derivative of the original.
+    """Return an entry for each output and derivative of the original, for each parameter that it
+    does not train, and for each buffer that its call updates.
 
     Args:
         rows: all measurements, from which the compared quantities are read.
@@ -108,6 +112,7 @@ def ledger_of(
         for name, kind in original.unread.items()
     ]
     entries += [Entry(name, Role.OUTPUT, reason=why) for name, why in left_out.items()]
+    entries += [Entry(name, Role.STATE, reason=UPDATED) for name in original.updated]
     if without_derivatives:
         reason = f"no derivative was compared: {without_derivatives}"
         return (*entries, Entry(ALL_DERIVATIVES, Role.GRADIENT, reason=reason))
@@ -115,6 +120,7 @@ def ledger_of(
         made = [p.port for p in matching.pairs if name in (*p.originals, *p.also)]
         quantities = [Quantity.gradient(each) for each in made]
         entries.append(_entry(name, Role.GRADIENT, quantities, ", ".join(made), gates))
+    entries += [Entry(name, Role.GRADIENT, reason=FROZEN) for name in original.frozen]
     return tuple(entries)
 
 

@@ -24,6 +24,8 @@ from parity.port_tolerances import PortEdge
 
 AROUND = 3
 """Stages shown before and after the one where a difference starts."""
+NAMES = 8
+"""Names shown that were not compared for the same reason."""
 ELEMENTS = 3
 """Elements of it that are shown."""
 
@@ -204,9 +206,12 @@ class Report:
             f"{len(self.matching.pairs)} parameters matched, {len(self.alignment.pairs)} stages "
             f"aligned; without a partner: {alone[0]} of the port, {alone[1]} of the original",
         ]
-        lines += [
-            f"not compared: {entry.role} {entry.name}: {entry.reason}" for entry in self.left_out
-        ]
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for entry in self.left_out:
+            reasons.setdefault((entry.role, entry.reason), []).append(entry.name)
+        for (role, reason), names in reasons.items():
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+            lines.append(f"not compared: {role} {', '.join(names[:NAMES])}{more}: {reason}")
         last = self.narrow[-1] if self.narrow else None
         if last is not None:
             lines.append(

@@ -106,6 +106,10 @@ class Trace:
     """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
     """Kinds of the results that are not arrays, by name; they cannot be compared."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that the program does not train, so that they have no gradient."""
+    updated: tuple[str, ...] = ()
+    """Parameters and buffers that the run changed in place, such as running statistics."""
 
 
 @runtime_checkable

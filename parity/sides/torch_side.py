@@ -134,7 +134,7 @@ class TorchSide:
         stages: dict[str, torch.Tensor] = {}
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_unchanged(module))
+            kept = stack.enter_context(_unchanged(module))
             unseen = stack.enter_context(_watched(module, stages, how.forced))
             if how.precision is Precision.FLOAT64:
                 seed = how.seed if how.rounding is Rounding.OPERATIONS else None
@@ -159,6 +159,7 @@ class TorchSide:
             if gradients and how.cotangents and {*how.cotangents} <= {*numbers}:
                 raise SideError(no_derivative(how.cotangents))
             derivatives = _gradients(module, outputs, how) if gradients else {}
+            updated = tuple(_changed(module, kept))
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
@@ -168,8 +169,16 @@ class TorchSide:
             notices.append(
                 "refuses float64: it ran in float64 with the dtype hidden from its checks"
             )
+        trained = ((name, p.requires_grad) for name, p in module.named_parameters())
         return Trace(
-            arrays, tuple(outputs), derivatives, tuple(notices), exact=exact, unread=unread
+            arrays,
+            tuple(outputs),
+            derivatives,
+            tuple(notices),
+            exact=exact,
+            unread=unread,
+            frozen=tuple(name for name, is_trained in trained if not is_trained),
+            updated=updated,
         )
 
     def _in(self, precision: Precision) -> torch.nn.Module:
@@ -345,21 +354,32 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 
 @contextlib.contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restore the module's parameters and buffers on exit: a call may change some of them.
+def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Restore the module's parameters and buffers on exit: a call may change some of them. Yields
+    their values.
 
     In training mode it changes statistics; an embedding with `max_norm` shortens its own rows. A
     port whose arrays share memory with the module would be changed too, and would agree.
     """
     kept = {name: x.detach().clone() for name, x in _state_of(module)}
     try:
-        yield
+        yield kept
     finally:
+        state = dict(_state_of(module))
         with torch.no_grad():
-            for name, x in _state_of(module):
-                # A changed version counter is not enough to go by: `.data` does not count.
-                if name in kept and kept[name].shape == x.shape and not _same(kept[name], x):
-                    x.copy_(kept[name])
+            for name in _changed(module, kept):
+                if name in kept and kept[name].shape == state[name].shape:
+                    state[name].copy_(kept[name])
+
+
+def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the parameters and buffers that are new or differ from their kept values."""
+    # A changed version counter is not enough to go by: `.data` does not count.
+    return [
+        name
+        for name, x in _state_of(module)
+        if name not in kept or kept[name].shape != x.shape or not _same(kept[name], x)
+    ]
 
 
 def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

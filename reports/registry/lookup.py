@@ -19,7 +19,7 @@ from urllib.parse import quote
 from parity.engine.measure.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
-from reports.store.manifest import Manifest, read_manifest
+from reports.store.manifest import AHEAD, Manifest, read_manifest
 from reports.store.reader import checksum, read_bytes, read_json
 from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
@@ -43,9 +43,6 @@ _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes listed in the terminal."""
-AHEAD = 0.05
-"""Hours (3 minutes) by which a run may be dated ahead of the clock: clocks of machines differ by
-seconds, and a run from the future hides those after it until then."""
 NAMED = 5
 """Damaged runs listed below a verdict."""
 

@@ -5,10 +5,15 @@ Source: docs/verdicts.md "Retired work".
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from reports.registry.lookup import read_judgeable
+from reports.store.runs import Run
 from reports.store.schema import StoreError
 from reports.text import label
 from reports.verdict import pins
@@ -53,24 +58,45 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
             "not: what it lacks may only have failed"
         )
     home = pins.retired_home(folder.parent, run.manifest)
+    try:
+        with _alone(home):
+            return _retire(home, folder.parent, run, name, reason.strip())
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {home}, but {error.strerror or error}; "
+            "nothing was retired"
+        ) from error
+
+
+def _retire(home: Path, root: Path, run: Run, name: str, reason: str) -> Retirement:
     known, why = read_retired(home)
     if why:
         raise StoreError(why)
-    before = vanished(run, load_history(folder.parent, run).earlier, known)
+    before = vanished(run, load_history(root, run).earlier, known)
     suites, groups = before.named(name) if name.strip() else ((), ())
-    new = Retired(name, run.manifest.created, reason.strip(), suites, groups)
     if not suites + groups:
         lacked = {*before.suites, *(case for case, _, _ in before.groups)}
         names = ", ".join(label(each, 60) for each in sorted(lacked)[:8]) or "nothing"
         raise StoreError(
             f"expected something that {run.id} lacks, received {name!r}: it lacks {names}"
         )
-    try:
-        path = write_retired(home, (*known, new))
-    except OSError as error:
-        raise StoreError(
-            f"expected a folder that can be written at {home}, but {error.strerror or error}; "
-            "nothing was retired"
-        ) from error
+    new = Retired(name, run.manifest.created, reason, suites, groups)
+    path = write_retired(home, (*known, new))
     left = len(before.suites) + len(before.groups) - len(suites) - len(groups)
     return Retirement(path, len(suites), len(groups), left)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Context that one process at a time enters for a folder: of two that read the file, the later
+    one to write would lose what the other retired.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        # Some network file systems cannot lock folders.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -25,6 +25,9 @@ from reports.store.schema import (
 )
 from reports.store.seal import check_seal, is_sealed
 
+AHEAD = 0.05
+"""Hours (3 minutes) by which a run may be dated ahead of the clock: clocks of machines differ by
+seconds, and a run from the future hides those after it until then."""
 CHECKED = 5
 """First schema with checksums."""
 

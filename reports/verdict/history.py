@@ -6,8 +6,9 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from parity.engine.measure.measurement import Key
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import fingerprint
-from reports.store.manifest import Manifest
+from reports.store.manifest import Manifest, read_manifest
 from reports.store.query import Columns, Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
@@ -86,11 +87,16 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
     stored, unreadable = list_runs(root)
     by_kind: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
     for old in stored:
-        # A run with a planted fault is no evidence about the code it ran.
-        mixed = old.kind is run.manifest.kind and not old.manifest.shares_subject(run.manifest)
-        if old.manifest.created < run.manifest.created and not (old.manifest.fault or mixed):
+        if _before(old.manifest, run.manifest):
             by_kind[old.kind].append(old)
     return by_kind, unreadable
+
+
+def _before(old: Manifest, new: Manifest) -> bool:
+    """Return whether a run may be an earlier one of another, of its kind or a bench."""
+    # A run with a planted fault is no evidence about the code it ran.
+    mixed = old.kind is new.kind and not old.shares_subject(new)
+    return old.created < new.created and not (old.fault or mixed)
 
 
 def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
@@ -155,33 +161,76 @@ def load_history(root: Path, run: Run) -> History:
         benches=benches,
         past=_past(run, window, answer),
         manifests=tuple(old.manifest for old in reversed(window)),
-        earlier=_work(run, newest_first),
+        earlier=_work(run, newest_first, _damaged(root, run, unreadable)),
     )
 
 
-def _work(run: Run, stored: Sequence[RunInfo]) -> Earlier:
+def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
+    """Return the manifests of earlier runs of which another file is damaged.
+
+    The seal shows that run.json is as it was stored, so what it planned is known although its
+    numbers are lost.
+    """
+    found: list[Manifest] = []
+    for folder in {folder for folder, _ in unreadable}:
+        with suppress(StoreError):
+            old = read_manifest(folder)
+            # A copy has the name of another run.
+            if (
+                old.id == folder.name
+                and old.kind is run.manifest.kind
+                and _before(old, run.manifest)
+            ):
+                found.append(old)
+    return found
+
+
+def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> Earlier:
     """Return the suites and groups of gates that `run` must do, since earlier runs did.
 
     Args:
         run: The run to judge.
         stored: Earlier runs of its kind and subject, newest first. Of the whole ones the newest
             `WINDOW` count, however many selections lie between.
+        damaged: Manifests of earlier runs whose numbers are lost: what they planned counts.
     """
-    whole = [old for old in stored if comparable(old.manifest, run.manifest)][: WINDOW - 1]
-    if not whole or run.manifest.selected:
+    if run.manifest.selected:
         return Earlier()
-    seen = [Seen(old.folder.name, old.manifest.created) for old in whole]
-    pairs = list(zip(whole, seen, strict=True))[::-1]
-    suites = {suite.name: when for old, when in pairs for suite in old.manifest.suites}
-    with Table([str(old.folder / MEASUREMENTS) for old in whole]) as table:
+    whole = [old for old in stored if comparable(old.manifest, run.manifest)][: WINDOW - 1]
+    planned = [old for old in damaged if comparable(old, run.manifest)]
+    suites: dict[str, Seen] = {}
+    for old in (*planned, *(old.manifest for old in whole)):
+        when = Seen(old.id, old.created)
+        suites |= {suite.name: _newer(suites.get(suite.name), when) for suite in old.suites}
+    groups: dict[Group, Seen] = {}
+    for group, when in (*_planned(planned), *_measured(run.manifest.kind, whole)):
+        groups[group] = _newer(groups.get(group), when)
+    return Earlier(suites, groups)
+
+
+def _newer(one: Seen | None, other: Seen) -> Seen:
+    return other if one is None or one.created < other.created else one
+
+
+def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
+    """Yield the groups of gates that runs planned."""
+    for old in runs:
+        for line in old.contract:
+            group = group_of(old.kind, line.case, line.edge, line.kind)
+            yield group, Seen(old.id, old.created, line.suite)
+
+
+def _measured(kind: RunKind, runs: Sequence[RunInfo]) -> Iterator[tuple[Group, Seen]]:
+    """Yield the groups of gates that runs measured, each with the newest of the runs."""
+    if not runs:
+        return
+    with Table([str(old.folder / MEASUREMENTS) for old in runs]) as table:
         columns, _ = table.ask(_GROUPS)
     names = ("case", "edge", "kind", "suite", "run")
     rows = zip(*(columns[name].tolist() for name in names), strict=True)
-    groups: dict[Group, Seen] = {}
-    for case, edge, kind, suite, turn in sorted(rows, key=lambda row: -row[-1]):
-        group = group_of(run.manifest.kind, case, edge, kind)
-        groups[group] = replace(seen[turn], suite=suite or "")
-    return Earlier(suites, groups)
+    for case, edge, sort, suite, turn in rows:
+        old = runs[turn].manifest
+        yield group_of(kind, case, edge, sort), Seen(old.id, old.created, suite or "")
 
 
 def _newest(

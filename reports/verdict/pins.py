@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -31,6 +31,8 @@ FOLDER = Path(__file__).parents[1] / "pinned"
 PORTS_FOLDER = "pinned"
 """Name of the folder with pinned baselines of ports, beside the folder of their runs."""
 SCHEMA = 4
+LONGEST_NAME = 120
+"""Longest name of a folder of ports before a hash is added; file systems take 255 bytes."""
 _NAMED_RUN = re.compile(r'"run":\s*"([^"\\]+)"')
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _UNUSABLE += (RecursionError,)
@@ -76,8 +78,22 @@ def home(root: Path, manifest: Manifest) -> Path:
         return beside(root) / PORTS_FOLDER / "(pytest)"
     if not manifest.subject:
         return FOLDER
-    names = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in sorted(manifest.subject))
-    return beside(root) / PORTS_FOLDER / names
+    return beside(root) / PORTS_FOLDER / _folder_name(sorted(manifest.subject))
+
+
+def _folder_name(ports: Sequence[str]) -> str:
+    """Return the name of the folder of these ports.
+
+    A hash of the names is added where they begin with a dot, are too long together, or have
+    characters outside of ASCII, which would all become the same sign.
+    """
+    plain = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in ports)
+    # Blanks and slashes are replaced without a hash: such pins are committed under these names.
+    fits = all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._ /-]*", name) for name in ports)
+    if fits and len(plain) <= LONGEST_NAME:
+        return plain
+    digest = hashlib.sha256("\0".join(ports).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{plain[:LONGEST_NAME].lstrip('.')}~{digest}"
 
 
 def retired_home(root: Path, manifest: Manifest) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from megalodon_jax.files import written_aside
 from parity.engine.measure.measurement import Kind, Verdict
 from parity.megalodon.cases import CASES, GIVEN
 from parity.port_tolerances import PortEdge
-from reports.store.manifest import Manifest
+from reports.store.manifest import AHEAD, Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
 from reports.text import label
@@ -208,7 +208,9 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
     texts = (found.name, found.until, found.reason, *suites)
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"expected texts that are not empty, received {entry}")
-    datetime.fromisoformat(found.until)
+    # A time to come would also cover work that is measured, and lost, until then.
+    if _time(found.until) > datetime.now(UTC) + timedelta(hours=AHEAD):
+        raise ValueError(f"expected the time of a stored run, received {found.until}")
     return found
 
 

@@ -211,7 +211,11 @@ def _shape(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
 
 
-ROLES = {"output": ("result", "results"), "gradient": ("derivative", "derivatives")}
+ROLES = {
+    "output": ("result", "results"),
+    "gradient": ("derivative", "derivatives"),
+    "state": ("updated buffer", "updated buffers"),
+}
 """Names of the roles of `parity.port.ledger`, singular and plural."""
 
 

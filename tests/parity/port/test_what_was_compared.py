@@ -28,12 +28,15 @@ from parity.port.exact import compare_exactly, exact_partners
 from parity.port.ledger import (
     ALL_DERIVATIVES,
     BETWEEN,
+    FROZEN,
     NO_OUTPUT,
+    UPDATED,
     Entry,
     Role,
     has_output,
     ledger_of,
 )
+from parity.port.report import NAMES
 from parity.port.rounding_floors import PortBounds
 from parity.port.side_runs import covering
 from parity.port_tolerances import PortEdge
@@ -531,3 +534,29 @@ def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
     assert len(rows) == 3
     alone = compare_exactly(comparison, original, {}, {})
     assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]
+
+
+def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger():
+    port = port_of(lambda y: y.tanh(), jnp.tanh, gradients=True)
+    module = port.original.module
+    module.head.bias.requires_grad_(False)
+    names = [f"count{n}" for n in range(NAMES + 2)]
+    for name in names:
+        module.register_buffer(name, torch.zeros(2))
+    module.register_buffer("still", torch.ones(2))
+
+    def counting(inner, _):
+        for name in names:
+            getattr(inner, name).add_(1)
+
+    module.register_forward_pre_hook(counting)
+    report = compare(port)
+    assert report.holds
+    left = {entry.name: (entry.role, entry.reason) for entry in report.left_out}
+    updated = dict.fromkeys(names, (Role.STATE, UPDATED))
+    assert left == {**updated, "head.bias": (Role.GRADIENT, FROZEN)}
+    text = report.text()
+    assert f"not compared: gradient head.bias: {FROZEN}" in text
+    assert f"not compared: state {', '.join(names[:NAMES])} and 2 more: {UPDATED}" in text
+    # Restored: a port whose arrays share the module's memory would follow.
+    assert not any(getattr(module, name).any() for name in names)

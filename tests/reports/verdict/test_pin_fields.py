@@ -221,6 +221,19 @@ def test_a_pin_without_tolerances_had_those_of_the_baseline(
         assert (found.rescaled[0].before, found.rescaled[0].now) == (before, 4e-4)
 
 
+def test_no_two_ports_share_a_folder_of_pins(tmp_path: Path) -> None:
+    """Nor does a name leave the folder, or make a path that a file system does not take."""
+    ports = ("é", "ü", "..", "../x", ".", "n" * 300, "n" * 299 + "m", "a+b", "-rf", "日本")
+    homes = [
+        pins.home(tmp_path / "runs", run(kind="port", suites=[{"name": name}]).manifest)
+        for name in ports
+    ]
+    assert len({*homes}) == len(homes)
+    for home in homes:
+        assert home.resolve().parent == tmp_path / pins.PORTS_FOLDER
+        home.mkdir(parents=True)
+
+
 def test_pins_lie_where_the_code_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ from parity.engine.measure.measurement import Kind, Measurement
 from parity.port_tolerances import PortEdge
 from reports.registry.lookup import judge
 from reports.registry.retire import retire
+from reports.store.manifest import AHEAD
 from reports.store.runs import Run, write_run
-from reports.store.schema import StoreError
+from reports.store.schema import MANIFEST, MEASUREMENTS, StoreError
 from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.vanished import FILE, Retired, read_retired, write_retired
@@ -96,6 +100,43 @@ def test_what_another_kind_of_night_did_is_not_expected(tmp_path, changes) -> No
     assert judge(tmp_path / "runs", night(2, less)).decision.word is Word.PASS
 
 
+def test_a_damaged_night_is_evidence_of_what_it_planned(tmp_path) -> None:
+    root, less = tmp_path / "runs", night(3, without(suite="seams"))
+    old, newer = stored(root, night(1, BEFORE), night(2, less.measurements))
+    # Damaged before it was ever listed, and after.
+    for name in ("a first look", "a second"):
+        (old / MEASUREMENTS).write_bytes(name.encode())
+        decision = judge(root, less).decision
+        assert (decision.word, "seams" in decision.sentence) == (Word.INCOMPLETE, True)
+    answer = cli("retire", newer.name, "seams", "--reason", "gone", "--out", root)
+    assert answer.exit_code == 0, answer.output
+    assert judge(root, less).decision.word is Word.PASS
+
+
+NO_PLAN = {
+    "run.json does not fit its seal": {},
+    "a copy of it": {"name": "2026-11-01T21-30-00Z-copy"},
+    "later": {"day": 9},
+    "another kind": {"kind": "pytest"},
+    "a planted bug": {"fault": "conjugate"},
+    "a selection": {"selected": ["a", "b"]},
+}
+
+
+@pytest.mark.parametrize("changes", NO_PLAN.values(), ids=NO_PLAN)
+def test_what_a_damaged_run_planned_counts_as_if_it_were_whole(tmp_path, changes) -> None:
+    root, less = tmp_path / "runs", night(3, without(case="b"))
+    changes, seal = dict(changes), not changes
+    day, name = changes.pop("day", 1), changes.pop("name", "")
+    [old] = stored(root, night(day, BEFORE, **changes))
+    old = old.rename(root / name) if name else old
+    (old / MEASUREMENTS).write_bytes(b"damaged")
+    if seal:
+        text = (old / MANIFEST).read_text(encoding="utf-8")
+        (old / MANIFEST).write_text(text.replace('"b"', '"c"'), encoding="utf-8")
+    assert judge(root, less).decision.word is Word.PASS
+
+
 def test_a_run_of_selected_cases_misses_nothing(tmp_path) -> None:
     stored(tmp_path / "runs", night(1, BEFORE))
     chosen = night(2, without(case="b"), selected=["a"])
@@ -139,8 +180,8 @@ def test_a_retirement_needs_a_reason_and_something_to_retire(tmp_path, pinned) -
 
 DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
 ENTRY = '{"name": "b", "until": "soon", "reason": "x", "suites": [], "groups": []}'
-EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-30T00:00:00+00:00")
-SHORT = ENTRY.replace('"groups": []', '"groups": [["b"]]').replace("soon", "2026-11-30")
+EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-10T00:00:00+00:00")
+SHORT = ENTRY.replace('"groups": []', '"groups": [["b"]]').replace("soon", "2026-11-10")
 
 
 WRAPPED = [f'{{"schema": 1, "retired": [{entry}]}}' for entry in (ENTRY, EMPTY, SHORT)]
@@ -151,7 +192,7 @@ def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> 
     root, less = tmp_path / "runs", without(case="b")
     _, folder = stored(root, night(1, BEFORE), night(2, less))
     group = ("b", "jax32:oracle", "logits")
-    write_retired(pinned, [Retired("b", "2026-11-30T00:00:00+00:00", "covered", (), (group,))])
+    write_retired(pinned, [Retired("b", "2026-11-10T00:00:00+00:00", "covered", (), (group,))])
     assert judge(root, night(2, less)).decision.word is Word.PASS
     (pinned / FILE).write_text(text, encoding="utf-8")
     judged = judge(root, night(2, less))
@@ -282,3 +323,29 @@ def test_ports_that_come_and_go_keep_what_was_retired(tmp_path) -> None:
 
 def replaced(made: Run, **changes: Any) -> Run:
     return replace(altered(made, **changes), measurements=made.measurements)
+
+
+def test_of_two_people_who_retire_at_once_neither_loses_anything(tmp_path, pinned) -> None:
+    root = tmp_path / "runs"
+    less = [m for m in BEFORE if m.case == "a" and m.edge != "jax64:oracle"]
+    _, folder = stored(root, night(1, BEFORE), night(2, less))
+    names = ("b", "jax64:oracle", "seams")
+    ready = Barrier(len(names))
+
+    def one(name: str) -> None:
+        ready.wait()
+        retire(folder, name, "at once")
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(one, names))
+    assert sorted(entry.name for entry in read_retired(pinned)[0]) == sorted(names)
+    assert judge(root, night(3, less)).decision.word is Word.PASS
+
+
+def test_nothing_is_retired_until_a_time_to_come(tmp_path, pinned) -> None:
+    entry = Retired("b", "", "gone", (), (("b", "jax32:oracle", "logits"),))
+    for hours, used in ((-1.0, True), (AHEAD / 2, True), (2 * AHEAD, False), (9e4, False)):
+        until = (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+        write_retired(pinned, [replace(entry, until=until)])
+        found, why = read_retired(pinned)
+        assert (bool(found), not why) == (used, used)
