@@ -7,8 +7,9 @@ first use, because a side needs its library.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megalodon_jax.lazy import on_first_use
 
 if TYPE_CHECKING:
     from parity.port import Port, PortError, Report, compare
@@ -38,8 +39,6 @@ _ROOMS = {
         "comparison_runs",
     ),
 }
-_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
-
 __all__ = [
     "CapturedSide",
     "EquinoxSide",
@@ -56,8 +55,4 @@ __all__ = [
     "comparison_runs",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'parity' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = on_first_use(__name__, _ROOMS)

@@ -6,14 +6,13 @@ case fails".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from parity.engine.measure.deviation import Worst
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Measurement
 from parity.engine.measure.quantity import Quantity, Role
+from parity.engine.programs.explanation import NOTE, Explanation
 from parity.engine.programs.source_lines import Line
 from parity.megalodon import stream_lines
 from parity.megalodon.account import Account, account
@@ -23,58 +22,6 @@ from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.lines import lines, narrow_lines
 from parity.megalodon.noise_floors import forward_truth
 from parity.megalodon.shrink import EDGE, failure
-
-NOTE = 400
-"""Largest number of characters of a note."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Explanation of a case; `quantity` is empty if the case passes."""
-
-    case: str
-    edge: str = str(EDGE)
-    """Edge on which the stages were compared."""
-    quantity: str = ""
-    """Root cause: the first stage that is wrong on correct inputs. If there is none, the first
-    wrong quantity."""
-    value: float = math.nan
-    """Relative L2 error of `quantity`; for a stage, on the oracle's inputs."""
-    tolerance: float = math.nan
-    meaning: str = ""
-    """Interpretation for a person, in sentences."""
-    stages: tuple[Stage, ...] = ()
-    """Stages in order of computation; empty for a stream or trajectory."""
-    worst: Worst | None = None
-    """Element of `quantity` with the largest error, if that is a stage."""
-    parameters: tuple[str, ...] = ()
-    """Parameters used by that stage, by torch name."""
-    note: str = ""
-    """Note of the comparison, such as a mismatch of shapes."""
-    where: str = ""
-    """Elements of the stage that exceed its tolerance on correct inputs (`engine.where`)."""
-    lines: tuple[Line, ...] = ()
-    """Source lines that make the stage wrong, the most likely first."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing diverges."""
-        return not self.quantity
-
-    @property
-    def culprit(self) -> Stage | None:
-        """The stage that is wrong on correct inputs; None if every stage is correct."""
-        return next((s for s in self.stages if s.broken and s.name == self.quantity), None)
-
-    @property
-    def also_broken(self) -> tuple[str, ...]:
-        """Other stages that are wrong on correct inputs."""
-        return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
-
-    @property
-    def carried(self) -> int:
-        """Number of stages that are wrong only because of their inputs."""
-        return sum(not s.broken and not s.free <= s.tolerance for s in self.stages)
 
 
 def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
@@ -101,7 +48,7 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
                 raise
             return told
         if divergence is None:
-            return Explanation(case.name, meaning=f"the {what} holds on {EDGE}.")
+            return Explanation(case.name, str(EDGE), meaning=f"the {what} holds on {EDGE}.")
         if case.steps:
             return _diverging(case, divergence, _optimiser(divergence))
         return _streaming(case, divergence, others)
@@ -190,7 +137,8 @@ def _broken(case: Case, error: Exception) -> Explanation | None:
         return None
     return Explanation(
         case.name,
-        quantity=found.stage,
+        str(EDGE),
+        found.stage,
         meaning=found.describe(),
         parameters=parameters_of(found.stage),
         note=f"the stream ended with {type(error).__name__}: {error}"[:NOTE],

@@ -6,7 +6,7 @@ Source: docs/reports.md "What broke, and where".
 from __future__ import annotations
 
 from parity.engine.measure.localize import first_divergence
-from parity.megalodon.explanation import NOTE, Explanation
+from parity.engine.programs.explanation import NOTE, Explanation
 from parity.port.report import Report
 
 

@@ -21,11 +21,12 @@ from parity.device import device_kind
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.programs.explanation import Explanation
 from parity.executors.executor import Log
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon import contract as megalodon_contract
 from parity.megalodon.cases import GIVEN, Case, by_name
-from parity.megalodon.explanation import Explanation, explain
+from parity.megalodon.explanation import explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
 from parity.megalodon.noise_floors import extended

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from reports.store.examine import Examined, examine
+from reports.store.examine import Examined, examine_all
 from reports.store.index import Line, read_lines, slim, write_lines
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.schema import FILES, MANIFEST, VERDICT, StoreError
@@ -89,7 +89,7 @@ def _read(storage: Storage, names: Sequence[str]) -> tuple[dict[str, Line], Unre
         folders = {name: f for name, f in folders.items() if (f / MANIFEST).is_file()}
         rows = [f"{name}/{file}" for name, folder in folders.items() for file in _files(folder)]
         storage.get(rows, Path(aside))
-        found = [examine(folder, only=True) for folder in folders.values()]
+        found = examine_all(folders.values(), only=True)
     unreadable = [(storage.copy / one.name, one.why) for one in found if one.why]
     lines = {it.name: _line(it, it.manifest) for it in found if it.manifest is not None}
     return lines, unreadable

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 from parity.engine.measure.measurement import Verdict
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.reader import read_checked
-from reports.store.run import rows_table
+from reports.store.run import check_keys, repeated_keys, rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
@@ -39,6 +40,12 @@ class Examined:
     work: str = ""
     rows: pa.Table | None = None
     """Gates with recomputed verdicts and shares of tolerance; None without measurements."""
+    path: Path = Path()
+    """Path of the folder."""
+
+
+BATCH = 2**18
+"""Rows that are judged at once: of many small runs the calls would take longer than the numbers."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
@@ -48,6 +55,28 @@ def examine(folder: Path, only: bool = False) -> Examined:
         folder: A folder that may be a run.
         only: Check only the files that a run of its kind must have.
     """
+    [found] = examine_all([folder], only)
+    return found
+
+
+def examine_all(folders: Iterable[Path], only: bool = False) -> list[Examined]:
+    """Read folders, with the arguments and results of `examine`."""
+    found: list[Examined] = []
+    waiting: dict[int, pa.Table] = {}
+    for folder in folders:
+        read = _read(folder, only)
+        if read.rows is not None:
+            first = next(iter(waiting.values()), read.rows)
+            if first.schema != read.rows.schema or sum(map(len, waiting.values())) > BATCH:
+                _judge(found, waiting)
+            waiting[len(found)] = read.rows
+        found.append(read)
+    _judge(found, waiting)
+    return found
+
+
+def _read(folder: Path, only: bool) -> Examined:
+    """Check the files of a folder; the rows are all measurements as they were stored."""
     try:
         # Its seal shows that the rows are those that were stored; whoever needs them reads them.
         manifest = read_manifest(folder, brief=True)
@@ -62,19 +91,47 @@ def examine(folder: Path, only: bool = False) -> Examined:
                 absent = added_columns(name, manifest.migrated_from)
                 # A checksum covers every column; without one each column has to be read.
                 read = None if checksums is None else _COLUMNS
-                tables[name] = rows_table(content, folder / name, absent, read)
+                tables[name] = rows_table(content, folder / name, absent, read, unique=False)
     except StoreError as error:
         return Examined(folder.name, str(error))
-    if MEASUREMENTS not in tables:
-        return Examined(folder.name, manifest=manifest)
-    gates, gated, broken = _gates(tables[MEASUREMENTS])
-    work = _work(tables[MEASUREMENTS], gated)
-    return Examined(folder.name, "", manifest, gates.num_rows, broken, work, gates)
+    return Examined(folder.name, manifest=manifest, rows=tables.get(MEASUREMENTS), path=folder)
 
 
-def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, int]:
-    """Return the gates, with verdicts recomputed from the numbers as in `Measurement.settled`; a
-    mask over all rows that selects them; and the number of gates that do not pass.
+def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
+    """Judge the rows of some of the runs, which then are no longer waiting."""
+    runs, tables = list(waiting), list(waiting.values())
+    waiting.clear()
+    if not tables:
+        return
+    together = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    sizes = [table.num_rows for table in tables]
+    if repeated_keys(together, np.repeat(np.arange(len(runs)), sizes)):
+        for run, table in zip(runs, tables, strict=True):
+            try:
+                check_keys(table, found[run].path / MEASUREMENTS)
+            except StoreError as error:
+                found[run] = Examined(found[run].name, str(error))
+        left = {run: table for run, table in zip(runs, tables, strict=True) if not found[run].why}
+        if len(left) < len(runs):
+            _judge(found, left)
+            return
+    columns, gated, broken = _gates(together)
+    ends = np.cumsum(sizes)
+    for run, table, end in zip(runs, tables, ends.tolist(), strict=True):
+        own = slice(end - table.num_rows, end)
+        rows = columns.slice(own.start, table.num_rows)
+        found[run] = replace(
+            found[run],
+            gates=int(gated[own].sum()),
+            broken=int(broken[own].sum()),
+            work=_work(table, gated[own]),
+            rows=rows if gated[own].all() else rows.filter(pa.array(gated[own])),
+        )
+
+
+def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
+    """Return the rows, with verdicts recomputed from the numbers as in `Measurement.settled`; a
+    mask that selects the gates; and one that selects the gates that do not pass.
     """
     words, codes = _codes(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
@@ -96,9 +153,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, int]:
         columns["deterministic"] = table["deterministic"]
     else:
         columns["deterministic"] = pa.nulls(table.num_rows, pa.bool_())
-    gates = pa.table(columns)
-    broken = int((gated & (judged != _PASS)).sum())
-    return (gates if gated.all() else gates.filter(pa.array(gated))), gated, broken
+    return pa.table(columns), gated, gated & (judged != _PASS)
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:

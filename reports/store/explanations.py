@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from parity.engine.measure.deviation import Worst
 from parity.engine.measure.localize import Stage
+from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line
-from parity.megalodon.explanation import Explanation
 from reports.store.failures import WORST, read_rows, write_rows
 
 EXPLANATIONS = "explanations.parquet"

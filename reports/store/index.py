@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.files import written_aside
-from reports.store.examine import Examined, examine
+from reports.store.examine import Examined, examine_all
 from reports.store.gathered import Gathered, forget, gather
 from reports.store.manifest import Environment, Manifest, SuiteResult
 from reports.store.reader import read_bytes
@@ -132,7 +132,7 @@ def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) ->
     lines: list[Line] = []
     for start in range(0, len(paths), AT_ONCE):
         with _no_collection():
-            found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
+            found = examine_all(paths[start : start + AT_ONCE])
         place = gather(gathered, found) if keep else ""
         lines += [_line(it, folders[gathered.root / it.name], place) for it in found]
     return lines

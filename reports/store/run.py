@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from parity.engine.measure.deviation import Deviation
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.explanation import Explanation
+from parity.engine.programs.explanation import Explanation
 from reports.store.explanations import read_explanations
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.reader import read_checked, read_table
@@ -93,8 +93,16 @@ def read_run(folder: Path) -> Run:
     return Run(manifest, **parts, **more)
 
 
+_KEY = ("case", "edge", "quantity", "metric")
+"""Columns that name a measurement."""
+
+
 def rows_table(
-    content: bytes, path: Path, absent: Mapping[str, Any], only: Sequence[str] | None = None
+    content: bytes,
+    path: Path,
+    absent: Mapping[str, Any],
+    only: Sequence[str] | None = None,
+    unique: bool = True,
 ) -> pa.Table:
     """Return the rows of one of `FILES` as an Arrow table.
 
@@ -103,15 +111,14 @@ def rows_table(
         path: Path of the file, for messages.
         absent: Columns that the schema of the run did not have.
         only: Columns to read, those of a measurement's key among them; all of them by default.
+        unique: Check that no measurement is there twice.
 
     Raises:
         StoreError: the file is damaged, has nulls in a column that must not have any, or has two
             measurements with one key.
     """
     name = path.name
-    schema = arrow_schema(name)
-    columns = COLUMNS[name] if only is None else only
-    wanted = pa.schema([schema.field(column) for column in columns])
+    wanted = arrow_schema(name, tuple(COLUMNS[name] if only is None else only))
     table = read_table(content, path, wanted, frozenset(absent))
     empty = [c for c in table.column_names if c not in NULLABLE and table[c].null_count]
     if empty:
@@ -119,26 +126,40 @@ def rows_table(
             f"expected a value in every row of the columns {', '.join(empty)} of {path}, received "
             "null; the file was not written by this tool: restore the folder or delete it"
         )
-    if name == MEASUREMENTS:
-        _check_keys(table, path)
+    if name == MEASUREMENTS and unique:
+        check_keys(table, path)
     return table
 
 
-def _check_keys(table: pa.Table, path: Path) -> None:
+def check_keys(table: pa.Table, path: Path) -> None:
     """Raise StoreError if two rows have the same key, since both would be counted."""
-    places = np.zeros(table.num_rows, np.int64)
-    for column in ("case", "edge", "quantity", "metric"):
+    if not repeated_keys(table):
+        return
+    seen: set[tuple[str, ...]] = set()
+    for row, key in enumerate(zip(*(table[c].to_pylist() for c in _KEY), strict=True)):
+        if key in seen:
+            raise StoreError(
+                f"expected each measurement once in {path}, but {' | '.join(key)} is there twice, "
+                f"in row {row} again: it is unknown which is right. Restore the folder, or measure "
+                "again"
+            )
+        seen.add(key)
+
+
+def repeated_keys(table: pa.Table, runs: np.ndarray | int = 0) -> bool:
+    """Return whether two rows may have the same key, those of a run among themselves.
+
+    Args:
+        table: Measurements.
+        runs: Number of the run of each row.
+    """
+    places = np.zeros(table.num_rows, np.int64) + runs
+    for column in _KEY:
         codes = table[column].combine_chunks()
+        # A product beyond 64 bits wraps around: rows of one key still have one place.
         places = places * len(codes.dictionary) + codes.indices.to_numpy(False)
     # A hash table of Arrow is faster than sorting, and than counters of every possible key.
-    if len(pa.array(places).unique()) < table.num_rows:
-        first = np.unique(places, return_index=True)[1]
-        row = int(np.setdiff1d(np.arange(table.num_rows), first)[0])
-        key = " | ".join(str(table[c][row]) for c in ("case", "edge", "quantity", "metric"))
-        raise StoreError(
-            f"expected each measurement once in {path}, but {key} is there twice, in row {row} "
-            "again: it is unknown which is right. Restore the folder, or measure again"
-        )
+    return len(pa.array(places).unique()) < table.num_rows
 
 
 def _rows(table: pa.Table, path: Path, absent: Mapping[str, Any]) -> tuple[Any, ...]:

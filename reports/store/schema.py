@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,10 @@ _TYPES = {
 }
 
 
-def arrow_schema(name: str) -> pa.Schema:
-    """Return names and types of the columns of the Parquet file `name`."""
-    columns = COLUMNS[name] + _DERIVED[name]
+@cache
+def arrow_schema(name: str, only: tuple[str, ...] | None = None) -> pa.Schema:
+    """Return names and types of the columns of the Parquet file `name`, or of these columns."""
+    columns = COLUMNS[name] + _DERIVED[name] if only is None else only
     return pa.schema([(column, _TYPES.get(column, pa.string())) for column in columns])
 
 

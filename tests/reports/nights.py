@@ -17,7 +17,7 @@ from parity.engine.measure.contract import Gate, contract_of
 from parity.engine.measure.deviation import Deviation, Deviations, Worst
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.explanation import Explanation
+from parity.engine.programs.explanation import Explanation
 from reports.bench.figures import Times, memory_timings, timings
 from reports.provenance.host import FIELDS
 from reports.store.manifest import CHECKED, Manifest

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from parity.engine.measure.localize import Stage
+from parity.engine.programs.explanation import Explanation
 from parity.megalodon import explanation
 from parity.megalodon.cases import SMALL, Case
-from parity.megalodon.explanation import Explanation
 from parity.megalodon.shrink import shrink
 from reports.text import number
 

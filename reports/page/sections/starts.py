@@ -13,8 +13,8 @@ from typing import Any
 
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.programs.explanation import NOTE, Explanation
 from parity.megalodon.cases import SUITE
-from parity.megalodon.explanation import NOTE, Explanation
 from parity.tolerances import PORT_EDGES
 from reports.page.sections.lines import lines, shortened
 from reports.page.sections.stages import stage_row

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from parity.engine.measure.localize import Stage
+from parity.engine.programs.explanation import Explanation
 from parity.megalodon import explanation as module
 from parity.megalodon.account import Account
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge
-from parity.megalodon.explanation import Explanation, explain
+from parity.megalodon.explanation import explain
 from tests.reports.nights import failing
 
 PLAIN = by_name("plain")
@@ -93,7 +94,7 @@ def test_a_stream_without_a_wrong_stage_has_only_its_first_divergence(monkeypatc
     asked(monkeypatch, wide=(WRONG,))
     monkeypatch.setattr("parity.megalodon.stream_lines.start", lambda case: None)
     assert explain(by_name("stream")) == Explanation(
-        "stream", meaning="the stream holds on jax64:oracle."
+        "stream", "jax64:oracle", meaning="the stream holds on jax64:oracle."
     )
     asked(monkeypatch, divergence=failing(quantity="state/layers.0.k", note="shape"))
     told = explain(by_name("stream"))

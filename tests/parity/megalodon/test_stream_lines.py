@@ -13,12 +13,13 @@ import pytest
 from megalodon_jax.layers import attention
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from parity.engine.measure.localize import Stage
+from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line
 from parity.faults import by_name as fault_by_name
 from parity.megalodon import stream_lines
 from parity.megalodon.account import Account
 from parity.megalodon.cases import SMALL, Case, by_name
-from parity.megalodon.explanation import Explanation, explain
+from parity.megalodon.explanation import explain
 from parity.megalodon.stream_lines import Start, start
 from tests.parity.megalodon.test_lines import edited
 from tests.reports.nights import failing
@@ -161,7 +162,7 @@ def test_what_another_case_names_is_not_looked_for_again(monkeypatch: pytest.Mon
     failed(monkeypatch)
     monkeypatch.setattr(stream_lines, "start", no_search)
     stage = Stage("layers.0.cema", 1.0, 1.0, 1e-11)
-    other = Explanation("plain", quantity=stage.name, stages=(stage,))
+    other = Explanation("plain", "jax64:oracle", quantity=stage.name, stages=(stage,))
     line = Line("megalodon_jax/layers/complex_ema.py:1 (f)", "why", "> 1")
     told = explain(SHORT, [replace(other, lines=(line,))])
     assert told.note == "its lines were not looked for: case plain names some" and not told.lines
@@ -176,7 +177,7 @@ def test_what_another_case_names_is_not_looked_for_again(monkeypatch: pytest.Mon
 def test_lines_of_a_stream_are_not_those_of_a_stage_of_the_same_name() -> None:
     stage = Stage("logits", 1.0, 1.0, 1e-11)
     line = Line("megalodon_jax/model.py:1 (f)", "why", "> 1")
-    stream = Explanation("stream", quantity="logits", lines=(line,))
+    stream = Explanation("stream", "jax64:oracle", quantity="logits", lines=(line,))
     report = Account(by_name("plain"), "float64", (stage,), None)
     own = Line("megalodon_jax/model.py:2 (g)", "its own", "> 2")
     with (

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line
-from parity.megalodon.explanation import Explanation
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
 from reports.registry import lookback, runs_page
@@ -383,7 +383,9 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
 def test_below_the_verdict_of_a_stream_are_call_stage_and_line(tmp_path: Path) -> None:
     """The account of a stream has no stages; one without lines adds nothing to the verdict."""
     line = Line("megalodon_jax/x.py:3 (f)", "why", "  2\n> 3  x")
-    told = Explanation("plain", quantity="state/layers.0.v", meaning="In call 2.", lines=(line,))
+    told = Explanation(
+        "plain", "jax64:oracle", quantity="state/layers.0.v", meaning="In call 2.", lines=(line,)
+    )
     night = replace(earlier(failing(case="plain"), day=1), explanations=(told,))
     lines = comparison_lines(judge_stored(write_run(tmp_path / "a", night)))
     assert lines[:4] == [

@@ -18,8 +18,8 @@ from parity.engine.measure.contract import ContractLine
 from parity.engine.measure.deviation import Deviation, Worst
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line as SourceLine
-from parity.megalodon.explanation import Explanation
 from reports.store import manifest as manifests
 from reports.store.explanations import EXPLANATIONS, read_explanations, write_explanations
 from reports.store.index import Line, read_index, read_lines, slim, write_lines
@@ -279,17 +279,17 @@ def test_an_index_is_read_up_to_a_limit_of_its_own(
 def test_a_folder_is_read_again_where_anything_of_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reports.store import index
+    from reports.store import examine, index
 
     folders = [write_run(tmp_path, stored(f"r{i}")) for i in range(3)]
     asked: list[str] = []
-    examine = index.examine
+    read = examine._read
 
-    def counted(folder: Path) -> Any:
+    def counted(folder: Path, only: bool) -> Any:
         asked.append(folder.name)
-        return examine(folder)
+        return read(folder, only)
 
-    monkeypatch.setattr(index, "examine", counted)
+    monkeypatch.setattr(examine, "_read", counted)
     lines = read_index(tmp_path, folders)
     # The gates of all of them lie together, in one file that is named after its content.
     [together] = {line.gathered for line in lines}

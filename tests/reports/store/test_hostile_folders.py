@@ -263,10 +263,10 @@ def test_repeated_keys_are_found(again: int | None) -> None:
         {n: pa.array(c).dictionary_encode() for n, c in zip(names, columns, strict=True)}
     )
     if again is None:
-        store_run._check_keys(table, Path("x"))
+        store_run.check_keys(table, Path("x"))
     else:
         with pytest.raises(StoreError, match=f"{' . '.join(parts[again])} is there twice.* row 7"):
-            store_run._check_keys(table, Path("x"))
+            store_run.check_keys(table, Path("x"))
 
 
 @pytest.mark.parametrize("text", [b"quantity", b"logits"], ids=["name", "value"])

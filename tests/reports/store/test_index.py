@@ -20,6 +20,7 @@ from parity.engine.measure.measurement import Verdict
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
 from reports.store import examine, gathered, index
+from reports.store import run as store_run
 from reports.store.examine import KEY
 from reports.store.index import INDEX, Line, compact
 from reports.store.query import Table
@@ -29,22 +30,22 @@ from reports.store.schema import MEASUREMENTS
 from tests.reports.nights import earlier, failing, measurement, reseal, run
 
 
-def night(day: int, row: Any = None) -> Any:
+def night(day: int, *rows: Any) -> Any:
     name = f"2026-11-{day:02d}T21-30-00Z-0000000"
-    return run(row or measurement(), id=name, created=f"2026-11-{day:02d}T21:30:00+00:00")
+    return run(*(rows or (measurement(),)), id=name, created=f"2026-11-{day:02d}T21:30:00+00:00")
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that are read and checked, in order."""
     seen: list[str] = []
-    examine = index.examine
+    read = examine._read
 
-    def watched(folder: Path) -> Any:
+    def watched(folder: Path, only: bool) -> Any:
         seen.append(folder.name)
-        return examine(folder)
+        return read(folder, only)
 
-    monkeypatch.setattr(index, "examine", watched)
+    monkeypatch.setattr(examine, "_read", watched)
     return seen
 
 
@@ -209,10 +210,66 @@ def test_the_index_judges_a_row_as_a_run_does(tmp_path: Path) -> None:
     # Of what a row says; `Run` settles verdicts when it is made.
     columns = {name: [getattr(m, name) for m in rows] for name in (*KEY, "value", "tolerance")}
     words = pa.array([m.verdict.value for m in rows]).dictionary_encode()
-    found, _, _ = examine._gates(pa.table({**columns, "verdict": words}))
+    found, gated, _ = examine._gates(pa.table({**columns, "verdict": words}))
+    found = found.filter(pa.array(gated))
     settled = {m.quantity: m.settled().verdict.value for m in rows}
     gates = {name: word for name, word in settled.items() if word != Verdict.INFO.value}
     assert dict(zip(*(found[c].to_pylist() for c in ("quantity", "verdict")), strict=True)) == gates
+
+
+@pytest.mark.parametrize("batch", [0, 3, examine.BATCH])
+def test_runs_that_are_read_together_are_judged_as_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    folders = [
+        write_run(tmp_path, night(1)),
+        write_run(tmp_path, night(2, failing())),
+        write_run(tmp_path, night(3, measurement(quantity="other"), replayed_once())),
+        tmp_path / "none",
+        # Nothing in it is a gate.
+        write_run(tmp_path, night(4, measurement(tolerance=math.nan, verdict=Verdict.INFO))),
+        write_run(tmp_path, night(5)),
+    ]
+    alone = [examine.examine(folder) for folder in folders]
+    assert [(one.gates, one.broken, bool(one.why)) for one in alone] == [
+        (1, 0, False),
+        (1, 1, False),
+        (2, 0, False),
+        (0, 0, True),
+        (0, 0, False),
+        (1, 0, False),
+    ]
+    monkeypatch.setattr(examine, "BATCH", batch)
+    assert _plain(examine.examine_all(folders)) == _plain(alone)
+    # Places that collide are no repeated keys.
+    monkeypatch.setattr(examine, "repeated_keys", lambda *_: True)
+    assert _plain(examine.examine_all(folders)) == _plain(alone)
+    monkeypatch.undo()
+    # A run with one measurement twice is damaged; its neighbours are not.
+    monkeypatch.setattr(store_run, "rows_table", doubled(store_run.rows_table, folders[1]))
+    monkeypatch.setattr(examine, "rows_table", store_run.rows_table)
+    together = examine.examine_all(folders)
+    assert "is there twice" in together[1].why and together[1].rows is None
+    assert _plain(together[:1] + together[2:]) == _plain(alone[:1] + alone[2:])
+
+
+def doubled(read: Any, folder: Path) -> Any:
+    def rows(content: bytes, path: Path, *rest: Any, **how: Any) -> pa.Table:
+        table = read(content, path, *rest, **how)
+        return pa.concat_tables([table, table]) if path.parent == folder else table
+
+    return rows
+
+
+def replayed_once() -> Any:
+    return replace(measurement(), deterministic=None)
+
+
+def _plain(found: Any) -> list[Any]:
+    rows = [None if one.rows is None else one.rows.to_pylist() for one in found]
+    return [
+        (replace(one, rows=None), text) for one, text in zip(found, map(str, rows), strict=True)
+    ]
 
 
 def test_the_line_of_a_gate_ends_with_its_newest_values(tmp_path: Path) -> None:

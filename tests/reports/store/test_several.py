@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from reports.registry.lookback import look_back
-from reports.store import gathered, index, runs, several
+from reports.store import examine, gathered, index, runs, several
 from reports.store.index import Line
 from reports.store.runs import list_lines, write_run
+from tests.helpers import ROOT
 from tests.reports.nights import measurement, run
 
 
@@ -67,8 +69,8 @@ def test_processes_read_what_one_reads(shared: Path, monkeypatch: pytest.MonkeyP
     """Also where the folder that one is in has a package `reports` of its own."""
     expected = _alone(shared, monkeypatch)
     read: list[str] = []
-    examine = index.examine
-    monkeypatch.setattr(index, "examine", lambda f: (read.append(f.name), examine(f))[1])
+    own = examine._read
+    monkeypatch.setattr(examine, "_read", lambda f, only: (read.append(f.name), own(f, only))[1])
     foreign = shared.parent / "foreign" / "reports"
     foreign.mkdir(parents=True, exist_ok=True)
     (foreign / "__init__.py").write_text(
@@ -162,3 +164,14 @@ def test_few_runs_are_read_by_one(shared: Path, monkeypatch: pytest.MonkeyPatch)
     _forget(shared)
     list_lines(shared)
     assert asked == [2, 2]
+
+
+def test_a_list_of_runs_is_read_without_jax() -> None:
+    """Each process that reads runs would import it first, which takes longer than 500 runs."""
+    code = (
+        "import sys, reports.registry.listing, reports.store.several\n"
+        "print(*{'jax', 'torch', 'scipy', 'pandas'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from parity.engine.measure.measurement import Verdict
-from parity.megalodon.explanation import Explanation
+from parity.engine.programs.explanation import Explanation
 from reports.registry import retention
 from reports.store import writer
 from reports.store.explanations import EXPLANATIONS
@@ -445,7 +445,9 @@ def test_a_deletion_that_is_interrupted_leaves_no_run_with_files_missing(
 
 
 def test_the_accounts_of_failing_cases_are_stored_with_the_run(tmp_path: Path) -> None:
-    stream = Explanation("stream", quantity="state/k", value=math.nan, meaning="States are in ...")
+    stream = Explanation(
+        "stream", "jax64:oracle", quantity="state/k", value=math.nan, meaning="States are in ..."
+    )
     accounts = (explained("plain"), stream)
     folder = write_run(tmp_path, replace(run(failing()), explanations=accounts))
     again = read_run(folder).explanations
