@@ -25,23 +25,22 @@ from reports.text import closest, count
 
 LATEST = 14
 """Number of newest runs: a gate is listed only if one of them measured it."""
-# Different work is never joined: each gate is followed by its newest identity only. The gates are
-# first selected in the newest runs, because grouping a year of all gates takes seconds.
+# Different work is never joined: each gate is followed by its newest identity only, and only a gate
+# that one of the newest runs has is shown. Runs are numbered from the oldest. One pass over the rows:
+# a join would hold all of them, which for ten thousand runs takes four times the memory.
 _GATES = """
-SELECT "case", edge, quantity, metric, count(*) AS runs, arg_min(value, created) AS first,
-       median(value) AS median, arg_max(value, created) AS last,
-       arg_max(tolerance, created) AS tolerance, arg_max(fraction, created) AS share,
-       list(value ORDER BY created)[-24:] AS recent
-FROM measurements JOIN runs USING (run) JOIN (
-    SELECT "case", edge, quantity, metric, arg_max(identity, created) AS identity
-    FROM measurements JOIN runs USING (run)
-    WHERE created >= $since AND verdict <> 'info' AND ($case IS NULL OR "case" = $case)
+SELECT * EXCLUDE (identity, newest) FROM (
+    SELECT "case", edge, quantity, metric, identity, count(*) AS runs,
+           arg_min(value, run) AS first, median(value) AS median, arg_max(value, run) AS last,
+           arg_max(tolerance, run) AS tolerance, arg_max(fraction, run) AS share,
+           list_reverse(arg_max(value, run, 24)) AS recent,
+           max(run) FILTER (run >= $since AND verdict <> 'info') AS newest
+    FROM measurements WHERE $case IS NULL OR "case" = $case
     GROUP BY ALL
-    ORDER BY arg_max(fraction, created) DESC, "case", edge, quantity, metric
-    LIMIT $most
-) AS latest USING ("case", edge, quantity, metric, identity)
-GROUP BY "case", edge, quantity, metric
+) WHERE newest IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY "case", edge, quantity, metric ORDER BY newest DESC) = 1
 ORDER BY share DESC, "case", edge, quantity, metric
+LIMIT $most
 """
 _ONE = """
 SELECT id, created, edge, metric, value, tolerance, fraction AS share, verdict, deterministic,
@@ -106,7 +105,7 @@ def look_back(
     if quantity is not None:
         values["quantity"] = quantity
     else:
-        values["since"] = min(_latest([e.manifest for e in runs]), default="")
+        values["since"] = min(_latest([e.manifest for e in runs]), default=0)
     with _table(runs) as table:
         table.database.register("runs", _manifests([e.manifest for e in runs]))
         answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
@@ -157,12 +156,12 @@ def _kind_of(entries: Sequence[Entry]) -> RunKind:
     return RunKind.NIGHTLY if nights or not kinds else kinds[-1]
 
 
-def _latest(manifests: Sequence[Manifest]) -> list[str]:
-    """Return when the newest runs of each subject were made."""
-    by_subject: dict[frozenset[str], list[str]] = {}
-    for manifest in manifests:
-        by_subject.setdefault(manifest.subject, []).append(manifest.created)
-    return [created for dates in by_subject.values() for created in dates[-LATEST:]]
+def _latest(manifests: Sequence[Manifest]) -> list[int]:
+    """Return the positions of the newest runs of each subject."""
+    by_subject: dict[frozenset[str], list[int]] = {}
+    for position, manifest in enumerate(manifests):
+        by_subject.setdefault(manifest.subject, []).append(position)
+    return [position for those in by_subject.values() for position in those[-LATEST:]]
 
 
 def _manifests(manifests: Sequence[Manifest]) -> pa.Table:
