@@ -26,8 +26,8 @@ from reports.text import closest, count
 LATEST = 14
 """Number of newest runs: a gate is listed only if one of them measured it."""
 # Different work is never joined: each gate is followed by its newest identity only, and only a gate
-# that one of the newest runs has is shown. Runs are numbered from the oldest. One pass over the rows:
-# a join would hold all of them, which for ten thousand runs takes four times the memory.
+# that one of the newest runs has is shown. Runs are numbered from the oldest. Rows are read once: a
+# join would hold all of them, which for ten thousand runs takes four times the memory.
 _GATES = """
 SELECT * EXCLUDE (identity, newest) FROM (
     SELECT "case", edge, quantity, metric, identity, count(*) AS runs,
