@@ -85,4 +85,4 @@ _ROOMS = {
         "trim_cache",
     ),
 }
-__getattr__ = on_first_use(__name__, _ROOMS)
+__getattr__, __dir__ = on_first_use(__name__, _ROOMS)

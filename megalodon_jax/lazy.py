@@ -6,12 +6,15 @@ Commands that only read stored runs start a second earlier without it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def on_first_use(package: str, rooms: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` (PEP 562) of a package.
+def on_first_use(
+    package: str, rooms: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` (PEP 562) of a package.
 
     Args:
         package: Name of the package.
@@ -20,8 +23,14 @@ def on_first_use(package: str, rooms: Mapping[str, Sequence[str]]) -> Callable[[
     homes = {name: module for module, names in rooms.items() for name in names}
 
     def attribute(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        if name in homes:
+            return getattr(importlib.import_module(homes[name]), name)
+        # A module of the package, such as `megalodon_jax.model`, is an attribute too.
+        try:
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+                return importlib.import_module(f"{package}.{name}")
+        except ValueError:
+            pass
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return attribute
+    return attribute, lambda: sorted(homes)

@@ -55,4 +55,4 @@ __all__ = [
     "comparison_runs",
 ]
 
-__getattr__ = on_first_use(__name__, _ROOMS)
+__getattr__, __dir__ = on_first_use(__name__, _ROOMS)

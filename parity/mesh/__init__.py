@@ -45,4 +45,4 @@ _ROOMS = {
         "mesh_of",
     ),
 }
-__getattr__ = on_first_use(__name__, _ROOMS)
+__getattr__, __dir__ = on_first_use(__name__, _ROOMS)

@@ -113,6 +113,7 @@ def ledger_of(
     ]
     entries += [Entry(name, Role.OUTPUT, reason=why) for name, why in left_out.items()]
     entries += [Entry(name, Role.STATE, reason=UPDATED) for name in original.updated]
+    entries += [Entry(name, Role.GRADIENT, reason=FROZEN) for name in original.frozen]
     if without_derivatives:
         reason = f"no derivative was compared: {without_derivatives}"
         return (*entries, Entry(ALL_DERIVATIVES, Role.GRADIENT, reason=reason))
@@ -120,7 +121,6 @@ def ledger_of(
         made = [p.port for p in matching.pairs if name in (*p.originals, *p.also)]
         quantities = [Quantity.gradient(each) for each in made]
         entries.append(_entry(name, Role.GRADIENT, quantities, ", ".join(made), gates))
-    entries += [Entry(name, Role.GRADIENT, reason=FROZEN) for name in original.frozen]
     return tuple(entries)
 
 

@@ -174,6 +174,8 @@ class _Writer:
             "outputs": list(trace.outputs),
             "notices": list(trace.notices),
             "unread": trace.unread,
+            "frozen": list(trace.frozen),
+            "updated": list(trace.updated),
             "base": self.place_of_wide,
         }
         # One set of files for all groups; the prefix separates a gradient from its namesake stage.

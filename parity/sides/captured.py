@@ -17,6 +17,11 @@ from parity.sides.capture_files import Row, StoredArrays, check, read_manifest
 from parity.sides.capture_writer import capture, comparison_runs, entry_of, text_of
 from parity.sides.side import AS_IS, Run, SideError, Trace
 
+UNKNOWN = (
+    "captured by an earlier version, which did not record what the call updates and which "
+    "parameters it does not train"
+)
+
 __all__ = ["CapturedSide", "capture", "comparison_runs"]
 
 
@@ -110,9 +115,11 @@ class CapturedSide:
             stages,
             tuple(entry["outputs"]),
             gradients,
-            tuple(entry["notices"]),
+            (*entry["notices"], *(() if "frozen" in entry else (UNKNOWN,))),
             exact=self._values(entry, None, "exact"),
             unread=dict(entry["unread"]),
+            frozen=tuple(entry.get("frozen", ())),
+            updated=tuple(entry.get("updated", ())),
         )
 
     def text(self) -> str:

@@ -378,7 +378,9 @@ def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[
     return [
         name
         for name, x in _state_of(module)
-        if name not in kept or kept[name].shape != x.shape or not _same(kept[name], x)
+        if name not in kept
+        or (kept[name].shape, kept[name].dtype) != (x.shape, x.dtype)
+        or not _same(kept[name], x)
     ]
 
 

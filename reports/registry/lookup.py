@@ -234,7 +234,7 @@ def run_line(found: Found, run: Run) -> str:
 
 def is_pinned(root: Path, manifest: Manifest) -> bool:
     """Return whether a run below `root` is pinned."""
-    return manifest.id in pins.pinned_ids(pins.home(root, manifest))
+    return manifest.id in pins.ids_of(root, manifest)
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,7 @@ def judge(root: Path, run: Run) -> JudgedRun:
 
 def _judge(root: Path, run: Run) -> JudgedRun:
     history = load_history(root, run)
-    folder = pins.home(root, run.manifest)
-    pinned = pins.load(run.manifest.environment.device.kind, folder)
+    pinned = pins.pins_of(root, run.manifest)
     own = own_pins(root, run, pinned)
     retired, why = read_retired(pins.retired_home(root, run.manifest))
     decision = decide(
@@ -274,7 +273,7 @@ def _judge(root: Path, run: Run) -> JudgedRun:
         gone=vanished(run, history.earlier, retired),
     )
     unusable = (*pinned.unusable, *([why] if why else ()))
-    bad = [(folder, reason) for reason in unusable]
+    bad = [(pins.home(root, run.manifest), reason) for reason in unusable]
     history = replace(history, unreadable=(*history.unreadable, *bad))
     return JudgedRun(run, decision, history, unusable)
 

@@ -86,8 +86,17 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     pin = pins.pin_of(run, past, reason.strip(), today)
     path = pins.file_of(pin, home)
     before = pins.read(path)
+    # Moved from where an earlier version wrote it, which other ports may have in common.
+    old = None if pins_folder else pins.old_home(root, manifest)
+    moved = old / path.name if old is not None else None
+    if moved is not None and (there := pins.read(moved)) and pins.is_of(there, manifest):
+        before = before or there
+    else:
+        moved = None
     try:
         pins.write(pin, path)
+        if moved is not None:
+            moved.unlink()
     except OSError as error:
         raise StoreError(
             f"expected a folder that can be written at {path.parent}, but "

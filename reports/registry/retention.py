@@ -85,8 +85,7 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
             newest[run.kind, run.manifest.subject, machine] = run
     anchors: dict[str, str] = {}
     for (*_, machine), run in newest.items():
-        device = run.manifest.environment.device.kind
-        pinned = pins.load(device, pins.home(root, run.manifest))
+        pinned = pins.pins_of(root, run.manifest)
         read = read_run(run.folder)
         if any(pin.fingerprint == machine for pin in pinned.pins):
             continue

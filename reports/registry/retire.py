@@ -91,6 +91,7 @@ def _alone(home: Path) -> Iterator[None]:
     """Context that one process at a time enters for a folder: of two that read the file, the later
     one to write would lose what the other retired.
     """
+    new = not home.exists()
     home.mkdir(parents=True, exist_ok=True)
     handle = os.open(home, os.O_RDONLY)
     try:
@@ -100,3 +101,7 @@ def _alone(home: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+        if new:
+            # Only if it is empty, because nothing was retired.
+            with suppress(OSError):
+                home.rmdir()

@@ -46,6 +46,8 @@ class Examined:
 
 BATCH = 2**18
 """Rows that are judged at once: of many small runs the calls would take longer than the numbers."""
+BATCH_BYTES = 2**28
+"""Most bytes that are judged at once, unless one run has more."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
@@ -63,12 +65,15 @@ def examine_all(folders: Iterable[Path], only: bool = False) -> list[Examined]:
     """Read folders, with the arguments and results of `examine`."""
     found: list[Examined] = []
     waiting: dict[int, pa.Table] = {}
+    rows = size = 0
     for folder in folders:
         read = _read(folder, only)
         if read.rows is not None:
             first = next(iter(waiting.values()), read.rows)
-            if first.schema != read.rows.schema or sum(map(len, waiting.values())) > BATCH:
+            rows, size = rows + len(read.rows), size + read.rows.nbytes
+            if first.schema != read.rows.schema or rows > BATCH or size > BATCH_BYTES:
                 _judge(found, waiting)
+                rows, size = len(read.rows), read.rows.nbytes
             waiting[len(found)] = read.rows
         found.append(read)
     _judge(found, waiting)

@@ -120,7 +120,11 @@ def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
     if any(not table.schema.equals(rows[0].schema) for table in rows):
         rows = list(map(_plain, rows))
     # Texts stay dictionaries, as they were read, which Parquet writes as they are.
-    together = pa.concat_tables(rows).unify_dictionaries()
+    try:
+        together = pa.concat_tables(rows).unify_dictionaries()
+    except pa.ArrowException:
+        # Texts of more than 2 GiB together: these runs are read one by one.
+        return ""
     names = pa.array([one.name for one in found], pa.string())
     counts = np.repeat(np.arange(len(rows), dtype=np.int32), [table.num_rows for table in rows])
     runs = pa.DictionaryArray.from_arrays(pa.array(counts), names)

@@ -130,7 +130,7 @@ def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(source, read_dictionary=texts)
     except KeyError:
-        # A column is missing; `_check_columns` reports it by name.
+        # A column is missing or there twice; `_problem_of_columns` reports it by name.
         return pq.ParquetFile(source)
 
 
@@ -152,6 +152,11 @@ def _problem_of_columns(found: pa.Schema, schema: pa.Schema, names: tuple[str, .
 
     Of ten thousand runs nearly all have the same columns.
     """
+    if doubled := sorted({name for name in names if found.names.count(name) > 1}):
+        return (
+            f"expected each column once in {{path}}, which has {', '.join(doubled)} more often; "
+            "the file was not written by this tool: {remedy}"
+        )
     missing = sorted(set(names) - set(found.names))
     if missing:
         return (

@@ -175,12 +175,10 @@ def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> li
     for folder in {folder for folder, _ in unreadable}:
         with suppress(StoreError):
             old = read_manifest(folder)
-            # A copy has the name of another run.
-            if (
-                old.id == folder.name
-                and old.kind is run.manifest.kind
-                and _before(old, run.manifest)
-            ):
+            alike = old.kind is run.manifest.kind and _before(old, run.manifest)
+            # A copy has the name of another run. An older schema has no seal: nothing shows that
+            # its run.json is as it was.
+            if alike and old.id == folder.name and old.checksums is not None:
                 found.append(old)
     return found
 
@@ -190,14 +188,19 @@ def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> E
 
     Args:
         run: The run to judge.
-        stored: Earlier runs of its kind and subject, newest first. Of the whole ones the newest
-            `WINDOW` count, however many selections lie between.
+        stored: Earlier runs of its kind and subject, newest first.
         damaged: Manifests of earlier runs whose numbers are lost: what they planned counts.
+
+    Of the whole ones of both the newest `WINDOW` count, however many selections lie between.
     """
     if run.manifest.selected:
         return Earlier()
-    whole = [old for old in stored if comparable(old.manifest, run.manifest)][: WINDOW - 1]
+    whole = [old for old in stored if comparable(old.manifest, run.manifest)]
     planned = [old for old in damaged if comparable(old, run.manifest)]
+    dates = sorted(old.created for old in (*planned, *(old.manifest for old in whole)))
+    oldest = dates[-(WINDOW - 1) :][0] if dates else ""
+    whole = [old for old in whole if old.manifest.created >= oldest]
+    planned = [old for old in planned if old.created >= oldest]
     suites: dict[str, Seen] = {}
     for old in (*planned, *(old.manifest for old in whole)):
         when = Seen(old.id, old.created)

@@ -32,7 +32,9 @@ PORTS_FOLDER = "pinned"
 """Name of the folder with pinned baselines of ports, beside the folder of their runs."""
 SCHEMA = 4
 LONGEST_NAME = 120
-"""Longest name of a folder of ports before a hash is added; file systems take 255 bytes."""
+"""Longest name of a folder of ports before a hash is added."""
+NAME_BYTES = 255
+"""Longest name of a file that file systems take."""
 _NAMED_RUN = re.compile(r'"run":\s*"([^"\\]+)"')
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _UNUSABLE += (RecursionError,)
@@ -82,18 +84,64 @@ def home(root: Path, manifest: Manifest) -> Path:
 
 
 def _folder_name(ports: Sequence[str]) -> str:
-    """Return the name of the folder of these ports.
+    """Return the name of the folder of these ports, which no other ports have.
 
-    A hash of the names is added where they begin with a dot, are too long together, or have
-    characters outside of ASCII, which would all become the same sign.
+    Where names have other characters than letters, digits, dots, dashes and underscores, begin with
+    a dot, or are too long together, a hash of the names follows them.
     """
-    plain = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in ports)
-    # Blanks and slashes are replaced without a hash: such pins are committed under these names.
-    fits = all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._ /-]*", name) for name in ports)
+    plain = _plain_name(ports)
+    fits = all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) for name in ports)
     if fits and len(plain) <= LONGEST_NAME:
         return plain
     digest = hashlib.sha256("\0".join(ports).encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{plain[:LONGEST_NAME].lstrip('.')}~{digest}"
+
+
+def _plain_name(ports: Sequence[str]) -> str:
+    return "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in ports)
+
+
+def old_home(root: Path, manifest: Manifest) -> Path | None:
+    """Return the folder in which earlier versions pinned these ports; None if it is `home`.
+
+    Other ports may have the same one: "a b" and "a-b" do.
+    """
+    plain = _plain_name(sorted(manifest.subject))
+    folder = beside(root) / PORTS_FOLDER / plain
+    # A name such as ".." was a path out of the folder, and one too long none at all.
+    safe = bool(plain.strip(".")) and len(plain) <= NAME_BYTES
+    return folder if safe and manifest.subject and folder != home(root, manifest) else None
+
+
+def pins_of(root: Path, manifest: Manifest) -> Pins:
+    """Return the pinned baselines of a run's subject and class of device, newest first."""
+    device = manifest.environment.device.kind
+    own, old = load(device, home(root, manifest)), old_home(root, manifest)
+    if old is None:
+        return own
+    earlier = load(device, old)
+    mine = [pin for pin in earlier.pins if is_of(pin, manifest)]
+    return Pins(_newest_first((*own.pins, *mine)), own.unusable + earlier.unusable)
+
+
+def is_of(pin: Pin, manifest: Manifest) -> bool:
+    """Return whether a pinned baseline has a level of a port that a run is about."""
+    # The title of a port is its name, or its name and its case.
+    return any(
+        case == port or case.startswith(f"{port}/")
+        for case, *_ in pin.groups
+        for port in manifest.subject
+    )
+
+
+def ids_of(root: Path, manifest: Manifest) -> set[str]:
+    """Return the ids of all pinned runs of a run's subject."""
+    old = old_home(root, manifest)
+    return pinned_ids(home(root, manifest)) | (pinned_ids(old) if old is not None else set())
+
+
+def _newest_first(pins: Sequence[Pin]) -> tuple[Pin, ...]:
+    return tuple(sorted(pins, key=lambda pin: (pin.pinned, pin.run), reverse=True))
 
 
 def retired_home(root: Path, manifest: Manifest) -> Path:
@@ -177,8 +225,7 @@ def load(device: str | None, folder: Path | None = None) -> Pins:
                 f"{SCHEMA} as `pin` writes it, but reading it gave {label(repr(error), 300)}; "
                 "restore it with git, or pin a run again"
             )
-    newest = sorted(pins, key=lambda pin: (pin.pinned, pin.run), reverse=True)
-    return Pins(tuple(newest), tuple(unusable))
+    return Pins(_newest_first(pins), tuple(unusable))
 
 
 def _text(path: Path) -> str:

@@ -95,4 +95,4 @@ _ROOMS = {
         "stochastic",
     ),
 }
-__getattr__ = on_first_use(__name__, _ROOMS)
+__getattr__, __dir__ = on_first_use(__name__, _ROOMS)

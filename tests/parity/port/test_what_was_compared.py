@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from parity import FunctionSide, Port, PortError, TorchSide, compare
+from parity import CapturedSide, FunctionSide, Port, PortError, TorchSide, capture, compare
 from parity.engine.measure.compare import Comparison, Work
 from parity.engine.measure.measurement import Verdict
 from parity.engine.measure.quantity import stage_kind
@@ -536,7 +536,7 @@ def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
     assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]
 
 
-def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger():
+def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger(tmp_path):
     port = port_of(lambda y: y.tanh(), jnp.tanh, gradients=True)
     module = port.original.module
     module.head.bias.requires_grad_(False)
@@ -558,5 +558,9 @@ def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger():
     text = report.text()
     assert f"not compared: gradient head.bias: {FROZEN}" in text
     assert f"not compared: state {', '.join(names[:NAMES])} and 2 more: {UPDATED}" in text
+    # A capture of the original knows them too.
+    folder = capture(port.original, tmp_path / "capture")
+    captured = compare(replace(port, original=CapturedSide(folder)))
+    assert {e.name: (e.role, e.reason) for e in captured.left_out} == left
     # Restored: a port whose arrays share the module's memory would follow.
     assert not any(getattr(module, name).any() for name in names)

@@ -13,6 +13,8 @@ from reports.registry.lookback import look_back
 from reports.registry.lookup import judge
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import RunKind
+from reports.verdict import pins
+from reports.verdict.decide import Word
 from reports.verdict.history import load_history
 from tests.helpers import cli
 from tests.reports.nights import measurement, run
@@ -255,3 +257,41 @@ def test_a_pinned_port_lies_beside_its_runs_and_is_no_pin_of_a_night(
     later, other = port_run("mine", 11), port_run("other", 12)
     assert "pinned 2" in " ".join(judge(root, later).decision.against)
     assert "2026-11-10-mine" not in " ".join(judge(root, other).decision.against)
+
+
+def titled(name: str, day: int, value: float = 1e-8):
+    row = measurement(case=f"{name}/plain", suite=name, value=value, tolerance=4e-6)
+    suite = {"name": name, "status": "ran", "planned": 1, "executed": 1, "reason": ""}
+    created = f"2026-11-{day}T00:00:00+00:00"
+    return run(row, kind="port", id=f"2026-11-{day}-p", created=created, suites=[suite])
+
+
+def test_a_pin_of_an_earlier_version_counts_where_it_is_and_moves_when_pinned_again(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Of the two ports that shared its folder it is a pin of its own alone."""
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda *_: ("1a2b3c4", False))
+    root, mine = tmp_path / "runs", titled("my model", 10)
+    shared = pins.old_home(root, mine.manifest)
+    assert shared is not None and shared.name == "my-model"
+    pin = pins.pin_of(mine, {}, "as it should be", "2026-11-10")
+    pins.write(pin, pins.file_of(pin, shared))
+    assert pins.ids_of(root, mine.manifest) == {mine.id}
+    late = titled("my model", 12, 2e-6)
+    assert judge(root, late).decision.word is Word.REGRESSED
+    # Negative controls: the other port of that folder, and a port without a pin.
+    for name in ("my-model", "another"):
+        assert judge(root, titled(name, 12, 2e-6)).decision.word is not Word.REGRESSED
+    write_run(root, late)
+    answer = cli("pin", "latest", "--reason", "it is allowed to", "--out", root)
+    assert answer.exit_code == 0 and "1 levels moved" in answer.output, answer.output
+    assert not list(shared.iterdir())
+    assert judge(root, titled("my model", 13, 2e-6)).decision.word is not Word.REGRESSED
+    # The other port's own pin lies in that folder, and stays there.
+    write_run(root, titled("my-model", 14))
+    assert cli("pin", "latest", "--reason", "mine", "--out", root).exit_code == 0
+    assert len(list(shared.iterdir())) == 1
+    write_run(root, titled("my model", 15))
+    assert cli("pin", "latest", "--reason", "better", "--out", root).exit_code == 0
+    assert len(list(shared.iterdir())) == 1
+    assert judge(root, titled("my-model", 16, 2e-6)).decision.word is Word.REGRESSED

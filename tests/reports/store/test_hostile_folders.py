@@ -408,3 +408,12 @@ def test_row_groups_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "UNPACKED_BYTES", 6_000)
     with pytest.raises(StoreError, match="would unpack to 1,000 rows"):
         reader.read_table(stored, Path("f"), schema, frozenset())
+
+
+def test_a_column_that_is_there_twice_is_damage(root: Path) -> None:
+    table = pa.table({"value": [1.0]}).append_column("value", pa.array([2.0]))
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    schema = pa.schema([("value", pa.float64())])
+    with pytest.raises(StoreError, match=r"each column once in x.parquet, .* value more often"):
+        reader.read_table(buffer.getvalue().to_pybytes(), Path("x.parquet"), schema, frozenset())

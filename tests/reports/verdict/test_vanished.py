@@ -137,6 +137,17 @@ def test_what_a_damaged_run_planned_counts_as_if_it_were_whole(tmp_path, changes
     assert judge(root, less).decision.word is Word.PASS
 
 
+@pytest.mark.parametrize(("newer", "word"), [(2, Word.INCOMPLETE), (3, Word.PASS)])
+def test_of_damaged_runs_too_the_newest_count(tmp_path, monkeypatch, newer, word) -> None:
+    monkeypatch.setattr("reports.verdict.history.WINDOW", 4)
+    root, less = tmp_path / "runs", without(case="b")
+    old, *_ = stored(root, night(1, BEFORE), *(night(2 + n, less) for n in range(newer)))
+    for text in ("", "damaged"):
+        if text:
+            (old / MEASUREMENTS).write_text(text, encoding="utf-8")
+        assert judge(root, night(9, less)).decision.word is word
+
+
 def test_a_run_of_selected_cases_misses_nothing(tmp_path) -> None:
     stored(tmp_path / "runs", night(1, BEFORE))
     chosen = night(2, without(case="b"), selected=["a"])
@@ -340,6 +351,13 @@ def test_of_two_people_who_retire_at_once_neither_loses_anything(tmp_path, pinne
         list(pool.map(one, names))
     assert sorted(entry.name for entry in read_retired(pinned)[0]) == sorted(names)
     assert judge(root, night(3, less)).decision.word is Word.PASS
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path, pinned) -> None:
+    _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
+    with pytest.raises(StoreError, match="it lacks b"):
+        retire(folder, "nonsense", "gone")
+    assert not pinned.exists()
 
 
 def test_nothing_is_retired_until_a_time_to_come(tmp_path, pinned) -> None:
