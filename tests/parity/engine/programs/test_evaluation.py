@@ -159,6 +159,22 @@ def test_a_branch_not_taken_passes_no_mark():
     assert np.array_equal(result, in_cond(-X))
 
 
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_mark_has_a_value_only_where_every_branch_around_it_is_taken(outer, inner):
+    def deep(x, outer, inner):
+        def chosen(x):
+            y = checkpoint_name(2.0 * x, "outside")
+            return jax.lax.cond(inner, lambda y: checkpoint_name(3.0 * y, "deep"), jnp.sin, y)
+
+        return jax.lax.cond(outer, chosen, jnp.cos, x)
+
+    result, marks, _ = evaluate(deep, X, outer, inner)
+    taken = {name: bool(value) for name, value in marks.passed.items()}
+    assert taken == {"outside": outer, "deep": outer and inner}
+    assert np.array_equal(result, deep(X, outer, inner))
+
+
 def test_nested_turns_are_named_from_the_outermost_in():
     result, marks, _ = evaluate(nested, X)
     assert list(passed(marks)) == ["deep@0@0", "deep@0@1", "deep@1@0", "deep@1@1", "branch@1"]
