@@ -40,8 +40,8 @@ class Examined:
     work: str = ""
     rows: pa.Table | None = None
     """Gates with recomputed verdicts and shares of tolerance; None without measurements."""
-    path: Path = Path()
-    """Path of the folder."""
+    path: Path | None = None
+    """Path of the folder; None if it could not be read."""
 
 
 BATCH = 2**18
@@ -113,7 +113,7 @@ def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
     if repeated_keys(together, np.repeat(np.arange(len(runs)), sizes)):
         for run, table in zip(runs, tables, strict=True):
             try:
-                check_keys(table, found[run].path / MEASUREMENTS)
+                check_keys(table, (found[run].path or Path()) / MEASUREMENTS)
             except StoreError as error:
                 found[run] = Examined(found[run].name, str(error))
         left = {run: table for run, table in zip(runs, tables, strict=True) if not found[run].why}
