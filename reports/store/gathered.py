@@ -68,7 +68,7 @@ class Gathered:
         """Write a table and return the name of its file; "" if the folder is not writable."""
         buffer = pa.BufferOutputStream()
         # Without the schema of Arrow, dictionaries are read as the texts that they stand for.
-        # Numbers are seldom equal: dictionaries and statistics of them would take half the time.
+        # Numbers are seldom equal: dictionaries and statistics of them would double the time.
         texts = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
         pq.write_table(
             table,
