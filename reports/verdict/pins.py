@@ -114,14 +114,17 @@ def old_home(root: Path, manifest: Manifest) -> Path | None:
 
 
 def pins_of(root: Path, manifest: Manifest) -> Pins:
-    """Return the pinned baselines of a run's subject and class of device, newest first."""
-    device = manifest.environment.device.kind
-    own, old = load(device, home(root, manifest)), old_home(root, manifest)
-    if old is None:
-        return own
-    earlier = load(device, old)
-    mine = [pin for pin in earlier.pins if is_of(pin, manifest)]
-    return Pins(_newest_first((*own.pins, *mine)), own.unusable + earlier.unusable)
+    """Return the pinned baselines of a run's subject and class of device, newest first.
+
+    Earlier versions may have pinned other ports in the same folder. Such a pin has no level of this
+    run, and would count as the pin of its machine, in place of an anchor.
+    """
+    device, old = manifest.environment.device.kind, old_home(root, manifest)
+    found = [load(device, home(root, manifest)), *([load(device, old)] if old is not None else [])]
+    pins = [pin for each in found for pin in each.pins]
+    if manifest.subject:
+        pins = [pin for pin in pins if is_of(pin, manifest)]
+    return Pins(_newest_first(pins), tuple(why for each in found for why in each.unusable))
 
 
 def is_of(pin: Pin, manifest: Manifest) -> bool:

@@ -25,7 +25,7 @@ from parity.port.rounding_floors import SEEDS, floors_of
 from parity.sides import capture_files
 from parity.sides.capture_files import MANIFEST
 from parity.sides.capture_writer import SEEDS as CAPTURED_SEEDS
-from parity.sides.captured import CapturedSide, capture, comparison_runs
+from parity.sides.captured import UNKNOWN, CapturedSide, capture, comparison_runs
 from parity.sides.projection import direction
 from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
@@ -571,3 +571,12 @@ def test_two_runs_differ_by_the_level_that_was_measured(folder: Path) -> None:
     seeds = [captured.run(Run(Precision.FLOAT64, Rounding.OPERATIONS, n)) for n in range(2)]
     assert relative_l2(seeds[0].stages["product"], exact) > 0
     assert not np.array_equal(*(trace.stages["product"] for trace in seeds))
+
+
+def test_a_capture_of_an_earlier_version_says_what_it_does_not_know(tmp_path: Path) -> None:
+    side = CapturedSide(capture(Linear(), tmp_path / "linear"))
+    assert UNKNOWN not in side.run().notices
+    for entry in side._runs:
+        del entry["frozen"], entry["updated"]
+    trace = side.run()
+    assert UNKNOWN in trace.notices and (trace.frozen, trace.updated) == ((), ())

@@ -248,15 +248,15 @@ def test_a_pinned_port_lies_beside_its_runs_and_is_no_pin_of_a_night(
 ) -> None:
     monkeypatch.setattr("reports.registry.pin.git_state", lambda *_: ("1a2b3c4", False))
     root = tmp_path / "runs"
-    write_run(root, port_run("mine", 10))
+    write_run(root, titled("mine", 10))
     pinned = cli("pin", "latest", "--reason", "as it should be", "--out", root)
     assert pinned.exit_code == 0, pinned.output
     (file,) = (tmp_path / "pinned" / "mine").iterdir()
     assert str(file) in pinned.output
     assert cli("report", "pinned", "--out", root, "--page", tmp_path / "p.html").exit_code == 0
-    later, other = port_run("mine", 11), port_run("other", 12)
+    later, other = titled("mine", 11), titled("other", 12)
     assert "pinned 2" in " ".join(judge(root, later).decision.against)
-    assert "2026-11-10-mine" not in " ".join(judge(root, other).decision.against)
+    assert "2026-11-10-p" not in " ".join(judge(root, other).decision.against)
 
 
 def titled(name: str, day: int, value: float = 1e-8):
@@ -282,6 +282,7 @@ def test_a_pin_of_an_earlier_version_counts_where_it_is_and_moves_when_pinned_ag
     # Negative controls: the other port of that folder, and a port without a pin.
     for name in ("my-model", "another"):
         assert judge(root, titled(name, 12, 2e-6)).decision.word is not Word.REGRESSED
+        assert pins.pins_of(root, titled(name, 12).manifest).pins == ()
     write_run(root, late)
     answer = cli("pin", "latest", "--reason", "it is allowed to", "--out", root)
     assert answer.exit_code == 0 and "1 levels moved" in answer.output, answer.output
