@@ -23,7 +23,7 @@ from parity.engine.measure import rounding_noise
 from parity.engine.measure.bounds import NoiseFloors, bound_from, rule
 from parity.engine.measure.compare import Comparison, Work
 from parity.engine.measure.measurement import Measurement
-from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.metrics import POOLED, relative_l2
 from parity.engine.measure.quantity import kind_of
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
 from parity.engine.programs.instrument import capture
@@ -31,11 +31,6 @@ from parity.engine.programs.yardstick import RUN_OFTEN, known_options
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 
-POOLED = "rel_l2_pooled"
-"""Metric: geometric mean over draws of a quantity's relative L2 error.
-
-A root mean square is dominated by the worst draw and scatters as much: its standard deviation in ln
-is 0.27, that of the geometric mean 0.1."""
 DRAWS = 16
 """Number of draws. Between the two most different hosts measured, the levels of the second
 architecture have ratios of 0.95 to 1.13 with 16 draws, and 0.4 to 3.5 with one

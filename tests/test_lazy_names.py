@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from reports.store.runs import write_run
 from tests.helpers import ROOT
+from tests.reports.nights import run
 
 PACKAGES = {
     "megalodon_jax": ("generate", "model", "config", "loss"),
@@ -33,3 +36,20 @@ assert {{*p._ROOMS}} and {{n for names in p._ROOMS.values() for n in names}} <= 
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["gate latest", "list", "history"])
+def test_a_command_that_reads_runs_imports_no_jax(command: str, tmp_path: Path) -> None:
+    """JAX and Equinox take a second, a third of the time for ten thousand runs."""
+    write_run(tmp_path, run())
+    code = f"""
+import sys
+from pathlib import Path
+from reports.cli import main
+try:
+    main({[*command.split(), "--out", str(tmp_path)]}, standalone_mode=False)
+finally:
+    assert not {{"jax", "equinox", "scipy", "torch"}} & {{*sys.modules}}
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "AssertionError" not in done.stderr and done.stdout.strip(), done

@@ -14,12 +14,11 @@ from functools import cached_property
 import numpy as np
 
 from megalodon_jax.weights import named_leaves
+from parity.deepseek_v3 import SUBJECT
 from parity.deepseek_v3.checkpoint import abstract, build, unstacked
 from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 
-SUBJECT = "mla-moe"
-"""Name of the port in measurements and stored runs."""
 BUFFER = "e_score_correction_bias"
 """Name of the router's selection bias: it has no gradient, and is a buffer in the reference."""
 TINY = MLAMoEConfig(

@@ -18,8 +18,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from megalodon_jax.weights import named_leaves
-from parity.deepseek_v3 import reference
-from parity.deepseek_v3.cases import BUFFER, CASES, SUBJECT, TINY, Case, by_name
+from parity.deepseek_v3 import SUBJECT, reference
+from parity.deepseek_v3.cases import BUFFER, CASES, TINY, Case, by_name
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.recordings import OF_LOSS, Recorded, answer, live, named, recorded

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parity.deepseek_v3.cases import BUFFER, SUBJECT, Case
+from parity.deepseek_v3 import SUBJECT
+from parity.deepseek_v3.cases import BUFFER, Case
 from parity.deepseek_v3.recordings import RECORDED64, Recorded
 from parity.deepseek_v3.reference import CHOSEN
 from parity.engine.measure.contract import Gate
+from parity.engine.measure.metrics import POOLED
 from parity.engine.measure.quantity import LOGITS, WEIGHTS, Quantity
-from parity.pooling import POOLED
 from parity.port.compare import FORCED
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Side

@@ -24,10 +24,9 @@ from megalodon_jax.weight_files import read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
 from parity.engine.measure.compare import Work
 from parity.engine.measure.metrics import IGNORED
+from parity.megalodon import COMMITTED, SUITE
 from parity.megalodon.intermediates import axes_of, computed, trajectory
 
-SUITE = "parity"
-"""Suite of Megalodon's measurements."""
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """The committed byte-level checkpoint, trained by `train`, with held-out text."""
 
@@ -282,9 +281,6 @@ begins, some with the last token; two continue over several calls, and one is a 
 NEW_TOKENS = 12
 """Number of tokens generated greedily after the text of a stream."""
 
-GIVEN = "checkpoint"
-"""Name of the case of a checkpoint that was given to a night, instead of the committed one's."""
-
 CASES = (
     Case("plain", "defaults; three chunks and a tail"),
     Case("length_c_minus_1", "one token short of a chunk", length=C - 1),
@@ -386,7 +382,7 @@ CASES = (
         steps=50,
     ),
     Case(
-        "byte_lm",
+        COMMITTED,
         "a trained checkpoint on held-out text",
         length=128 + 29,
         batch_size=1,

@@ -14,8 +14,8 @@ from megalodon_jax.weights import weight_table
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.measurement import Kind
 from parity.engine.measure.quantity import GENERATED, LOGITS, LOSS, WEIGHTS, Quantity
-from parity.megalodon import known_differences, low_precision
-from parity.megalodon.cases import SUITE, Case
+from parity.megalodon import DIFFERENCES, known_differences, low_precision
+from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import STATES, stages, trajectory
 
@@ -77,7 +77,7 @@ def gates(case: Case, reference: Answers) -> Iterator[Gate]:
 
 def known_difference_gates() -> Iterator[Gate]:
     """Yield the gates of the known differences."""
-    suite, edge = known_differences.SUITE, str(known_differences.EDGE)
+    suite, edge = DIFFERENCES, str(known_differences.EDGE)
     for difference in known_differences.KNOWN_DIFFERENCES:
         yield Gate(suite, suite, edge, Kind.KNOWN_DIFFERENCE.value, difference.id, "seam")
 

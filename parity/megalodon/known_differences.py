@@ -17,14 +17,13 @@ import numpy as np
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.engine.measure.metrics import relative_l2
+from parity.megalodon import DIFFERENCES
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import KNOWN_DIFFERENCE_BOUNDS
 
 EDGE = MegalodonEdge.JAX32_REFERENCE32
-SUITE = "seams"
-"""Suite and case name of their measurements: the former word, which stored runs use."""
 INITIAL_SPREAD = 0.02
 """Standard deviation of the initial weights in Transformers' post_init (`initializer_range`)."""
 
@@ -132,7 +131,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     if not value >= least:
         note = f"the difference may be gone: at least {least:g} was measured when it was accepted"
     return Measurement(
-        case=SUITE,
+        case=DIFFERENCES,
         edge=str(EDGE),
         quantity=difference.id,
         kind=Kind.KNOWN_DIFFERENCE,
@@ -148,5 +147,5 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
             :16
         ],
         note=note,
-        suite=SUITE,
+        suite=DIFFERENCES,
     )

@@ -15,8 +15,9 @@ from parity.engine.measure.compare import Comparison, OnFailure
 from parity.engine.measure.localize import first_divergence
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.engine.measure.quantity import LOGITS, WEIGHTS
+from parity.megalodon import SUITE
 from parity.megalodon import low_precision as lowprecision
-from parity.megalodon.cases import SUITE, Case
+from parity.megalodon.cases import Case
 from parity.megalodon.contract import ALL
 from parity.megalodon.conversion import changed, round_trip
 from parity.megalodon.edges import TRIANGLE, MegalodonEdge

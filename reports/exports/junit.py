@@ -16,7 +16,7 @@ from parity.engine.measure.measurement import Measurement, Verdict
 from reports.store.runs import Run
 from reports.text import count, edge_name, label, metric_name, number
 from reports.verdict.decide import Decision, ExitCode, Word
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 from stability.core.findings import Finding, Severity
 
 SHOWN = 50

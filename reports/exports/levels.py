@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from parity.engine.measure.measurement import Measurement, Verdict
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 
 Group = tuple[str, str, str, str]
 """Suite, case, edge, kind of quantity."""

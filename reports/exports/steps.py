@@ -19,7 +19,7 @@ from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import label
 from reports.verdict.decide import Decision
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 
 PROJECT = "megalodon-numerics"
 """Default project, unless the tracker's own variable names another project or experiment."""

@@ -258,8 +258,8 @@ class Collector(Planner):
     ) -> tuple[Manifest, str]:
         """Return the manifest of a session that measured Megalodon, and describe its reference."""
         from parity.megalodon.suite import choose_reference
+        from reports.nightly.document import with_tables
         from reports.provenance.environment import describe
-        from reports.verdict.document import with_tables
 
         reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
         manifest = with_tables(manifest, rows)

@@ -16,8 +16,10 @@ from parity.device import device_kind
 from parity.engine.measure.contract import contract_of
 from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
-from parity.megalodon.cases import BYTE_LM, CASES, GIVEN, Case, by_name, heldout_text
+from parity.megalodon import GIVEN
+from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name, heldout_text
 from parity.megalodon.suite import Reference, choose_reference
+from reports.nightly.document import case_info, with_tables
 from reports.nightly.expected import expected_seconds
 from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
 from reports.nightly.suites import (
@@ -36,7 +38,6 @@ from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest, Time
 from reports.store.runs import Run
 from reports.store.schema import RunKind
-from reports.verdict.document import case_info, with_tables
 from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reports.nightly.document import with_tables
 from reports.provenance.host import differences
 from reports.store.manifest import Environment, Manifest, SuiteResult
 from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
 from reports.store.shared import address_of
-from reports.verdict.document import with_tables
 
 KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
 PORT_PART, MESH_PART = "(port)", "(mesh)"

@@ -21,11 +21,13 @@ from parity.device import device_kind
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.metrics import POOLED
 from parity.engine.programs.explanation import Explanation
 from parity.executors.executor import Log
 from parity.faults.controls import CONTROLS, missed
+from parity.megalodon import GIVEN
 from parity.megalodon import contract as megalodon_contract
-from parity.megalodon.cases import GIVEN, Case, by_name
+from parity.megalodon.cases import Case, by_name
 from parity.megalodon.explanation import explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
@@ -33,7 +35,6 @@ from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, culprit
 from parity.mesh import contract as mesh_contract
 from parity.mesh import suite as meshes
-from parity.pooling import POOLED
 from parity.port import compare as compare_port
 from parity.tolerances import NoiseFloors
 from reports.nightly import accounts

@@ -36,8 +36,8 @@ from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, number
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, ExitCode
-from reports.verdict.document import replays, suite_of
 from reports.verdict.history import History
+from reports.verdict.replays import replays, suite_of
 
 DRILLED = 200
 """Failing tensors described element by element, first those where a difference starts."""

@@ -19,7 +19,7 @@ from reports.text import edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict import since
 from reports.verdict.agreement import agreement
 from reports.verdict.decide import Decision
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 from stability.core.findings import Severity
 
 CASES = 60

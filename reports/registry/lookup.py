@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from parity.engine.measure.measurement import Verdict
-from parity.megalodon.cases import SUITE
+from parity.megalodon import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import AHEAD, Manifest, read_manifest
 from reports.store.reader import checksum, read_bytes, read_json
@@ -29,8 +29,8 @@ from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, Word, decide
-from reports.verdict.document import account_commands, suite_of
 from reports.verdict.history import History, load_history
+from reports.verdict.replays import account_commands, suite_of
 from reports.verdict.vanished import read_retired, vanished
 
 _NO_VERDICT = {

@@ -1,7 +1,4 @@
-"""Verdict of a run: changes, histories, levels, drift from pinned runs, and the word for them.
-
-`document` names the cases of every suite and therefore loads all architectures; import it directly.
-"""
+"""Verdict of a run: changes, histories, levels, drift from pinned runs, and the word for them."""
 
 from reports.verdict.changes import Change, Counts, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide

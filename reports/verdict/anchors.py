@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from parity.engine.measure.measurement import Measurement
 from reports.provenance.host import fingerprint
+from reports.store.manifest import Environment
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, StoreError
@@ -118,15 +119,21 @@ def _holders(
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
     """Return complete runs of the same subject and machine before `run`, oldest first."""
-    machine = fingerprint(run.manifest.environment)
+    here = run.manifest.environment
+    machine = fingerprint(here)
     if machine is None:
         return []
+
+    def is_here(environment: Environment) -> bool:
+        # Ten thousand fingerprints take a third of a second, and most environments are equal.
+        return environment == here or fingerprint(environment) == machine
+
     return [
         old
         for old in list_runs(root)[0]
         if old.manifest.shares_subject(run.manifest)
         and old.manifest.created < run.manifest.created
-        and fingerprint(old.manifest.environment) == machine
+        and is_here(old.manifest.environment)
         and old.manifest.whole
     ]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.engine.measure.measurement import Key, Kind, Measurement
-from parity.pooling import POOLED
+from parity.engine.measure.metrics import POOLED
 from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 

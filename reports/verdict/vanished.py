@@ -17,7 +17,7 @@ from typing import Any
 
 from megalodon_jax.files import written_aside
 from parity.engine.measure.measurement import Kind, Verdict
-from parity.megalodon.cases import CASES, GIVEN
+from parity.megalodon import COMMITTED, GIVEN
 from parity.port_tolerances import PortEdge
 from reports.store.manifest import AHEAD, Manifest
 from reports.store.runs import Run
@@ -34,7 +34,7 @@ _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, Recursion
 LONGEST = 10_000
 """Characters of a name that is shown whole, to be copied."""
 # A night of another checkpoint has its own name for the case of the committed one.
-_CHECKPOINTS = frozenset((GIVEN, *(case.name for case in CASES if case.checkpoint)))
+_CHECKPOINTS = (GIVEN, COMMITTED)
 
 Group = tuple[str, str, str]
 """Case, edge and kind of gates. Of ports, whose stages come and go, kinds are gradients or ""."""

@@ -15,7 +15,7 @@ from parity.engine.measure.measurement import Kind
 from reports.registry.lookup import page_of
 from reports.store.runs import write_run
 from reports.store.schema import PAGE
-from reports.verdict.document import program
+from reports.verdict.replays import program
 from tests.browser.test_browser_use import violations
 from tests.helpers import cli
 from tests.reports.nights import earlier, explained, failing, measurement, run

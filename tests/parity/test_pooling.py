@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from parity import pooling
 from parity.engine.measure.bounds import bound_from, rule
 from parity.engine.measure.measurement import Kind, Verdict
-from parity.engine.measure.metrics import relative_l2
-from parity.pooling import POOLED, Draw, pool
+from parity.engine.measure.metrics import POOLED, relative_l2
+from parity.pooling import Draw, pool
 from parity.port_tolerances import PORTS, PortEdge
 
 

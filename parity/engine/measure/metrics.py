@@ -17,6 +17,11 @@ are measured relative to this."""
 TOP_K = 10
 """Number of most likely tokens that are compared as a set."""
 IGNORED = -100
+POOLED = "rel_l2_pooled"
+"""Metric: geometric mean of a quantity's relative L2 error over draws of weights and inputs.
+
+A root mean square is dominated by the worst draw and scatters as much: its standard deviation in ln
+is 0.27, that of the geometric mean 0.1."""
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:

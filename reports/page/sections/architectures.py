@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.deepseek_v3.cases import CASES, SUBJECT
+from parity.deepseek_v3 import SUBJECT
+from parity.deepseek_v3.cases import CASES
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
@@ -20,7 +21,7 @@ from reports.page.sections.tables import state_of
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 from stability.core.findings import Severity
 from stability.moe.fixed_bugs import LIVE_BUG
 

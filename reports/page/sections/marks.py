@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import SUITE
+from parity.megalodon import SUITE
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 from stability.core.findings import Finding, Severity
 
 _GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)

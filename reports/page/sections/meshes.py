@@ -9,7 +9,7 @@ from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
 from reports.store.runs import Run
 from reports.text import edge_name, edge_rank, label, number, share
-from reports.verdict.document import suite_of
+from reports.verdict.replays import suite_of
 
 SUITE = "mesh"
 """Name of the suite, as in `parity.mesh.suite`, which would import JAX."""

@@ -16,8 +16,8 @@ from parity.engine.measure.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, record_id
-from reports.verdict.document import command, suite_of
 from reports.verdict.history import History
+from reports.verdict.replays import command, suite_of
 from stability.core.findings import Finding, Severity
 
 COLUMNS = (

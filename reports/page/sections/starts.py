@@ -14,7 +14,7 @@ from typing import Any
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Measurement, Verdict
 from parity.engine.programs.explanation import NOTE, Explanation
-from parity.megalodon.cases import SUITE
+from parity.megalodon import SUITE
 from parity.tolerances import PORT_EDGES
 from reports.page.sections.lines import lines, shortened
 from reports.page.sections.stages import stage_row
@@ -26,8 +26,8 @@ from reports.text import edge_name, label, metric_name, number, record_id
 from reports.verdict import since
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, Word
-from reports.verdict.document import account_commands, command, suite_of
 from reports.verdict.history import History
+from reports.verdict.replays import account_commands, command, suite_of
 from stability.core.findings import Severity
 
 ROWS = 40

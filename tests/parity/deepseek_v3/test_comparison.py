@@ -15,10 +15,9 @@ from parity.deepseek_v3.recordings import FOLDER, OF_LOSS
 from parity.engine.measure.compare import Work
 from parity.engine.measure.contract import breaches, contract_of
 from parity.engine.measure.measurement import Kind
-from parity.engine.measure.metrics import relative_l2
+from parity.engine.measure.metrics import POOLED, relative_l2
 from parity.engine.measure.quantity import kind_of
 from parity.megalodon.edges import MegalodonEdge
-from parity.pooling import POOLED
 from parity.sides.side import Precision, Run, SideError
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter

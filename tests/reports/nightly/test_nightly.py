@@ -23,6 +23,7 @@ from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
+from reports.nightly.document import known_differences
 from reports.nightly.run import Options, nightly
 from reports.nightly.shards import PORT_PART, Shard
 from reports.nightly.suites import SuiteRun
@@ -30,7 +31,6 @@ from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
-from reports.verdict.document import known_differences
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES

@@ -28,8 +28,8 @@ from reports.store.manifest import read_manifest
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import PAGE, RunKind
 from reports.verdict.decide import decide
-from reports.verdict.document import program
 from reports.verdict.history import History
+from reports.verdict.replays import program
 from tests.helpers import cli
 from tests.reports.nights import (
     altered,

@@ -15,13 +15,13 @@ import pytest
 from megalodon_jax.quantization.products import BACKENDS
 from parity.engine.measure.contract import Gate, breaches, contract_of
 from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.metrics import POOLED
 from parity.faults.controls import CASE, CONTROLS
 from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Suite
-from parity.pooling import POOLED
 from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
 from stability.suite import PROBES

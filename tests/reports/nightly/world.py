@@ -148,9 +148,9 @@ class World:
             "reports.nightly.fan_out.open_checkpoint": lambda folder: opened,
             "reports.nightly.run.choose_reference": lambda asked: recorded,
             # The tolerances in force, which no verdict reads, are two thirds of a run.json.
-            "reports.verdict.document.TABLE": TABLE[:2],
-            "reports.verdict.document.PORTS": (),
-            "reports.verdict.document.MESHES": (),
+            "reports.nightly.document.TABLE": TABLE[:2],
+            "reports.nightly.document.PORTS": (),
+            "reports.nightly.document.MESHES": (),
             "reports.nightly.run.describe": lambda asked: described,
             "reports.nightly.run.fault_by_name": lambda name: SimpleNamespace(
                 name=name, planted=self.plant

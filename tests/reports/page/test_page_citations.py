@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from reports.cli import main
+from reports.nightly.document import with_tables
 from reports.page.render import render
 from reports.verdict.decide import decide
-from reports.verdict.document import with_tables
 from reports.verdict.history import History
 from stability.dtype_audit.policy import SOURCE as POLICY
 from stability.nonfinite.replay import SOURCE as REPLAY

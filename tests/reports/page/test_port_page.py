@@ -12,8 +12,8 @@ from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.render import render
 from reports.page.sections import ports
 from reports.verdict.decide import decide
-from reports.verdict.document import program, replays
 from reports.verdict.history import History
+from reports.verdict.replays import program, replays
 from tests.reports.nights import measurement, run
 
 BUG = "layers_0.<mlp>"

@@ -18,8 +18,8 @@ from reports.page.sections.starts import CASES, target
 from reports.store.runs import Run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word, decide
-from reports.verdict.document import program
 from reports.verdict.history import History
+from reports.verdict.replays import program
 from stability.core.findings import Severity
 from tests.reports.nights import (
     altered,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from parity.engine.measure.measurement import Kind
+from parity.engine.measure.metrics import POOLED
 from parity.executors import machine
-from parity.pooling import POOLED
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports.page.sections.marks import of_sections
 from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint

@@ -26,8 +26,8 @@ from reports.store.runs import Run, StoreError, check_writable, list_runs, read_
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
 from reports.store.seal import text_of
 from reports.store.tensors import TENSORS
-from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
+from reports.verdict.replays import suite_of
 from tests.reports.nights import (
     document,
     explained,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.pooling import POOLED
+from parity.engine.measure.metrics import POOLED
 from parity.tolerances import (
     DRIFT_DEVIATIONS,
     DRIFT_SHARE,

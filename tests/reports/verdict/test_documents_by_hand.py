@@ -15,21 +15,19 @@ from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
+from reports.nightly.document import case_info, known_differences, with_tables
 from reports.store.manifest import CaseInfo, CheckpointInfo
 from reports.store.runs import Run
-from reports.verdict import document as module
+from reports.verdict import replays as module
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, decide
-from reports.verdict.document import (
+from reports.verdict.replays import (
     account_commands,
-    case_info,
     command,
-    known_differences,
     port_command,
     program,
     replays,
     suite_of,
-    with_tables,
 )
 from tests.reports.nights import altered, failing, measurement, run
 

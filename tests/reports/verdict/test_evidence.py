@@ -11,6 +11,7 @@ import pytest
 
 from parity.engine.measure.measurement import Kind, Verdict
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from reports.nightly.document import known_differences
 from reports.provenance.host import FIELDS
 from reports.registry.lookup import anchors_of, judge_stored
 from reports.registry.retention import plan
@@ -19,7 +20,6 @@ from reports.store.runs import Run, write_run
 from reports.verdict import pins
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
-from reports.verdict.document import known_differences
 from reports.verdict.history import WINDOW, load_history
 from reports.verdict.pins import Pins, pin_of
 from stability.core.findings import Severity

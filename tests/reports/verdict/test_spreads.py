@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parity.engine.measure.measurement import Kind, Measurement
-from parity.pooling import POOLED
+from parity.engine.measure.metrics import POOLED
 from reports.verdict.levels import (
     STILL,
     levels,

@@ -16,7 +16,7 @@ import pytest
 
 from parity.engine.measure.contract import Gate, contract_of
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.pooling import POOLED
+from parity.engine.measure.metrics import POOLED
 from reports.provenance.host import FIELDS
 from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult
 from reports.store.runs import Run

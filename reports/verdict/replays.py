@@ -1,27 +1,19 @@
-"""Fields of run.json except the environment: cases, tolerances, known differences.
-
-It also builds the replay commands of the page.
-"""
+"""Commands that repeat a run, one of its cases or a port, and the suite of a measurement."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from parity.deepseek_v3.cases import SUBJECT
+from parity.deepseek_v3 import SUBJECT
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import CASES, GIVEN, SUITE, Case
-from parity.megalodon.known_differences import KNOWN_DIFFERENCES
-from parity.megalodon.known_differences import SUITE as DIFFERENCES
-from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
-from reports.store.manifest import CaseInfo, Manifest
+from parity.megalodon import COMMITTED, DIFFERENCES, GIVEN, SUITE
+from parity.tolerances import PORT_EDGES, PRODUCTS
+from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
 from reports.verdict.changes import What
@@ -45,20 +37,6 @@ def program() -> str:
     return shlex.quote(str(folder / PROGRAM))
 
 
-def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
-    """Return the manifest with the current tolerances and known differences.
-
-    A merged run builds them again, because each shard holds the values of its own measurements
-    only.
-    """
-    tolerances = tuple(
-        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in (*TABLE, *PORTS, *MESHES)
-        for kind in row.kinds
-    )
-    return replace(manifest, tolerances=tolerances, seams=known_differences(rows))
-
-
 def suite_of(m: Measurement) -> str:
     """Return the suite of a measurement, which is derived for runs of older schemas."""
     if m.suite:
@@ -69,35 +47,6 @@ def suite_of(m: Measurement) -> str:
         # Before measurements stored their suite, there was only this one port.
         return SUBJECT
     return DIFFERENCES if m.kind is Kind.KNOWN_DIFFERENCE else SUITE
-
-
-def case_info(case: Case) -> CaseInfo:
-    """Return the fields of a case that run.json holds."""
-    return CaseInfo(
-        name=case.name,
-        title=case.why,
-        why=case.why,
-        hash=case.hash,
-        batch=case.batch_size,
-        length=case.length,
-        config=case.config.to_dict(),
-    )
-
-
-def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
-    """Return every known difference; measured ones with their value and whether they hold."""
-    values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
-    entries = []
-    for difference in KNOWN_DIFFERENCES:
-        m = values.get(difference.id)
-        entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
-        if m is not None and math.isfinite(m.value):
-            entry["value"] = m.value
-        # A known difference without a measurement neither holds nor fails.
-        if m is not None:
-            entry["holds"] = m.verdict is Verdict.PASS
-        entries.append(entry)
-    return tuple(entries)
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
@@ -144,8 +93,7 @@ def command(case: str, manifest: Manifest) -> str:
     probed = manifest.checkpoint
     if case == GIVEN and probed is not None and probed.folder:
         # The given checkpoint replaced the committed one, whose case is selected by its name.
-        case = next(entry.name for entry in CASES if entry.checkpoint is not None)
-        return _nightly([case], probed.folder, manifest)
+        return _nightly([COMMITTED], probed.folder, manifest)
     return _nightly([case], "", manifest)
 
 
@@ -163,6 +111,9 @@ def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
     """Return the commands that explain and shrink a case of the triangle, with the fault planted in
     the run; empty if this version does not have the case.
     """
+    # Only a case that failed needs it, and it imports JAX, which takes a second.
+    from parity.megalodon.cases import CASES
+
     known = next((entry for entry in CASES if entry.name == case), None)
     if known is None:
         return []

@@ -1,0 +1,57 @@
+"""Fields of run.json that follow from the code: cases, tolerances, known differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.megalodon.cases import Case
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from parity.tolerances import MESHES, PORTS, TABLE
+from reports.store.manifest import CaseInfo, Manifest
+
+
+def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
+    """Return the manifest with the current tolerances and known differences.
+
+    A merged run builds them again, because each shard holds the values of its own measurements
+    only.
+    """
+    tolerances = tuple(
+        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
+        for row in (*TABLE, *PORTS, *MESHES)
+        for kind in row.kinds
+    )
+    return replace(manifest, tolerances=tolerances, seams=known_differences(rows))
+
+
+def case_info(case: Case) -> CaseInfo:
+    """Return the fields of a case that run.json holds."""
+    return CaseInfo(
+        name=case.name,
+        title=case.why,
+        why=case.why,
+        hash=case.hash,
+        batch=case.batch_size,
+        length=case.length,
+        config=case.config.to_dict(),
+    )
+
+
+def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
+    """Return every known difference; measured ones with their value and whether they hold."""
+    values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
+    entries = []
+    for difference in KNOWN_DIFFERENCES:
+        m = values.get(difference.id)
+        entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
+        if m is not None and math.isfinite(m.value):
+            entry["value"] = m.value
+        # A known difference without a measurement neither holds nor fails.
+        if m is not None:
+            entry["holds"] = m.verdict is Verdict.PASS
+        entries.append(entry)
+    return tuple(entries)
