@@ -356,6 +356,33 @@ def test_many_folders_are_listed_at_once_and_few_one_by_one(
     assert sorted(objects.fetched) == sorted(files)
 
 
+def test_a_run_that_another_process_stores_during_a_listing_stays(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the copy and not in the listing, but nobody deleted it."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    copy = shared.open_copy(address)
+    first = write_run(copy, night(1))
+    names = Objects.names
+
+    def slow(objects: Objects) -> Any:
+        found = list(names(objects))
+        monkeypatch.undo()
+        machine("first")
+        write_run(copy, night(2))
+        return found
+
+    monkeypatch.setattr(Objects, "names", slow)
+    storage = shared.storage_of(copy)
+    assert storage is not None
+    storage.refresh()
+    assert sorted(p.name for p in copy.iterdir() if p.name[0] != ".") == [
+        first.name,
+        night(2).manifest.id,
+    ]
+
+
 def test_a_run_that_is_deleted_here_is_deleted_there(tmp_path: Path, machine: Any) -> None:
     (tmp_path / "remote").mkdir()
     address = f"file://{tmp_path}/remote/runs"
