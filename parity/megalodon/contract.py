@@ -14,7 +14,7 @@ from megalodon_jax.weights import weight_table
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.measurement import Kind
 from parity.engine.measure.quantity import GENERATED, LOGITS, LOSS, WEIGHTS, Quantity
-from parity.megalodon import DIFFERENCES, known_differences, low_precision
+from parity.megalodon import DIFFERENCES, SUITE, known_differences, low_precision
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import STATES, stages, trajectory
