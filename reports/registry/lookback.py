@@ -6,6 +6,7 @@ Source: docs/reports.md "Store": history is a query over the folders.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,11 +182,11 @@ def _runs(place: str) -> tuple[list[Entry], list[tuple[str, str]]]:
     root = Path(place)
     lines, failures = list_lines(root)
     runs = [RunInfo(root / line.name, line.manifest) for line in lines if line.manifest]
-    together = {line.name: line.gathered for line in lines}
+    # A path for each combined file, not for each run: there are ten thousand runs.
+    paths = {name: _values(root, name) for name in {line.gathered for line in lines}}
+    together = {line.name: paths[line.gathered] for line in lines}
     entries = [
-        Entry(
-            run.manifest, str(run.folder / MEASUREMENTS), _values(root, together[run.folder.name])
-        )
+        Entry(run.manifest, os.path.join(run.folder, MEASUREMENTS), together[run.folder.name])
         for run in without_copies(runs, failures)
     ]
     return entries, [(str(folder), why) for folder, why in failures]

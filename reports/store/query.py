@@ -6,8 +6,8 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -38,7 +38,9 @@ class Table:
         places = {
             "place": pa.array(self.files, pa.string()),
             "together": pa.array(self.gathered, pa.string()),
-            "folder": pa.array([Path(file).parent.name for file in self.files], pa.string()),
+            "folder": pa.array(
+                [os.path.basename(os.path.dirname(file)) for file in self.files], pa.string()
+            ),
             "position": pa.array(range(len(self.files)), pa.int64()),
         }
         self.database.register("places", pa.table(places))
