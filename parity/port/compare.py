@@ -513,6 +513,7 @@ class _Both:
             self.partners(),
             self.names.matching,
             left_out=left_out,
+            inputs=[n for n, x in port.original.inputs().items() if x.dtype.kind not in "biu"],
             without_derivatives=without_derivatives,
         )
 

@@ -28,6 +28,7 @@ ALL_DERIVATIVES = "grad/*"
 """Entry that stands for all derivatives if none was computed."""
 FROZEN = "the original does not train it (`requires_grad` is False)"
 UPDATED = "the call changed it in place: return it on both sides to have it compared"
+BY_INPUT = "derivatives are taken by parameters only"
 NO_OUTPUT = "outputs"
 """Quantity of the row which reports that no output was compared."""
 
@@ -38,11 +39,14 @@ class Role(StrEnum):
     OUTPUT = "output"
     GRADIENT = "gradient"
     STATE = "state"
+    INPUT = "derivative by input"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One output, derivative or updated state of the original.
+
+    Derivatives by parameters and by inputs have different roles.
 
     Attributes:
         name: the original's name of it.
@@ -89,10 +93,11 @@ def ledger_of(
     matching: Matching,
     *,
     left_out: Mapping[str, str],
+    inputs: Collection[str] = (),
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
     """Return an entry for each output and derivative of the original, for each parameter that it
-    does not train, and for each buffer that its call updates.
+    does not train, for each buffer that its call updates, and for the derivative by each input.
 
     Args:
         rows: all measurements, from which the compared quantities are read.
@@ -100,6 +105,7 @@ def ledger_of(
         partners: the port's outputs by the original's names.
         matching: parameters of the original by parameter of the port.
         left_out: outputs that the case excludes, with its reasons.
+        inputs: the original's inputs that are real numbers, by name.
         without_derivatives: why no derivative was computed; empty if some were.
     """
     gates = _gates(rows)
@@ -121,6 +127,7 @@ def ledger_of(
         made = [p.port for p in matching.pairs if name in (*p.originals, *p.also)]
         quantities = [Quantity.gradient(each) for each in made]
         entries.append(_entry(name, Role.GRADIENT, quantities, ", ".join(made), gates))
+    entries += [Entry(name, Role.INPUT, reason=BY_INPUT) for name in inputs]
     return tuple(entries)
 
 

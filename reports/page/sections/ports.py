@@ -215,6 +215,7 @@ ROLES = {
     "output": ("result", "results"),
     "gradient": ("derivative", "derivatives"),
     "state": ("updated buffer", "updated buffers"),
+    "derivative by input": ("derivative by an input", "derivatives by inputs"),
 }
 """Names of the roles of `parity.port.ledger`, singular and plural."""
 

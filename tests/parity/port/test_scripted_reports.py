@@ -28,6 +28,7 @@ from parity.port.hidden import ROUNDINGS, hidden
 from parity.port.ledger import (
     ALL_DERIVATIVES,
     BETWEEN,
+    BY_INPUT,
     NO_OUTPUT,
     Entry,
     Role,
@@ -160,8 +161,9 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
     assert report.ledger == (
         Entry("out", Role.OUTPUT, "result", True),
         Entry("w", Role.GRADIENT, "w", True),
+        Entry("x", Role.INPUT, reason=BY_INPUT),
     )
-    assert report.left_out == () and report.untransposed == {}
+    assert report.left_out == report.ledger[-1:] and report.untransposed == {}
     assert report.notices == () and report.wrong_derivatives == ()
     assert [(p.port, p.original, p.by) for p in report.alignment.pairs] == [
         (port, name, AlignedBy.VALUE)

@@ -28,6 +28,7 @@ from parity.port.exact import compare_exactly, exact_partners
 from parity.port.ledger import (
     ALL_DERIVATIVES,
     BETWEEN,
+    BY_INPUT,
     FROZEN,
     NO_OUTPUT,
     UPDATED,
@@ -300,8 +301,14 @@ def test_every_derivative_is_in_the_ledger():
     # Zero on both sides: told, and no failure of a healthy port.
     report = both(lambda y: (y, y.detach())[1] + 0, jax.lax.stop_gradient, gradients=True)
     assert report.holds
-    assert {e.name for e in report.left_out} == {"head.weight", "head.bias"}
-    assert all("0 everywhere" in e.reason for e in report.left_out)
+    zeros = [e for e in report.left_out if e.role is Role.GRADIENT]
+    assert {e.name for e in zeros} == {"head.weight", "head.bias"}
+    assert all("0 everywhere" in e.reason for e in zeros)
+    # A port that detaches its input holds: nobody asked for a derivative by it.
+    assert [e for e in report.left_out if e not in zeros] == [
+        Entry("0", Role.INPUT, reason=BY_INPUT)
+    ]
+    assert f"not compared: derivative by input 0: {BY_INPUT}" in report.text()
     gates = [m for m in report.measurements if m.verdict is not Verdict.INFO]
     assert not any(m.quantity.startswith("grad/") for m in gates)
 
@@ -313,7 +320,8 @@ def test_a_parameter_that_the_port_lacks_is_in_the_ledger():
     side = FunctionSide(lambda p, x: x @ p["weight"].T + p["bias"], params, X)
     report = compare(Port("unused", TorchSide(module, X), side, bfloat16=False))
     assert {e.name: e.reason for e in report.left_out} == {
-        "unused": "the port has no counterpart of it"
+        "unused": "the port has no counterpart of it",
+        "0": BY_INPUT,
     }
 
 
@@ -554,7 +562,8 @@ def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger(tmp_path):
     assert report.holds
     left = {entry.name: (entry.role, entry.reason) for entry in report.left_out}
     updated = dict.fromkeys(names, (Role.STATE, UPDATED))
-    assert left == {**updated, "head.bias": (Role.GRADIENT, FROZEN)}
+    by_input = {"0": (Role.INPUT, BY_INPUT)}
+    assert left == {**updated, "head.bias": (Role.GRADIENT, FROZEN), **by_input}
     text = report.text()
     assert f"not compared: gradient head.bias: {FROZEN}" in text
     assert f"not compared: state {', '.join(names[:NAMES])} and 2 more: {UPDATED}" in text
