@@ -90,7 +90,7 @@ class TorchState:
             raise ValueError(
                 f"{self.place}: {self.problem}. Pass the names in the optimiser's order, --order "
                 "FILE (in Python order=[...]), which the training script writes by"
-                f"{_HOW_TO_NAME}or name the file of weights alone, to leave the moments out. An "
+                f"{_HOW_TO_NAME}or give the file of the weights only, without the moments. An "
                 "optimiser made from model.named_parameters() (torch 2.6) stores the names itself."
             )
 
