@@ -222,6 +222,7 @@ class _Sides:
             tuple(rows),
             collectives=tuple(program.collectives()),
             order=self._order(),
+            responses=self.one.responses("float32") if "float32" in precisions else {},
             not_compared=self._not_compared(rows),
         )
 

@@ -31,6 +31,9 @@ class MeshResult:
     """Names of stages in order of computation."""
     refused: str = ""
     """Why the program cannot be fed one device's values; empty if it can."""
+    responses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Relative L2 response of each quantity in float32 to every order of sums on one device; empty
+    if float32 was not compared. The scatter of a level between machines follows from it."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Results of one device that were not compared, with the reasons."""
 

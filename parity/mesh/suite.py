@@ -12,9 +12,9 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -43,8 +43,20 @@ ALONE = 3600
 """Timeout of the suite's process in seconds: ten times its duration on two cores."""
 
 
-def measure(names: Collection[str] = ()) -> list[Measurement]:
-    """Return the gates of the requested subjects and cases; default: all.
+class Measured(NamedTuple):
+    """What the suite measured.
+
+    Attributes:
+        rows: every gate.
+        responses: by case and quantity, the relative L2 response in float32 to every order of sums.
+    """
+
+    rows: list[Measurement]
+    responses: dict[str, Mapping[str, Sequence[float]]]
+
+
+def measure(names: Collection[str] = ()) -> Measured:
+    """Return the gates of the requested subjects and cases, and their responses; default: all.
 
     Raises:
         ValueError: a name is unknown.
@@ -56,15 +68,16 @@ def measure(names: Collection[str] = ()) -> list[Measurement]:
             f"unknown: {', '.join(unknown)}; expected {', '.join((*SUBJECTS, *CASES))}."
         )
     if jax.device_count() >= VIRTUAL:
-        return list(measured(chosen))
+        return measured(chosen)
     return _in_subprocess(chosen)
 
 
-def measured(names: Collection[str]) -> Iterator[Measurement]:
-    """Yield the gates of subjects and cases, compared in this process.
+def measured(names: Collection[str]) -> Measured:
+    """Return the gates of subjects and cases, compared in this process, and their responses.
 
     Marks are watched in float64, to locate differences; float32 is the unmodified program.
     """
+    found = Measured([], {})
     for name, meshes in meshes_of(names).items():
         comparison: MeshComparison = SUBJECTS[name]().on(meshes)
         with traced_checks(False):
@@ -72,7 +85,9 @@ def measured(names: Collection[str]) -> Iterator[Measurement]:
                 name=name, watched=WATCHED, suite=SUITE, device=jax.default_backend()
             )
         for result in report.results:
-            yield from explained(result)
+            found.rows.extend(explained(result))
+            found.responses[result.case] = result.responses
+    return found
 
 
 def explained(result: MeshResult) -> Iterator[Measurement]:
@@ -99,7 +114,7 @@ def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
     return chosen
 
 
-def _in_subprocess(names: Collection[str]) -> list[Measurement]:
+def _in_subprocess(names: Collection[str]) -> Measured:
     own = os.environ | {"JAX_PLATFORMS": "cpu"}
     try:
         # `run_module` ends the process if the night is interrupted.
@@ -109,7 +124,8 @@ def _in_subprocess(names: Collection[str]) -> list[Measurement]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(f"the suite over meshes ended with {done.returncode}: {last}")
-    return [row_of(fields) for fields in json.loads(done.stdout.strip().splitlines()[-1])]
+    document = json.loads(done.stdout.strip().splitlines()[-1])
+    return Measured([row_of(fields) for fields in document["rows"]], document["responses"])
 
 
 def row_of(fields: Mapping[str, Any]) -> Measurement:
@@ -129,4 +145,5 @@ def _fields(m: Measurement) -> dict[str, Any]:
 if __name__ == "__main__":
     prepare_devices(VIRTUAL)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
-    print(json.dumps([_fields(m) for m in measured(sys.argv[1:])]))
+    found = measured(sys.argv[1:])
+    print(json.dumps({"rows": [_fields(m) for m in found.rows], "responses": found.responses}))

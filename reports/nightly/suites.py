@@ -284,7 +284,8 @@ def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
-        suite.measurements = meshes.measure(only)
+        suite.measurements, responses = meshes.measure(only)
+        suite.responses.update({(case, "rel_l2"): of for case, of in responses.items()})
     suite.executed = len({row.case for row in suite.measurements})
     report(f"  mesh: {suite.passed} gates hold on {suite.executed} meshes ({suite.seconds:.1f} s)")
     return suite

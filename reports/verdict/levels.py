@@ -192,20 +192,29 @@ def spreads_of(
         answers = responses.get((case, metric), {})
         values = [answers[m.quantity] for m in gates if m.quantity in answers]
         if len(values) == len(gates):
-            typical, worst = (spread_by_jackknife if metric == POOLED else spread_over_seeds)(
-                values
-            )
+            if metric == POOLED:
+                typical, worst = spread_by_jackknife(values)
+            else:
+                floors = [DRIFT_SHARE * m.tolerance for m in gates]
+                typical, worst = spread_over_seeds(values, floors)
             spreads[name_of(group)] = (_rounded(typical), _rounded(worst))
     return spreads
 
 
-def spread_over_seeds(values: Sequence[Sequence[float]]) -> Spread:
+def spread_over_seeds(
+    values: Sequence[Sequence[float]], floors: Sequence[float] | None = None
+) -> Spread:
     """Return the spread of a level over seeds, from `values[gate][seed]`.
 
     Seeds are independent but gates are not: one perturbed weight moves every later value. Therefore
-    the level is computed for each seed, and the standard deviation is taken over seeds.
+    the level is computed for each seed, and the standard deviation is taken over seeds. As in a
+    level, a value counts with at least the floor of its gate: some gates do not respond to a seed.
+    A seed with a value of 0 and no floor, or with one that is not finite, has no level.
     """
-    seeds = [column for column in zip(*values, strict=True) if all(v > 0 for v in column)]
+    floors = floors or [0.0] * len(values)
+    finite = [column for column in zip(*values, strict=True) if all(map(math.isfinite, column))]
+    levels = [[max(pair) for pair in zip(column, floors, strict=True)] for column in finite]
+    seeds = [level for level in levels if min(level) > 0]
     if len(seeds) < 2:
         return STILL
     typical = [statistics.fmean(map(math.log, column)) for column in seeds]

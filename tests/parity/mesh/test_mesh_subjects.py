@@ -93,13 +93,17 @@ ROW = {
 def test_the_suite_runs_where_there_are_devices(monkeypatch):
     asked = []
 
+    responses = {ROW["case"]: {"loss": [1e-7, 2e-7]}}
+
     def run(module, arguments, environment, timeout):
         asked.append((module, arguments, environment["JAX_PLATFORMS"]))
-        return SimpleNamespace(returncode=0, stdout=f"a line\n{json.dumps([ROW])}\n", stderr="")
+        document = {"rows": [ROW], "responses": responses}
+        return SimpleNamespace(returncode=0, stdout=f"a line\n{json.dumps(document)}\n", stderr="")
 
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     monkeypatch.setattr(suite, "run_module", run)
-    (row,) = suite.measure(["mesh megalodon"])
+    (row,), found = suite.measure(["mesh megalodon"])
+    assert found == responses
     assert asked == [("parity.mesh.suite", ("mesh megalodon",), "cpu")]
     assert (row.verdict, row.value) == (Verdict.FAIL, float("inf"))
     assert suite.row_of(suite._fields(row)) == row

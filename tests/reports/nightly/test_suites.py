@@ -29,6 +29,7 @@ from tests.helpers import double
 from tests.reports.nights import failing, finding, measurement, unchecked
 
 REFERENCE = RecordedReference()
+RESPONSES = {"mesh megalodon data=8": {"logits": (1e-7, 2e-7)}}
 Measure = Callable[[], list[Measurement]]
 Report = Callable[[str], None]
 
@@ -132,7 +133,7 @@ def mesh(
     report: Report = quiet,
     only: Collection[str] = (),
 ) -> SuiteRun:
-    monkeypatch.setattr(module.meshes, "measure", lambda only: measure())
+    monkeypatch.setattr(module.meshes, "measure", lambda only: (measure(), RESPONSES))
     return module.run_mesh(REFERENCE, report, only)
 
 
@@ -328,6 +329,8 @@ def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
     assert module.run_port(REFERENCE, quiet).explanations == rows[:1]
     whole = mesh(lambda: rows, monkeypatch)
     assert (whole.planned, whole.executed) == (module.meshes.planned(), 2)
+    [(of, metric)] = whole.responses
+    assert whole.responses[of, metric] == RESPONSES[of] and metric == "rel_l2"
     [subject, *_] = module.meshes.SUBJECTS
     asked = mesh(lambda: rows, monkeypatch, only=[subject])
     assert 0 < asked.planned == module.meshes.planned([subject]) < whole.planned

@@ -11,6 +11,7 @@ import pytest
 
 from parity.engine.measure.measurement import Kind, Measurement
 from parity.engine.measure.metrics import POOLED
+from parity.tolerances import DRIFT_SHARE
 from reports.verdict.levels import (
     STILL,
     levels,
@@ -60,8 +61,13 @@ def test_two_draws_are_enough_for_a_deviation() -> None:
 
 def test_one_draw_has_no_deviation() -> None:
     assert spread_over_seeds([[1e-7]]) == spread_by_jackknife([[1e-7]]) == STILL
-    # A seed that some gate does not respond to has no logarithm.
+    # A seed that some gate does not respond to has no logarithm, unless the gate has a floor.
     assert spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]]) == STILL
+    lifted = spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]], [1e-8, 1e-8])
+    assert lifted == spread_over_seeds([[1e-7, 1e-8], [1e-7, 2e-7]]) != STILL
+    # Of what is no number nothing is known, whatever the floor.
+    for bad in (math.nan, math.inf):
+        assert spread_over_seeds([[1e-7, bad], [1e-7, 2e-7]], [1e-8, 1e-8]) == STILL
 
 
 def test_the_order_of_gates_is_no_work() -> None:
@@ -77,6 +83,7 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
     """Over seeds, or where draws were pooled by the jackknife; with three digits, as stored."""
 
     def gate(quantity: str, metric: str = "rel_l2", case: str = "a", **changes: Any) -> Measurement:
+        changes = {"tolerance": 1e-5, **changes}
         return measurement(case=case, quantity=quantity, metric=metric, **changes)
 
     x, y = responses(gates=2).tolist()
@@ -94,10 +101,13 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
             ("d", POOLED): calibrated,
         },
     )
+    # As in a level, a response counts with at least a share of the tolerance.
+    floor = DRIFT_SHARE * rows[0].tolerance
+    assert min(x) < floor < max(x)
     expected = {
-        "a | jax32:oracle | logits | rel_l2": spread_over_seeds([x, y]),
+        "a | jax32:oracle | logits | rel_l2": spread_over_seeds([x, y], [floor, floor]),
         f"b | jax32:oracle | logits | {POOLED}": spread_by_jackknife([x, y]),
-        "a | jax32:oracle | block | rel_l2": spread_over_seeds([y]),
+        "a | jax32:oracle | block | rel_l2": spread_over_seeds([y], [floor]),
     }
     assert found == {
         name: tuple(float(f"{value:.2e}") for value in spread) for name, spread in expected.items()
