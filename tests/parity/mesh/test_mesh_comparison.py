@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from parity.engine.measure.measurement import Verdict
 from parity.mesh import MeshComparison, MeshReport, compare_meshes, layouts, mesh_of, out_of_sync
+from parity.mesh.reordering import SEEDS
 from parity.mesh.replay import Replay
 
 SPECS = ({"up": P(None, "tensor"), "down": P("tensor")}, P("data"), P())
@@ -110,6 +111,11 @@ def test_a_healthy_step_holds_on_every_mesh_in_both_precisions():
     exact = [m for m in report.measurements if m.quantity == "seed"]
     assert {m.metric for m in exact} == {"unequal", "replicas"}
     assert report.table().count("holds: 32 gates") == 2
+    # The scatter of a level between machines follows from how each quantity responds.
+    for result in report.results:
+        assert result.responses.keys() == narrow.keys()
+        assert all(len(of) == SEEDS for of in result.responses.values())
+        assert max(result.responses["grad/up"]) > 0
 
 
 def test_the_collectives_of_the_program_have_their_axes_and_lines():
