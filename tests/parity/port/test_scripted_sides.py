@@ -391,6 +391,19 @@ def test_the_floor_of_an_edge_is_of_what_moves_its_sides_apart(edge):
     assert math.isnan(bounds.bound(edge, Kind.BLOCK, work, "other"))
 
 
+def test_an_element_in_float64_has_the_float64_rounding_of_both_sides():
+    """Without tables, next to which it is nothing: an error of float32's size would hide there."""
+
+    def rounds(side: str) -> Noise:
+        squares = {"stage": np.array([OPERATIONS[side] ** 2])}
+        return Noise({"stage": 1.0}, squares={Rounding.OPERATIONS: squares})
+
+    bounds = PortBounds.of(rounds("original"), rounds("port"))
+    squares = bounds._squares(E.PORT64_ORIGINAL64, "stage")
+    assert squares is not None
+    assert np.sqrt(squares) == pytest.approx(math.hypot(3.0, 5.0) * NARROWING)
+
+
 @pytest.mark.parametrize("edge", RESPONSES)
 def test_what_is_zero_to_rounding_is_relative_to_its_terms(edge):
     """Over a unit roundoff, the response of what one side rounds is the norm of its terms."""
