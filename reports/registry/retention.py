@@ -81,7 +81,7 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
     newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)
-        if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.may_anchor:
+        if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.whole:
             newest[run.kind, run.manifest.subject, machine] = run
     anchors: dict[str, str] = {}
     for (*_, machine), run in newest.items():

@@ -224,20 +224,11 @@ class Manifest:
     @property
     def whole(self) -> bool:
         """Whether it is a complete night: no planted fault, no selection, all suites complete."""
-        return not (self.fault or self.selected) and self._executed
-
-    @property
-    def may_anchor(self) -> bool:
-        """Whether its levels may anchor later runs of its kind.
-
-        A whole night, or a session whose tests all ran: no session is a whole night, and each
-        level is compared only with one of exactly its gates (`reports.verdict.anchors`).
-        """
-        return self.whole or (self.kind is RunKind.PYTEST and not self.fault and self._executed)
-
-    @property
-    def _executed(self) -> bool:
-        return bool(self.suites) and all(suite.whole for suite in self.suites)
+        return (
+            not (self.fault or self.selected)
+            and bool(self.suites)
+            and all(suite.whole for suite in self.suites)
+        )
 
     @property
     def checksums(self) -> Mapping[str, str] | None:

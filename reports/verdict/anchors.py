@@ -118,7 +118,7 @@ def _holders(
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
-    """Return runs before `run` of its subject and machine that may be anchors, oldest first."""
+    """Return complete runs of the same subject and machine before `run`, oldest first."""
     here = run.manifest.environment
     machine = fingerprint(here)
     if machine is None:
@@ -134,7 +134,7 @@ def _earlier(root: Path, run: Run) -> list[RunInfo]:
         if old.manifest.shares_subject(run.manifest)
         and old.manifest.created < run.manifest.created
         and is_here(old.manifest.environment)
-        and old.manifest.may_anchor
+        and old.manifest.whole
     ]
 
 

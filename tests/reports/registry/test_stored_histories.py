@@ -57,7 +57,6 @@ class Stored:
     port: frozenset[str]
     machine: str | None
     whole: bool
-    may_anchor: bool
 
     @property
     def id(self) -> str:
@@ -131,16 +130,8 @@ def drawn_store(rng: random.Random) -> list[Stored]:
         # Of a GPU without what identifies it nobody knows the machine.
         known = model != "?" and device == "cpu"
         machine = f"{model} {threads} {reference}" if known else None
-        ran = not (partial or changes["fault"])
-        whole = ran and not changes["selected"]
-        made = Stored(
-            run(*rows, **changes),
-            frozenset(names * (kind == "port")),
-            machine,
-            whole,
-            # No session of tests is a whole night; of those that ran whole each level is one.
-            may_anchor=ran if kind == "pytest" else whole,
-        )
+        whole = not (partial or changes["fault"] or changes["selected"])
+        made = Stored(run(*rows, **changes), frozenset(names * (kind == "port")), machine, whole)
         # As the file has it: rows of a port are named after their suites.
         found.append(replace(made, run=replace(made.run, measurements=rows)))
     return found
@@ -281,7 +272,7 @@ def anchors(now: Stored, earlier: list[Stored]) -> list[Stored]:
     for it in earlier:
         alike = it.kin(now) and now.machine is not None and it.machine == now.machine
         held = missing & works(it).items()
-        if alike and it.may_anchor and held and rules.judge(night_of(it), None, []).code == 0:
+        if alike and it.whole and held and rules.judge(night_of(it), None, []).code == 0:
             found.append(it)
             missing -= held
     return found
@@ -452,7 +443,7 @@ def test_what_goes_is_old_and_nothing_is_held_against_it(
             }
             ends: dict[Any, Stored] = {}
             for it in stored:
-                if it.machine and it.may_anchor:
+                if it.machine and it.whole:
                     ends[it.kind, it.port, it.machine] = it
             kept = {
                 old.id

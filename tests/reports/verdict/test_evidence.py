@@ -245,23 +245,6 @@ def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:
     assert anchor.id == whole.name
 
 
-def test_a_session_of_tests_drifts_from_the_oldest_one_with_its_gates(tmp_path: Path) -> None:
-    """Four per cent a session would go unseen for ever if each were compared with the last."""
-    root = tmp_path / "runs"
-    session: dict[str, Any] = {"host": HERE, "kind": "pytest", "selected": ["not sweep"]}
-    write_run(root, night(1e-7, 1, host=HERE))
-    write_run(root, night(1e-7, 2, **session, fault="conjugate"))
-    write_run(root, night(1e-7, 3, **session, suites=[PARTIAL]))
-    first = write_run(root, night(1e-6, 4, **session))
-    later = [write_run(root, night(1e-6 * 1.04**n, 4 + n, **session)) for n in range(1, 8)]
-    found = [judge_stored(folder).decision for folder in later]
-    assert [d.word for d in found] == [Word.CHANGED] * 6 + [Word.REGRESSED]
-    assert first.name in found[-1].against[0]
-    # It is kept as long as there are sessions.
-    spared = dict(plan(root, 1).spared)
-    assert spared[first].startswith("anchor of the machine of")
-
-
 def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pinned) -> None:
     """An anchor is asked for although somebody pinned a run, and not where it was of this one."""
     root = tmp_path / "runs"
