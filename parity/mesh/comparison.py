@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ def compare_meshes(
     reorder: bool = True,
     forced: bool = True,
     masked_outputs: bool = False,
+    orders: int = SEEDS,
     suite: str = "mesh",
     device: str = "cpu",
 ) -> MeshReport:
@@ -75,6 +76,8 @@ def compare_meshes(
         forced: after a failure, evaluate every mark again from one device's values.
         masked_outputs: allow intended infinities in results; they agree if the float64 results of
             one device have them too. Otherwise an infinite result fails.
+        orders: number of orders of every sum in float32, at least `SEEDS`. Tolerances are from the
+            first `SEEDS`; all are in `MeshResult.responses`.
         suite: suite of the measurements.
         device: device name in the measurements.
 
@@ -98,7 +101,7 @@ def compare_meshes(
         raise ValueError(
             f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."
         )
-    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched))
+    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders)
     declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
     results = []
     for mesh, layout in zip(meshes, shardings, strict=True):
@@ -157,6 +160,7 @@ class _One:
     layout: Any
     like: Mesh
     watched: frozenset[str]
+    orders: int
     _values: dict[str, Values] = field(default_factory=dict)
     _responses: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
 
@@ -177,7 +181,8 @@ class _One:
         """Return the relative L2 response of each quantity to every order of sums."""
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
-            runs = self.program.run(dtype, operation=reordered, seeds=SEEDS)
+            seeds = self.orders if dtype == "float32" else SEEDS
+            runs = self.program.run(dtype, operation=reordered, seeds=seeds)
             assert isinstance(runs, list)
             self._responses[dtype] = {
                 n: tuple(relative_l2(*without_shared_infinities(run.arrays[n], a)) for run in runs)
@@ -215,16 +220,20 @@ class _Sides:
             measured = self._require_a_result(dtype, measured, there)
             rows += measured
             if (broken := first_divergence(measured)) is not None:
-                return self._explained(rows, dtype, broken, forced)
+                explained = self._explained(rows, dtype, broken, forced)
+                return replace(explained, responses=self._responses(precisions))
         program = CompiledProgram(self.program.compiled_text, self.program.sizes)
         return MeshResult(
             self.case,
             tuple(rows),
             collectives=tuple(program.collectives()),
             order=self._order(),
-            responses=self.one.responses("float32") if "float32" in precisions else {},
+            responses=self._responses(precisions),
             not_compared=self._not_compared(rows),
         )
+
+    def _responses(self, precisions: Sequence[str]) -> Mapping[str, tuple[float, ...]]:
+        return self.one.responses("float32") if "float32" in precisions else {}
 
     def _order(self) -> tuple[str, ...]:
         values = next(iter(self.one._values.values()), None)
@@ -311,7 +320,9 @@ class _Sides:
     def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
         # The hash covers the case and its stages; the code is identified by the repository.
         digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
-        floors = NoiseFloors({self.case: {"hash": digest, "responses": responses}}, MESHES)
+        # A fixed number, so that tolerances do not depend on how many orders a level needs.
+        first = {name: of[:SEEDS] for name, of in responses.items()}
+        floors = NoiseFloors({self.case: {"hash": digest, "responses": first}}, MESHES)
         work = Work(self.case, digest, order, suite=self.suite)
         return Comparison(work, EDGES[dtype], floors, dtype, self.device, kinds=kind_of_mark)
 

@@ -39,6 +39,9 @@ CASES = {
 """Subjects on one mesh, by case name; the page shows these names for repeating a case."""
 WATCHED = ("float64",)
 """Precisions in which marks are compared too, to locate differences."""
+ORDERS = 10
+"""Orders of every sum from which the scatter of a level follows: as many as the seeds of the noise
+floors (`parity.megalodon.noise_floors`). Four would make one healthy level in fifty look lost."""
 ALONE = 3600
 """Timeout of the suite's process in seconds: ten times its duration on two cores."""
 
@@ -82,7 +85,11 @@ def measured(names: Collection[str]) -> Measured:
         comparison: MeshComparison = SUBJECTS[name]().on(meshes)
         with traced_checks(False):
             report = comparison.run(
-                name=name, watched=WATCHED, suite=SUITE, device=jax.default_backend()
+                name=name,
+                watched=WATCHED,
+                orders=ORDERS,
+                suite=SUITE,
+                device=jax.default_backend(),
             )
         for result in report.results:
             found.rows.extend(explained(result))

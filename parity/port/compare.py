@@ -513,7 +513,7 @@ class _Both:
             self.partners(),
             self.names.matching,
             left_out=left_out,
-            inputs=[n for n, x in port.original.inputs().items() if x.dtype.kind not in "biu"],
+            inputs=list(_floating(port.original.inputs())),
             without_derivatives=without_derivatives,
         )
 
@@ -554,9 +554,11 @@ class _Both:
         return Report(port.title, tuple(rows), *known, narrow=(), notices=notices, ledger=())
 
 
-def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return floating parameters. Integer tables, such as indices, show in their effects."""
-    return {n: x for n, x in parameters.items() if x.dtype.kind not in "biu"}
+def _floating(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return floating arrays. Integer tables, such as indices, show in their effects."""
+    # To NumPy bfloat16 and int4 are of the same kind: both come from ml_dtypes.
+    whole = {n for n, x in arrays.items() if x.dtype.kind in "biu" or "int" in x.dtype.name}
+    return {n: x for n, x in arrays.items() if n not in whole}
 
 
 def _of_the_original(name: str) -> str:

@@ -97,7 +97,8 @@ def ledger_of(
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
     """Return an entry for each output and derivative of the original, for each parameter that it
-    does not train, for each buffer that its call updates, and for the derivative by each input.
+    does not train, for each buffer that its call updates, and for the derivative by each input if
+    any was computed.
 
     Args:
         rows: all measurements, from which the compared quantities are read.

@@ -35,6 +35,7 @@ from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, culprit
 from parity.mesh import contract as mesh_contract
 from parity.mesh import suite as meshes
+from parity.mesh.tolerance_table import MeshEdge
 from parity.port import compare as compare_port
 from parity.tolerances import NoiseFloors
 from reports.nightly import accounts
@@ -285,7 +286,10 @@ def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
         suite.measurements, responses = meshes.measure(only)
-        suite.responses.update({(case, "rel_l2"): of for case, of in responses.items()})
+        # In float64 nothing of it moves a level: that is below the floor on every machine.
+        suite.responses.update(
+            {(case, "rel_l2", str(MeshEdge.MESH32_ONE32)): of for case, of in responses.items()}
+        )
     suite.executed = len({row.case for row in suite.measurements})
     report(f"  mesh: {suite.passed} gates hold on {suite.executed} meshes ({suite.seconds:.1f} s)")
     return suite

@@ -32,8 +32,8 @@ Spread = tuple[float, float]
 """Standard deviations over rounding: of ln of a group's typical level, and of ln of its worst."""
 STILL: Spread = (0.0, 0.0)
 """Spread of a group without calibration: rounding explains no drift."""
-Calibrated = tuple[str, str]
-"""Case and metric whose responses to rounding were calibrated."""
+Calibrated = tuple[str, str] | tuple[str, str, str]
+"""Case and metric whose responses to rounding were calibrated, on all edges or on one."""
 Settle = Callable[[Sequence[float]], float]
 
 
@@ -182,14 +182,14 @@ def spreads_of(
 
     Args:
         rows: Measurements of a run.
-        responses: For each case and metric, by quantity: the relative L2 response to each rounding
-            seed (`parity.engine.measure.rounding_noise`) or, if draws were pooled, to one seed on
-            each draw.
+        responses: For each case and metric, or for one edge of them, by quantity: the relative L2
+            response to each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws
+            were pooled, to one seed on each draw.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():
-        case, _, _, metric = group
-        answers = responses.get((case, metric), {})
+        case, edge, _, metric = group
+        answers = responses.get((case, metric, edge), responses.get((case, metric), {}))
         values = [answers[m.quantity] for m in gates if m.quantity in answers]
         if len(values) == len(gates):
             if metric == POOLED:

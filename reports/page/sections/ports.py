@@ -231,11 +231,14 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
     names = [f"{len(left_out)} not compared"] if compared is None else list(filter(None, counts))
     outputs = [entry for entry in left_out if entry["role"] == "output"]
     # Results that were left out come first.
-    first = [*outputs, *(entry for entry in left_out if entry not in outputs)]
+    inputs = [entry for entry in left_out if entry["role"] == "derivative by input"]
+    first = [*outputs, *(e for e in left_out if e not in outputs and e not in inputs)]
     rows = [*((entry, False) for entry in first), *((entry, True) for entry in compared or ())]
+    rows += [(entry, False) for entry in inputs]
     return {
         "sentence": ", ".join(names),
-        "left_out": len(left_out),
+        # Derivatives by inputs are never compared, which nobody needs to be shown.
+        "left_out": sum(entry["role"] != "derivative by input" for entry in left_out),
         "rows": [_entry(*row) for row in rows[:ROWS]],
         "omitted": max(0, len(rows) - ROWS),
     }

@@ -329,8 +329,9 @@ def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
     assert module.run_port(REFERENCE, quiet).explanations == rows[:1]
     whole = mesh(lambda: rows, monkeypatch)
     assert (whole.planned, whole.executed) == (module.meshes.planned(), 2)
-    [(of, metric)] = whole.responses
-    assert whole.responses[of, metric] == RESPONSES[of] and metric == "rel_l2"
+    # Of float32 alone: in float64 a level is below its floor on every machine.
+    [(of, *how)] = whole.responses
+    assert how == ["rel_l2", "mesh32:one32"] and [*whole.responses.values()] == [RESPONSES[of]]
     [subject, *_] = module.meshes.SUBJECTS
     asked = mesh(lambda: rows, monkeypatch, only=[subject])
     assert 0 < asked.planned == module.meshes.planned([subject]) < whole.planned

@@ -195,6 +195,17 @@ def test_what_of_the_original_was_compared_is_shown_and_what_was_not_first():
     assert "1 of 2 results compared" in html and "a &lt;b&gt;" in html and "a <b>" not in html
 
 
+def test_derivatives_by_inputs_come_last_and_open_nothing():
+    """They are never compared: a table that is open for each of them would be looked at by none."""
+    by_input = [entry(name, "derivative by input", reason="why") for name in ("x", "mask")]
+    shown = ledger(not_compared=by_input, compared=[entry("y")])
+    assert shown["left_out"] == 0
+    assert [row["name"] for row in shown["rows"]] == ["y", "x", "mask"]
+    assert shown["sentence"].endswith(", 0 of 2 derivatives by inputs compared")
+    shown = ledger(not_compared=[*by_input, entry("cache", reason="why")], compared=[entry("y")])
+    assert shown["left_out"] == 1 and shown["rows"][0]["name"] == "cache"
+
+
 def test_derivatives_that_were_not_taken_are_one_line():
     shown = ledger(
         not_compared=[entry("grad/*", "gradient", reason="not asked for")], compared=[entry("y")]

@@ -89,7 +89,7 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
     x, y = responses(gates=2).tolist()
     rows = [gate("x"), gate("y"), gate("x", POOLED, "b"), gate("y", POOLED, "b")]
     rows += [gate("x", case="c"), gate("z", case="c"), gate("x", case="d"), gate("x", case="e")]
-    rows += [gate("y", kind=Kind.BLOCK)]
+    rows += [gate("y", kind=Kind.BLOCK), gate("x", case="f"), gate("x", case="f", edge="one:two")]
     calibrated = {"x": x, "y": y}
     found = spreads_of(
         rows,
@@ -99,6 +99,8 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
             # Of the gates of c one has no response; d was calibrated in another metric.
             ("c", "rel_l2"): calibrated,
             ("d", POOLED): calibrated,
+            # Of one edge alone.
+            ("f", "rel_l2", "one:two"): calibrated,
         },
     )
     # As in a level, a response counts with at least a share of the tolerance.
@@ -108,8 +110,9 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
         "a | jax32:oracle | logits | rel_l2": spread_over_seeds([x, y], [floor, floor]),
         f"b | jax32:oracle | logits | {POOLED}": spread_by_jackknife([x, y]),
         "a | jax32:oracle | block | rel_l2": spread_over_seeds([y], [floor]),
+        "f | one:two | logits | rel_l2": spread_over_seeds([x], [floor]),
     }
     assert found == {
         name: tuple(float(f"{value:.2e}") for value in spread) for name, spread in expected.items()
     }
-    assert len(set(found.values())) == 3 and not set(found.values()) & set(expected.values())
+    assert len(set(found.values())) == 4 and not set(found.values()) & set(expected.values())
