@@ -94,6 +94,18 @@ def test_a_file_is_read_again_only_after_a_change(
     assert inputs.digest_of_file(path) != known
 
 
+def test_a_file_that_was_just_replaced_is_read_again_whatever_its_date(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cp -p` and `rsync` keep the date of the content, so only the time of the change counts."""
+    path = folder / "weights"
+    path.write_text("other", encoding="utf-8")
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(inputs, "_SETTLED", 3600.0)
+    inputs.digest_of_file(path)
+    assert str(path) not in inputs._digests
+
+
 def test_a_package_is_an_input_wherever_it_is_installed() -> None:
     found = contents(["module:tests.parity", "module:parity.pins", "module:no_such_package"])
     assert found["module:no_such_package"] == MISSING

@@ -80,6 +80,52 @@ def test_a_stage_that_differs_to_no_effect_is_told_and_not_failed():
     assert any("table is not what the original's table is" in text for text in report.notices)
 
 
+def test_a_pair_of_two_quantities_is_dropped_under_the_port_s_name():
+    """The port names its parts otherwise, which the layers that agree teach."""
+
+    class Mix(torch.nn.Linear):
+        factor = 1.0
+
+        def forward(self, x):
+            return self.factor * super().forward(x)
+
+    class Block(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.mix, self.norm = Mix(4, 4), torch.nn.LayerNorm(4)
+            self.mix.factor = factor
+
+        def forward(self, x):
+            return x + self.norm(self.mix(x))
+
+    factors = (1.0, SCALE, 1.0)
+
+    def function(params, x):
+        for layer, factor in enumerate(factors):
+
+            def of(name, layer=layer):
+                return params[f"{layer}.{name}.weight"], params[f"{layer}.{name}.bias"]
+
+            (kernel, bias), (gain, shift) = of("mix"), of("norm")
+            y = factor * checkpoint_name(x @ kernel.T + bias, f"layer_{layer}.blend")
+            centred = y - jnp.mean(y, -1, keepdims=True)
+            variance = jnp.mean(centred**2, -1, keepdims=True)
+            y = centred / jnp.sqrt(variance + 1e-5) * gain + shift
+            x = checkpoint_name(x + checkpoint_name(y, f"layer_{layer}.norm"), f"layer_{layer}")
+        return x
+
+    torch.manual_seed(2)
+    original = torch.nn.Sequential(*map(Block, factors))
+    x = np.random.default_rng(3).standard_normal((3, 4), np.float32)
+    params = {name: p.detach().numpy() for name, p in original.named_parameters()}
+    sides = TorchSide(original, x), JaxSide(function, params, x)
+    report = compare(Port("two", *sides, bfloat16=False, gradients=False))
+    assert report.holds, report.text()
+    assert any("layer_1.blend is not what the original's 1.mix is" in n for n in report.notices)
+    measured = {m.quantity for m in report.measurements}
+    assert "layer_0.blend" in measured and "layer_1.blend" not in measured
+
+
 @pytest.mark.parametrize("wrong", [1.0, 1.5])
 def test_a_stage_that_nothing_uses_is_not_two_quantities(wrong):
     """A branch that starts at 0, as in a residual that is trained from nothing: its value reaches

@@ -315,11 +315,14 @@ def test_a_loosened_tolerance_is_no_drift(old: bool) -> None:
 
 
 def test_a_level_that_rested_on_another_tolerance_has_no_ratio() -> None:
-    """The pinned one was a share of its tolerance; that of today is the error itself."""
-    then, now = night(1e-9), night(1e-6, 2, row={"tolerance": 15e-6})
-    decision = decide(now, None, pins=[pin_of(then, {}, "as measured", "2026-11-01")])
-    assert decision.comparisons[0].comparable == 0
-    assert len(decision.comparisons[0].rescaled) == 1
+    """The pinned one was a share of its tolerance and that of today is the error itself, or the
+    reverse: a tolerance that is loosened lifts the level above the error."""
+    for was, value, tolerance in ((1e-9, 1e-6, 15e-6), (1e-7, 1e-7, 1e-4)):
+        then, now = night(was), night(value, 2, row={"tolerance": tolerance})
+        decision = decide(now, None, pins=[pin_of(then, {}, "as measured", "2026-11-01")])
+        assert decision.comparisons[0].comparable == 0
+        assert len(decision.comparisons[0].rescaled) == 1
+        assert decision.word is Word.PASS
 
 
 def test_a_level_that_rests_on_its_tolerance_may_still_rise_above_it() -> None:

@@ -293,6 +293,19 @@ def test_outputs_pair_with_outputs_alone() -> None:
     assert pairs["result"] == "output.logits"
 
 
+def test_an_output_that_has_a_partner_pairs_with_no_intermediate_of_its_name() -> None:
+    original, port = network(2), network(2)
+    # The port calls so what it returns scaled, and returns it under another name.
+    port["result"] = port["output.logits"]
+    outputs = (["output.logits"], ["result"])
+    assert names(align(original, port))["output.logits"] == "output.logits"
+    pairs = names(align(original, port, outputs=outputs))
+    assert pairs["result"] == "output.logits" and "output.logits" not in pairs
+    # Likewise of the other side.
+    turned = names(align(port, original, outputs=outputs[::-1]))
+    assert turned["output.logits"] == "result"
+
+
 @pytest.mark.parametrize("port", [{}, {"other": np.arange(7.0)}])
 def test_programs_that_have_nothing_in_common_do_not_align(port: Stages) -> None:
     with pytest.raises(AlignmentError, match=r"0 of \d stages.*expected 1 at least.*same inputs"):
