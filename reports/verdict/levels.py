@@ -16,6 +16,7 @@ from typing import Any
 
 from parity.engine.measure.measurement import Key, Kind, Measurement
 from parity.engine.measure.metrics import POOLED
+from parity.mesh.tolerance_table import MeshEdge
 from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 
@@ -32,6 +33,7 @@ Spread = tuple[float, float]
 """Standard deviations over rounding: of ln of a group's typical level, and of ln of its worst."""
 STILL: Spread = (0.0, 0.0)
 """Spread of a group without calibration: rounding explains no drift."""
+_MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case and metric whose responses to rounding were calibrated, on all edges or on one."""
 Settle = Callable[[Sequence[float]], float]
@@ -112,6 +114,45 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
         spread=spread,
         tolerance=_rounded(statistics.geometric_mean([m.tolerance for m in gates])),
         floored=sum(value < floor for value, floor in zip(raw, floors, strict=True)),
+    )
+
+
+def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]:
+    """Return, by their common group, the groups of one subject on several meshes.
+
+    The common group has the subject as its case: "mesh megalodon" of "mesh megalodon data=8".
+    """
+    members: dict[Group, list[Group]] = {}
+    for group in groups:
+        case, edge, kind, metric = group
+        subject = " ".join(word for word in case.split(" ") if "=" not in word)
+        if edge in _MESH_EDGES and subject != case:
+            members.setdefault((subject, edge, kind, metric), []).append(group)
+    return {common: tuple(own) for common, own in members.items() if len(own) > 1}
+
+
+def pooled(members: Sequence[Level]) -> Level:
+    """Return the geometric mean of several levels, weighted by their gates.
+
+    That of their worst gates too: the largest of all would be that of the worst partition. Its
+    spread is the largest of theirs: they share one of their two sides, so it is not known by
+    how much a mean of them scatters less.
+    """
+    gates = sum(level.gates for level in members)
+
+    def mean(values: Iterable[float]) -> float:
+        logs = (level.gates * math.log(v) for level, v in zip(members, values, strict=True))
+        return _rounded(math.exp(math.fsum(logs) / gates))
+
+    known = all(level.tolerance for level in members)
+    return Level(
+        work=hashlib.sha256(" ".join(sorted(it.work for it in members)).encode()).hexdigest()[:8],
+        gates=gates,
+        typical=mean(level.typical for level in members),
+        worst=mean(level.worst for level in members),
+        spread=(max(it.spread[0] for it in members), max(it.spread[1] for it in members)),
+        tolerance=mean(level.tolerance for level in members) if known else 0.0,
+        floored=sum(level.floored for level in members),
     )
 
 

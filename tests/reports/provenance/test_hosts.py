@@ -414,6 +414,82 @@ def test_a_group_that_was_calibrated_in_part_has_no_spread() -> None:
     assert levels.spreads_of(rows, names) == {}
 
 
+MESHES = ("mesh net data=8", "mesh net data=2 tensor=4", "mesh net data=1 tensor=8")
+
+
+def on_meshes(*values: float, host: Any = HERE, day: int = 1, spread: float = 0.15) -> Run:
+    """A night of one gate on each mesh, and one of another subject."""
+    cases = zip((*MESHES, "mesh other data=8"), (*values, 1e-6), strict=True)
+    gate = {"edge": "mesh32:one32", "tolerance": 1e-4, "suite": "parity"}
+    rows = [measurement(case=case, value=value, **gate) for case, value in cases]
+    spreads = {f"{m.case} | {m.edge} | logits | rel_l2": (spread, spread) for m in rows}
+    whole = night(day=day, host=host).manifest
+    created = {"id": whole.id, "created": whole.created}
+    return run(*rows, **created, suites=SUITES, host=host, spreads=spreads)
+
+
+@pytest.mark.parametrize(
+    ("host", "values", "cases"),
+    [
+        # Of another machine one partition tells nothing, and all of them together do.
+        (THERE, (8e-6, 2e-6, 1e-6), ()),
+        (THERE, (8e-6, 8e-6, 8e-6), ("mesh net",)),
+        # On one machine each repeats.
+        (HERE, (8e-6, 2e-6, 1e-6), MESHES[:1]),
+    ],
+)
+def test_meshes_are_compared_together_with_another_machine(
+    host: Any, values: tuple[float, ...], cases: tuple[str, ...]
+) -> None:
+    pin = pin_of(on_meshes(2e-6, 2e-6, 2e-6, host=host), {}, "as measured", "2026-11-01")
+    decision = decide(on_meshes(*values, day=2), None, pins=[pin])
+    assert tuple(c.case for c in decision.changes if c.what is What.DRIFTED) == cases
+    assert decision.word is (Word.REGRESSED if cases else Word.PASS)
+    [comparison] = decision.comparisons
+    # The mesh of a subject that has no other is compared as it is.
+    assert comparison.comparable == comparison.levels == (2 if host == THERE else 4)
+
+
+def test_meshes_that_a_machine_has_measured_are_comparable_already() -> None:
+    """Where one draw tells nothing of another machine, an earlier run of this one does."""
+    level = (2e-6, 2e-6, 2e-6)
+    own, other = (
+        pin_of(on_meshes(*level, host=host), {}, "as measured", "2026-11-01")
+        for host in (HERE, THERE)
+    )
+    now = on_meshes(*level, day=2, spread=0.5)
+    [first] = decide(now, None, pins=[other]).comparisons
+    assert {d.group[0] for d in first.not_yet} == {"mesh net", "mesh other data=8"}
+    _, second = decide(now, None, pins=[own, other]).comparisons
+    assert second.not_yet == ()
+
+
+def test_a_pooled_level_is_that_of_all_gates() -> None:
+    """Weighted by their numbers, as the level of all of them in one group would be."""
+    many = {MESHES[0]: (1e-6, 2e-6, 4e-6), MESHES[1]: (1e-9,)}
+    rows = [
+        measurement(
+            case=case, quantity=f"q{n}", identity=f"{case}{n}", value=v, edge="mesh32:one32"
+        )
+        for case, values in many.items()
+        for n, v in enumerate(values)
+    ]
+    own = levels.levels(rows, {}, {f"{MESHES[1]} | mesh32:one32 | logits | rel_l2": (0.1, 0.4)})
+    [(common, members)] = levels.over_meshes(own).items()
+    assert common == ("mesh net", "mesh32:one32", "logits", "rel_l2")
+    found = levels.pooled([own[group] for group in members])
+    [alone] = levels.levels([replace(m, case="mesh net") for m in rows], {}).values()
+    # Each typical level is kept with three digits.
+    assert found.typical == pytest.approx(alone.typical, rel=0.01)
+    assert (found.gates, found.floored) == (4, alone.floored)
+    worst = math.prod(own[group].worst ** own[group].gates for group in members) ** (1 / 4)
+    assert found.worst == pytest.approx(worst, rel=0.01) != own[members[0]].worst
+    assert found.tolerance == alone.tolerance and found.spread == (0.1, 0.4)
+    # A case that has "=" in its name and is on no mesh is not pooled, and one mesh is no pool.
+    other = [replace(m, edge="jax32:oracle") for m in rows] + rows[:1]
+    assert levels.over_meshes(levels.levels(other, {})) == {}
+
+
 def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:
     rows = [measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two")]
 
