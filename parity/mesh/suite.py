@@ -47,7 +47,7 @@ ALONE = 3600
 
 
 class Measured(NamedTuple):
-    """What the suite measured.
+    """Rows and responses of the suite.
 
     Attributes:
         rows: every gate.

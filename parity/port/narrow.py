@@ -64,7 +64,7 @@ def compare_narrow(
     try:
         ours = port.run(Run(Precision.BFLOAT16)).stages
     except SideError as error:
-        # What nobody captured says nothing of the port.
+        # A capture that lacks them shows nothing about the port.
         if theirs is None or isinstance(port.side, CapturedSide):
             return (), (), (f"bfloat16 is not compared: {error}",)
         why = (

@@ -68,7 +68,7 @@ class Options:
     device: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but `out`, for a worker that has an output folder of its own."""
+        """Return all but `out`, for a worker, which has a separate output folder."""
         checkpoint = str(self.checkpoint.resolve()) if self.checkpoint else None
         shard = str(self.shard) if self.shard else None
         fields = {name: getattr(self, name) for name in ("reference", "fault", "device")}
