@@ -82,8 +82,8 @@ def compare_meshes(
         device: device name in the measurements.
 
     Raises:
-        ValueError: there is no mesh, meshes have different axes, a precision is unknown, or the
-            function does not run on one device.
+        ValueError: there is no mesh, meshes have different axes, a precision is unknown, there are
+            too few orders, or the function does not run on one device.
     """
     meshes = [_mesh_of(layout) for layout in shardings]
     axes = {mesh.axis_names for mesh in meshes}
@@ -100,6 +100,11 @@ def compare_meshes(
     if not precisions or set(precisions) - set(EDGES):
         raise ValueError(
             f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."
+        )
+    if orders < SEEDS:
+        raise ValueError(
+            f"compare_meshes: expected at least {SEEDS} orders, which the tolerances are from, got "
+            f"{orders}."
         )
     one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders)
     declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
