@@ -271,9 +271,7 @@ def test_bad_input_is_refused_with_what_to_do():
         compare_meshes(lambda x: x, x, [P()])
     with pytest.raises(ValueError, match=r"expected precisions of float64, float32, got \('half',"):
         compare_meshes(lambda x: x, x, [NamedSharding(meshes[0], P())], precisions=("half",))
-    with pytest.raises(
-        ValueError, match=r"at least 4 orders, which the tolerances are from, got 3"
-    ):
+    with pytest.raises(ValueError, match=r"at least 4 orders, .* got 3\."):
         compare_meshes(lambda x: x, x, [NamedSharding(meshes[0], P())], orders=3)
 
 
