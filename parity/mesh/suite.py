@@ -41,7 +41,8 @@ WATCHED = ("float64",)
 """Precisions in which marks are compared too, to locate differences."""
 ORDERS = 10
 """Orders of every sum from which the scatter of a level follows: as many as the seeds of the noise
-floors (`parity.engine.measure.rounding_noise`). Four would make one healthy level in fifty look lost."""
+floors (`parity.engine.measure.rounding_noise`). Four would make one healthy level in fifty look
+lost."""
 ALONE = 3600
 """Timeout of the suite's process in seconds: ten times its duration on two cores."""
 
