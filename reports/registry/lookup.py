@@ -29,7 +29,9 @@ from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, Word, decide
+from reports.verdict.drift import levels_of
 from reports.verdict.history import History, load_history
+from reports.verdict.levels import group_gates
 from reports.verdict.replays import account_commands, suite_of
 from reports.verdict.vanished import read_retired, vanished
 
@@ -250,7 +252,7 @@ class JudgedRun:
 
 def judge(root: Path, run: Run) -> JudgedRun:
     """Judge a run by its history under `root`, by pinned runs of its class of device, and by the
-    anchor of its machine if no run of that machine is pinned.
+    anchor of its machine where no pinned run of that machine has a level.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -262,13 +264,13 @@ def judge(root: Path, run: Run) -> JudgedRun:
 def _judge(root: Path, run: Run) -> JudgedRun:
     history = load_history(root, run)
     pinned = pins.pins_of(root, run.manifest)
-    own = own_pins(root, run, pinned)
+    anchor = anchor_pins(anchors_of(root, run, pinned), run)
     retired, why = read_retired(pins.retired_home(root, run.manifest))
     decision = decide(
         run,
         history.baseline,
         history.past,
-        (*own, *pinned.pins),
+        (*pinned.pins, *anchor),
         unusable=pinned.unusable,
         gone=vanished(run, history.earlier, retired),
     )
@@ -278,23 +280,28 @@ def _judge(root: Path, run: Run) -> JudgedRun:
     return JudgedRun(run, decision, history, unusable)
 
 
-def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
-    """Return the anchor of a run's machine as a pin; empty if a run of that machine is pinned."""
-    machine = fingerprint(run.manifest.environment)
-    if any(pin.fingerprint == machine for pin in pinned.pins):
-        return ()
-    return anchor_pins(anchors_of(root, run, pinned), run)
-
-
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
-    """Return the anchors of a run's machine: its oldest runs that pass without an anchor."""
+    """Return the anchors of a run's machine, for the levels that no pinned run of it has: the oldest
+    runs that pass without an anchor.
+    """
 
     def healthy(old: Run) -> bool:
         # Nights stored before runs had a contract may still be anchors.
         decision = decide(old, None, {}, pinned.pins, old_schema_may_pass=True)
         return decision.exit_code is ExitCode.PASS
 
-    return find_anchors(root, run, healthy)
+    return find_anchors(root, without_pinned(run, pinned), healthy)
+
+
+def without_pinned(run: Run, pinned: pins.Pins) -> Run:
+    """Return a run with the measurements of those levels that no pinned run of its machine has."""
+    machine = fingerprint(run.manifest.environment)
+    own = [pin for pin in pinned.pins if machine is not None and pin.fingerprint == machine]
+    held = {(group, level.work) for pin in own for group, level in pin.groups.items()}
+    works = {group: level.work for group, level in levels_of(run, {}).items()}
+    gates = group_gates(run.measurements)
+    left = [m for group in works for m in gates[group] if (group, works[group]) not in held]
+    return replace(run, measurements=tuple(left))
 
 
 def check_age(folder: Path, hours: float) -> None:

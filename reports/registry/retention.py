@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.provenance.host import fingerprint
-from reports.registry.lookup import anchors_of, is_pinned
+from reports.registry.lookup import anchors_of, is_pinned, without_pinned
 from reports.store.runs import RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MEASUREMENTS, StoreError
 from reports.store.shared import storage_of
@@ -84,10 +84,10 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
         if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.whole:
             newest[run.kind, run.manifest.subject, machine] = run
     anchors: dict[str, str] = {}
-    for (*_, machine), run in newest.items():
+    for run in newest.values():
         pinned = pins.pins_of(root, run.manifest)
         read = read_run(run.folder)
-        if any(pin.fingerprint == machine for pin in pinned.pins):
+        if not without_pinned(read, pinned).measurements:
             continue
         # The only run of a machine will be the anchor of its next one.
         for old in anchors_of(root, read, pinned) or (read,):

@@ -206,7 +206,10 @@ def compare_with_pins(
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[PinComparison, ...]:
-    """Compare a run's levels with the pin of its own machine and the best pin of another machine.
+    """Compare a run's levels with the pins of its own machine and the best pin of another machine.
+
+    A level is compared with the first pin of its own machine that has it. The anchor is the last of
+    them, so that a level which the pinned run did not measure is compared all the same.
 
     Args:
         run: The measured run.
@@ -217,7 +220,7 @@ def compare_with_pins(
     machine = fingerprint(run.manifest.environment)
     kind = run.manifest.environment.reference.kind
     candidates = list(pins)
-    own = [g for g in candidates if machine is not None and g.fingerprint == machine][:1]
+    own = [g for g in candidates if machine is not None and g.fingerprint == machine]
     # Prefer a pin with the same kind of reference; the sort is stable.
     others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
@@ -229,7 +232,14 @@ def compare_with_pins(
         held |= {common for common, own in over_meshes(now).items() if held >= {*own}}
         return PinComparison(pin, same, differs, len(ours), compared, rescaled, held)
 
-    here = [comparison(g, True) for g in own]
+    here: list[PinComparison] = []
+    seen: set[Group] = set()
+    for pin in own:
+        left = {group: level for group, level in pin.groups.items() if group not in seen}
+        made = comparison(replace(pin, groups=left), True)
+        if made.compared or made.rescaled or not here:
+            here.append(made)
+        seen |= {each.group for each in (*made.compared, *made.rescaled)}
     held = frozenset(drift.group for each in here for drift in each.compared)
     return (*here, *(comparison(g, False, held) for g in others[:1]))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from reports.nightly.document import known_differences
 from reports.provenance.host import FIELDS
@@ -32,10 +32,10 @@ HERE = dict.fromkeys(FIELDS, "known")
 THERE = HERE | {"model": "another"}
 
 
-def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
+def night(value: float = 1e-6, day: int = 1, *more: Measurement, **changes: Any) -> Run:
     made = {"id": f"2026-10-{day:02d}T21-30-00Z-0000000", "suites": [WHOLE]}
     made |= {"created": f"2026-10-{day:02d}T21:30:00+00:00"}
-    return run(measurement(value=value), **{**made, **changes})
+    return run(measurement(value=value), *more, **{**made, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +234,31 @@ def test_a_machine_with_a_pinned_run_needs_no_anchor_and_others_do(tmp_path: Pat
         f"anchor of the machine of {folders[6].name}",
         f"baseline of {folders[6].name}",
     ]
+
+
+def test_a_level_that_the_pinned_run_lacks_is_compared_with_the_anchor(
+    tmp_path: Path, pinned
+) -> None:
+    """A pin of this machine would otherwise let a new case drift without limit."""
+    root = tmp_path / "runs"
+    pin = pin_of(night(host=HERE), {}, "as measured", "2026-10-01")
+    pins.write(pin, pins.file_of(pin))
+
+    def grown(day: int, value: float) -> Path:
+        return write_run(root, night(1e-6, day, measurement(case="added", value=value), host=HERE))
+
+    first = grown(2, 1e-6)
+    worse = judge_stored(grown(3, 2.5e-6)).decision
+    assert worse.word is Word.REGRESSED and worse.counts.worse == 1
+    assert [each.pin.run for each in worse.comparisons] == [pin.run, first.name]
+    assert {drift.group[0] for drift in worse.comparisons[1].compared} == {"added"}
+    # The other level stays held to the pinned run alone, which was looked at.
+    assert {drift.group[0] for drift in worse.comparisons[0].compared} == {"baseline"}
+    # Negative control: at the level of the anchor it passes.
+    assert judge_stored(grown(4, 1.1e-6)).decision.exit_code is ExitCode.PASS
+    # The night that anchors the new level is not pruned, although the machine has a pinned run.
+    last = grown(5, 1.1e-6)
+    assert (first, f"anchor of the machine of {last.name}") in plan(root, 1).spared
 
 
 def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:
