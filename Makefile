@@ -14,10 +14,11 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-day test-all test-long test-ports test-lowest test-newest mutants mutation lint docs reference record checkpoint clean
+.PHONY: help nightly check test test-day test-all test-long test-ports test-lowest test-newest mutants mutation lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
+	@echo "make check       run the tests that the Python code changed since the last check can affect"
 	@echo "make test        lint and run the tests, but for the sweeps"
 	@echo "make test-day    the same with a seventh of the sweeps, those of today: what CI runs"
 	@echo "make test-all    lint and run every test, with every check on traced values"
@@ -42,6 +43,13 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -
 # marked `optimised`.
 test: $(VENV)/.dev lint
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not sweep" $(ARGS)
+
+# pytest-testmon records which functions each test runs, in .testmondata. It sees Python alone, in the
+# test's own process: not templates, stored data, documents, nor what a test starts as a process.
+check: $(VENV)/.dev
+	@$(PIP) -e '.[check]'
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -q --testmon --testmon-forceselect -m "not sweep" $(ARGS); \
+	code=$$?; if [ $$code = 5 ] && [ -z '$(ARGS)' ]; then echo "check: no test is affected"; else exit $$code; fi
 
 # A seventh of the sweeps: all of them once in a week, at a seventh of their time.
 DAY ?= $(shell LC_ALL=C date -u +%A | tr A-Z a-z)

@@ -14,8 +14,14 @@ def day_of(nodeid):
     return DAYS[zlib.crc32(nodeid.encode()) % len(DAYS)]
 
 
+def has_marker(item, name):
+    # pytest-testmon deselects items that it did not collect, and those have no markers.
+    closest = getattr(item, "get_closest_marker", None)
+    return closest is not None and closest(name) is not None
+
+
 def is_sweep(item):
-    return item.get_closest_marker("sweep") is not None
+    return has_marker(item, "sweep")
 
 
 class Sweeps:
@@ -40,7 +46,7 @@ class Sweeps:
             items[:] = [item for item in items if item not in left]
 
     def pytest_deselected(self, items):
-        long = [item for item in items if item.get_closest_marker("long")]
+        long = [item for item in items if has_marker(item, "long")]
         self.long += len(long)
         self.left += sum(map(is_sweep, items)) - len(long)
 

@@ -14,7 +14,7 @@ import pytest
 
 from megalodon_jax.checks import checked
 from tests.helpers import ROOT
-from tests.sweeps import DAYS, day_of
+from tests.sweeps import DAYS, Sweeps, day_of
 
 TRIANGLE = "tests/parity/megalodon/test_triangle.py"
 
@@ -123,6 +123,13 @@ def test_a_sweep_runs_on_its_day_alone_and_others_are_told():
     assert mine in here.stdout and "of other days" not in here.stdout
     assert mine not in elsewhere.stdout and "[arguments0]" in elsewhere.stdout
     assert "sweep: 1 of other days not run; make test-all runs them" in elsewhere.stdout
+
+
+def test_what_testmon_leaves_out_without_collecting_it_is_no_sweep(request):
+    """Its stand-ins have a name alone: `make check` ended with an AttributeError."""
+    sweeps = Sweeps(request.config)
+    sweeps.pytest_deselected([object(), request.node])
+    assert (sweeps.left, sweeps.long) == (0, 0)
 
 
 def test_ci_asks_for_the_sweeps_of_today():
