@@ -51,6 +51,18 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    def repeat(lost: Any) -> None:
+        # Python ignores what is raised in `__del__` or while the garbage collector calls back, as it
+        # does into JAX. So the signal is sent again, after that call.
+        if not (interrupted.is_set() and lost.exc_type is KeyboardInterrupt):
+            hook(lost)
+            return
+        for number in _SIGNALS:
+            signal.signal(number, interrupt)
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
     def watch() -> None:
         # The kernel writes the number of each signal to the pipe, whatever Python is doing.
         while received := os.read(reader, 1):
@@ -61,6 +73,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
                 _exit(code)
         os.close(reader)
 
+    hook, sys.unraisablehook = sys.unraisablehook, repeat
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
@@ -77,6 +90,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             for note in _notes:
                 note(answer)
             _exit(answer)
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -14,16 +14,21 @@ from pathlib import Path
 from types import TracebackType
 
 from megalodon_jax.files import written_aside
+from parity.engine.measure.measurement import Verdict
 from parity.executors.executor import Log
 from reports.nightly.shards import merge_shards
-from reports.page.render import SoFar, notice, render
+from reports.page.render import SoFar, notice, render, stopped
 from reports.registry.lookup import judge
+from reports.store.runs import read_run
+from reports.store.schema import StoreError
 
 TONIGHT = "tonight.html"
 EVERY = 15.0
 """Least seconds between two drawings."""
 SHARE = 0.03
 """Largest share of the time of one processor that drawing takes: the night needs the processors."""
+LATEST = 90.0
+"""Most seconds between two drawings, if parts are measured meanwhile."""
 WAITING = "not measured yet"
 
 
@@ -34,7 +39,13 @@ class Tonight:
     """
 
     def __init__(
-        self, out: Path, parts: int, report: Log, clock: Callable[[], float] = time.monotonic
+        self,
+        out: Path,
+        parts: int,
+        report: Log,
+        clock: Callable[[], float] = time.monotonic,
+        # Seconds of this thread's processor: on a busy machine a drawing takes several times as long.
+        cost: Callable[[], float] = time.thread_time,
     ):
         """Draw below `out`.
 
@@ -43,12 +54,14 @@ class Tonight:
             parts: number of parts of the night.
             report: receives the path of the page when it is first there, and an error.
             clock: returns the current time in seconds.
+            cost: returns the seconds of processor that drawing has taken so far.
         """
         self.page = out / TONIGHT
         self.parts = parts
-        self._report, self._clock = report, clock
+        self._report, self._clock, self._cost = report, clock, cost
         self._folders: list[Path] = []
         self._next = -float("inf")
+        self._red = False
         self._told = self._broken = False
         self._finished: Path | None = None
 
@@ -60,12 +73,14 @@ class Tonight:
     def add(self, folder: Path) -> None:
         """Add the run folder of a part that is measured, and draw the page if it is time."""
         self._folders.append(folder)
-        start = self._clock()
-        if start < self._next or self._broken:
+        # The page says whether all gates hold, so the first that does not is drawn at once.
+        turned = not self._red and not _holds(folder)
+        self._red |= turned
+        if (self._clock() < self._next and not turned) or self._broken:
             return
+        start = self._cost()
         self._draw("running")
-        spent = self._clock() - start
-        self._next = self._clock() + max(EVERY, spent / SHARE)
+        self._next = self._clock() + min(max(EVERY, (self._cost() - start) / SHARE), LATEST)
 
     def done(self, page: Path) -> None:
         """Let the page lead to the page of the finished night."""
@@ -79,7 +94,10 @@ class Tonight:
                 href = page.relative_to(self.page.parent).as_posix()
                 self._write(lambda: notice("The night is done", 0, href))
             elif self._folders and not self._broken:
-                self._draw("interrupted" if kind is KeyboardInterrupt else "ended by an error")
+                state = "interrupted" if kind is KeyboardInterrupt else "ended by an error"
+                # An interrupted night is killed after some seconds, and drawing may take longer.
+                self._write(lambda: stopped(self.page.read_text(encoding="utf-8"), state))
+                self._draw(state)
             else:
                 self._write(lambda: notice("The night ended before this page had anything to show"))
         except OSError as failure:
@@ -92,7 +110,9 @@ class Tonight:
         except Exception as error:
             self._broken = True
             self._report(f"{self.page} is not renewed: {type(error).__name__}: {error}")
-            self._write(lambda: notice("The page of this night cannot be drawn before its end", 60))
+            if state == "running":
+                text = "The page of this night cannot be drawn before its end"
+                self._write(lambda: notice(text, 60))
         if not self._told and not self._broken:
             self._told = True
             self._report(f"first page: {self.page.resolve()}; it completes itself")
@@ -110,3 +130,12 @@ class Tonight:
         self.page.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(self.page) as aside:
             aside.write_text(text(), encoding="utf-8")
+
+
+def _holds(folder: Path) -> bool:
+    """Return whether every gate of a part holds; True if the run cannot be read."""
+    try:
+        return all(m.verdict in (Verdict.PASS, Verdict.INFO) for m in read_run(folder).measurements)
+    except StoreError:
+        # Merging the parts at the end reports it.
+        return True

@@ -83,6 +83,19 @@ def notice(text: str, seconds: int | None = None, href: str = "") -> str:
     return template.render(text=text, seconds=seconds, href=href)
 
 
+def stopped(page: str, state: str) -> str:
+    """Return the page of a running night, changed to say that the night stopped.
+
+    Args:
+        page: the page as it was last drawn, which may lack the newest parts.
+        state: how the night ended, as in `SoFar.state`.
+    """
+    page = re.sub(r"<!--running-->.*?<!--/running-->", "", page, flags=re.DOTALL)
+    return page.replace("<!--state-->Running", state.capitalize(), 1).replace(
+        "<!--ended-->", "There is no verdict: the night did not measure the other parts.", 1
+    )
+
+
 def style() -> Markup:
     """Return the style sheet of every page."""
     return Markup((_HERE / "style.css").read_text(encoding="utf-8"))

@@ -368,11 +368,10 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
             lines[0] += since.commits(found.held, found.failed)
     # The account of a stream names call and stage in its meaning, and has no list of stages.
     accounts = [e for e in run.explanations if e.case == first.case and (e.culprit or e.lines)]
-    lines += [
-        f"explained: {f'{e.quantity} is ' if e.culprit else ''}{e.meaning.rstrip('.')}; parameters "
-        f"that act there: {', '.join(e.parameters) or 'none'}"
-        for e in accounts
-    ]
+    for e in accounts:
+        acting = f"; parameters that act there: {', '.join(e.parameters)}" if e.parameters else ""
+        which = f"{e.quantity} is " if e.culprit else ""
+        lines.append(f"explained: {which}{e.meaning.rstrip('.')}{acting}")
     lines += [f"elements that break the tolerance: {e.where}" for e in accounts if e.where]
     named = [line for e in accounts for line in e.lines[:1]]
     for line in named:

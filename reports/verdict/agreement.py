@@ -25,7 +25,8 @@ class Agreement:
         only_before: gates that only the earlier run measured.
         only_now: gates that only the later run measured.
         findings: findings of the later run.
-        findings_differ: findings that differ, or that only one run has.
+        findings_differ: findings of both runs that differ.
+        findings_alone: findings that only one run has.
     """
 
     compared: int
@@ -35,11 +36,12 @@ class Agreement:
     only_now: int
     findings: int
     findings_differ: int
+    findings_alone: int = 0
 
     @property
     def equal(self) -> bool:
         """Whether both runs measured the same gates, at least one, with equal results."""
-        alone = self.other_work + self.only_before + self.only_now
+        alone = self.other_work + self.only_before + self.only_now + self.findings_alone
         differ = self.compared - self.same + alone + self.findings_differ
         return bool(self.compared) and not differ
 
@@ -54,6 +56,11 @@ class Agreement:
             *([f"{self.only_before:,} only in the first run"] if self.only_before else []),
             *([f"{self.only_now:,} only in the second"] if self.only_now else []),
             *([f"{count(self.findings_differ, 'finding')} differ"] if self.findings_differ else []),
+            *(
+                [f"{count(self.findings_alone, 'finding')} in one run only"]
+                if self.findings_alone
+                else []
+            ),
         ]
         return f"{'; '.join(parts)}."
 
@@ -64,7 +71,7 @@ def agreement(before: Run, now: Run) -> Agreement:
     both = then.keys() & after.keys()
     alike = [key for key in both if then[key].identity == after[key].identity]
     found = [{(f.probe, f.subject, f.metric): f for f in run.findings} for run in (before, now)]
-    names = found[0].keys() | found[1].keys()
+    shared = found[0].keys() & found[1].keys()
     return Agreement(
         compared=len(alike),
         same=sum(_same(then[key], after[key]) for key in alike),
@@ -72,10 +79,8 @@ def agreement(before: Run, now: Run) -> Agreement:
         only_before=len(then.keys() - both),
         only_now=len(after.keys() - both),
         findings=len(now.findings),
-        findings_differ=sum(
-            name not in found[0] or name not in found[1] or _differ(found[0][name], found[1][name])
-            for name in names
-        ),
+        findings_differ=sum(_differ(found[0][name], found[1][name]) for name in shared),
+        findings_alone=len(found[0].keys() ^ found[1].keys()),
     )
 
 

@@ -255,7 +255,7 @@ def _verdict(
     if gone.groups:
         return Word.INCOMPLETE, ExitCode.INCOMPLETE, say.vanished(run, gone)
     if counts.worse:
-        return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
+        return Word.REGRESSED, ExitCode.REGRESSION, say.worse(run, changes, counts)
     if unseen := [(drift, to) for to in comparisons for drift in to.unseen]:
         return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.unseen(run, unseen)
     # In a run of several hosts, cases of equal hosts were compared although the runs differ.

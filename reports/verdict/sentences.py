@@ -92,12 +92,13 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
     )
 
 
-def worse(changes: Sequence[Change], counts: Counts) -> str:
+def worse(run: Run, changes: Sequence[Change], counts: Counts) -> str:
     """Say which value left its history or level although its tolerance holds."""
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
-        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left their "
+        f"{selection(run)}All {count(counts.gates, 'gate')} hold, but "
+        f"{count(counts.worse, 'value')} left their "
         f"history or level. The worst is {place(first)}: {metric_name(first.metric)} {then} → "
         f"{now}, {first.note}."
     )
@@ -242,7 +243,7 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
         head = f"All gates hold, but {differ} from {before}."
     then, now = contrast(first.before, first.now)
     return (
-        f"{head} {'The first is' if fixed else 'It starts at'} {place(first)}: "
+        f"{selection(run)}{head} {'The first is' if fixed else 'It starts at'} {place(first)}: "
         f"{metric_name(first.metric)} {then} → {now}; {tightest(run)}."
     )
 

@@ -42,6 +42,13 @@ def sweep():
             print(answer.name, flush=True)
 
 
+class Lost:
+    def __del__(self):
+        # Python prints and ignores what is raised here; so it does in JAX's hook of the collector.
+        print(1, file=open(pids, "w"), flush=True)
+        time.sleep(60)
+
+
 def swallow():
     for _ in range(99):
         try:
@@ -53,7 +60,10 @@ def swallow():
 if __name__ == "__main__":
     with ended_in_time(3, grace=0.5 if stuck else 4.0):
         try:
-            if "module" in sys.argv:
+            if "lost" in sys.argv:
+                Lost()
+                time.sleep(60)
+            elif "module" in sys.argv:
                 run_module(WORK, [pids], __import__("os").environ, 60)
             else:
                 swallow() if stuck else sweep()
@@ -126,6 +136,22 @@ def test_nothing_outlives_a_driver_that_is_ended(
             quick = Item("quick", f"{WORK}:double", {"number": 1})
             answer = answers.read(quick)
             assert answer is not None and answer.value == 2
+
+
+def test_an_interrupt_that_python_ignores_is_sent_again(tmp_path: Path) -> None:
+    """One that came while the garbage collector ran JAX's hook was lost: killed, and no word."""
+    script, pids = tmp_path / "driver.py", tmp_path / "pids"
+    script.write_text(START, encoding="utf-8")
+    command = [sys.executable, str(script), str(tmp_path / "answers"), str(pids), "lost"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            wait_for(pids)
+            driver.send_signal(signal.SIGINT)
+            _, said = driver.communicate(timeout=60)
+        finally:
+            driver.kill()
+    assert (driver.returncode, said) == (3, "")
 
 
 def test_a_closed_executor_ends_what_runs_and_begins_nothing_again(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_night_that_ends_early_has_no_verdict_and_is_not_renewed(
             tonight.add(part(tmp_path, 1, measurement()))
         raise error
     html = (tmp_path / TONIGHT).read_text(encoding="utf-8")
-    assert 'id="as-of" data-renewed' not in html and 'http-equiv="refresh"' not in html
+    assert "data-renewed=" not in html and 'http-equiv="refresh"' not in html
     if measured:
         assert f"{state} 1 of 3 parts are measured." in text(tmp_path / TONIGHT)
         assert "There is no verdict" in text(tmp_path / TONIGHT)
@@ -81,21 +81,61 @@ def test_a_night_that_ends_early_has_no_verdict_and_is_not_renewed(
         assert "ended before this page had anything to show" in html
 
 
-def test_drawing_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch) -> None:
-    now, drawn = [0.0], []
+def test_the_first_gate_that_does_not_hold_is_on_the_page_at_once(tmp_path: Path) -> None:
+    """The terminal said FAIL, and the page "all of them hold", for seven minutes."""
+    now = [0.0]
+    with Tonight(tmp_path, 3, quiet, clock=lambda: now[0]) as tonight:
+        tonight.add(part(tmp_path, 1, measurement(case="a")))
+        now[0] += 1.0
+        tonight.add(part(tmp_path, 2, measurement(case="b")))
+        # Negative control: a part in which all holds waits its turn.
+        assert "1 of 3 parts" in text(tonight.page)
+        tonight.add(part(tmp_path, 3, failing(case="c")))
+        assert "3 of 3 parts are measured. Gates so far: 3; 1 of them" in text(tonight.page)
+
+
+@pytest.mark.parametrize("state", ["Interrupted", "Ended by an error"])
+def test_a_night_that_is_killed_while_its_last_page_is_drawn_does_not_look_as_if_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    error = KeyboardInterrupt if state == "Interrupted" else OSError
+    seen: list[str] = []
+    with pytest.raises(error), Tonight(tmp_path, 3, quiet) as tonight:
+        tonight.add(part(tmp_path, 1, measurement()))
+        assert "This page renews itself" in text(tonight.page)
+
+        def slow(*_: object, **__: object) -> str:
+            # An interrupted night is killed at about this moment.
+            seen.append(tonight.page.read_text(encoding="utf-8"))
+            raise RuntimeError("killed")
+
+        monkeypatch.setattr(module, "render", slow)
+        raise error
+    assert seen == [(tmp_path / TONIGHT).read_text(encoding="utf-8")]
+    words = text(tmp_path / TONIGHT)
+    assert f"{state} 1 of 3 parts are measured." in words and "There is no verdict" in words
+    assert "renews itself" not in words and "The verdict comes" not in words
+    assert "data-renewed=" not in seen[0] and 'http-equiv="refresh"' not in seen[0]
+
+
+@pytest.mark.parametrize(("seconds", "second"), [(2.4, 81), (0.1, 16), (30.0, 91)])
+def test_drawing_takes_a_small_share_of_the_time(
+    tmp_path: Path, monkeypatch, seconds: float, second: int
+) -> None:
+    now, spent, drawn = [0.0], [0.0], []
 
     def draw(folders, **_):
         drawn.append(len(folders))
-        now[0] += 3.0
+        spent[0] += seconds
         return ""
 
     monkeypatch.setattr(module.Tonight, "_text", lambda self, state: draw(self._folders))
-    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: now[0])
-    for _ in range(200):
+    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: now[0], cost=lambda: spent[0])
+    for _ in range(100):
         tonight.add(tmp_path)
         now[0] += 1.0
-    # Each drawing takes 3 s; the next one waits until they are 3 % of the time.
-    assert drawn == [1, 101]
+    # A drawing of 2.4 s of processor is 3 % of 80 s; no wait is shorter than 15 s or longer than 90.
+    assert drawn[:2] == [1, second]
 
 
 def test_an_error_of_the_page_is_told_once_and_ends_no_night(

@@ -389,7 +389,7 @@ def test_below_the_verdict_of_a_stream_are_call_stage_and_line(tmp_path: Path) -
     night = replace(earlier(failing(case="plain"), day=1), explanations=(told,))
     lines = comparison_lines(judge_stored(write_run(tmp_path / "a", night)))
     assert lines[:4] == [
-        "explained: In call 2; parameters that act there: none",
+        "explained: In call 2",
         "line: megalodon_jax/x.py:3 (f): why",
         "      2",
         "    > 3  x",

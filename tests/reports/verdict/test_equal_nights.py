@@ -177,6 +177,10 @@ def test_findings_that_differ_are_not_equal() -> None:
     ]
     found = agreement(*runs)
     assert (found.same, found.findings_differ, found.equal) == (1, 1, False)
+    # A run without the finding has not measured it, which is no difference of a value.
+    found = agreement(runs[0], run(measurement()))
+    assert (found.findings_differ, found.findings_alone, found.equal) == (0, 1, False)
+    assert "1 finding in one run only" in found.sentence()
 
 
 def test_the_gate_against_one_run_speaks_of_no_first_night(nights, tmp_path: Path) -> None:

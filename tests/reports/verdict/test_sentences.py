@@ -135,11 +135,11 @@ def test_a_value_beyond_its_past_is_told_with_how_far() -> None:
         change(What.DRIFTED, note="why"),
         change(What.WORSE, quantity="y"),
     ]
-    assert say.worse(changes, counts(worse=2)) == (
+    assert say.worse(run(), changes, counts(worse=2)) == (
         f"All 7 gates hold, but 2 values left their history or level. The worst is {LOGITS}: "
         "relative L2 1.0e-06 → 2.0e-06, why."
     )
-    assert "the worst is" in say.worse([change(What.WORSE)], counts(worse=1)).lower()
+    assert "the worst is" in say.worse(run(), [change(What.WORSE)], counts(worse=1)).lower()
 
 
 SUITE = {"name": "parity", "planned": 13, "executed": 12, "status": "ran", "reason": "stopped"}
@@ -302,6 +302,11 @@ def test_a_change_is_told_from_the_first_stage_of_the_sharpest_edge() -> None:
     repaired = say.changed(night, [probe, probe], BEFORE)
     assert repaired.startswith(f"All gates hold: 2 failures of {SINCE} are fixed. The first is z")
     assert "1 value that should repeat exactly differs from" in say.changed(night, [blunt], BEFORE)
+    # A night of one case is not mistaken for a whole one because its own failures are mended.
+    some = run(measurement(), selected=["baseline"])
+    only = "Only baseline was measured, not the whole night. "
+    assert say.changed(some, [probe], BEFORE).startswith(f"{only}All gates hold: 1 failure of")
+    assert say.worse(some, [change(What.WORSE)], counts(worse=1)).startswith(f"{only}All ")
     order = [first, later, loss, blunt]
     for i in range(3):
         told = say.changed(night, order[i:][::-1], BEFORE)
