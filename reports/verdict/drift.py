@@ -8,7 +8,7 @@ rounding can. See docs/verdicts.md "Another machine".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parity.engine.measure.measurement import Key
@@ -92,6 +92,8 @@ class PinComparison:
     """Two per level of equal work, `typical` and `worst`, largest excess first."""
     rescaled: tuple[Rescaled, ...] = ()
     """Levels of equal work that could not be compared, because their tolerances changed."""
+    covered: int = 0
+    """Number of the run's levels that it covers; a level pooled over meshes covers several."""
     held: frozenset[Group] = frozenset()
     """Groups that another comparison covers, with an earlier run of this machine."""
 
@@ -206,10 +208,10 @@ def compare_with_pins(
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[PinComparison, ...]:
-    """Compare a run's levels with the pins of its own machine and the best pin of another machine.
+    """Compare a run's levels with pins of its own machine and with pins of other machines.
 
-    A level is compared with the first pin of its own machine that has it. The anchor is the last of
-    them, so that a level which the pinned run did not measure is compared all the same.
+    Of either kind, a level is compared with the first pin that has it. The anchor is the last pin of
+    its own machine, so that a level which the pinned run did not measure is compared all the same.
 
     Args:
         run: The measured run.
@@ -225,23 +227,34 @@ def compare_with_pins(
     others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
+    meshes = over_meshes(now)
+
     def comparison(pin: Pin, same: bool, held: frozenset[Group] = frozenset()) -> PinComparison:
         differs = differences(run.manifest.environment, pin.environment)
         ours, theirs = (now, pin) if same else _meshes_pooled(now, pin)
         compared, rescaled = compare(ours, theirs, same, before or {})
-        held |= {common for common, own in over_meshes(now).items() if held >= {*own}}
-        return PinComparison(pin, same, differs, len(ours), compared, rescaled, held)
+        held |= {common for common, own in meshes.items() if held >= {*own}}
+        groups = {each.group for each in (*compared, *rescaled)}
+        covered = sum(len(meshes.get(group, (group,))) for group in groups)
+        return PinComparison(pin, same, differs, len(now), compared, rescaled, covered, held)
 
-    here: list[PinComparison] = []
-    seen: set[Group] = set()
-    for pin in own:
-        left = {group: level for group, level in pin.groups.items() if group not in seen}
-        made = comparison(replace(pin, groups=left), True)
-        if made.compared or made.rescaled or not here:
-            here.append(made)
-        seen |= {each.group for each in (*made.compared, *made.rescaled)}
+    def each_level_once(
+        pins: Sequence[Pin], same: bool, held: frozenset[Group] = frozenset()
+    ) -> list[PinComparison]:
+        made: list[PinComparison] = []
+        seen: set[Group] = set()
+        for pin in pins:
+            left = {group: level for group, level in pin.groups.items() if group not in seen}
+            new = comparison(replace(pin, groups=left), same, held)
+            if new.compared or new.rescaled or not made:
+                made.append(new)
+            for group in {each.group for each in (*new.compared, *new.rescaled)}:
+                seen |= {group, *meshes.get(group, ())}
+        return made
+
+    here = each_level_once(own, True)
     held = frozenset(drift.group for each in here for drift in each.compared)
-    return (*here, *(comparison(g, False, held) for g in others[:1]))
+    return (*here, *each_level_once(others, False, held))
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:

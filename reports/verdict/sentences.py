@@ -285,33 +285,46 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     else:
         what = "night" if run.manifest.kind is RunKind.NIGHTLY else "run"
         who = f" First {what} on this machine: it becomes the anchor of later ones"
-    other = next((h for h in comparisons if not h.same), None)
-    if other is None:
+    others = [h for h in comparisons if not h.same]
+    if not others:
         return f"{who}; no levels were compared: there is no pinned run."
-    largest = other.largest
-    if largest is None:
+    other = others[0]
+    found = [each.largest for each in others if each.largest is not None]
+    if not found:
         differs = other.differs[0] if other.differs else "other work"
         return (
             f"{who}; no levels were compared: {pin_name(other)} has no level of the same work "
             f"({label(differs, 160)})."
         )
+    largest = max(found, key=lambda drift: drift.ratio)
     case, edge, kind, metric = largest.group
+    total = sum(each.comparable for each in others)
+    runs = pin_name(other) if len(others) == 1 else f"{len(others)} pinned runs of other machines"
     return (
-        f"{who}. {count(other.comparable, 'level')} compared with {pin_name(other)}: "
+        f"{who}. {count(total, 'level')} compared with {runs}: "
         f"largest ratio {largest.ratio:.2f}, limit {largest.limit:.2f} ({label(case, 40)}, {kind}, "
-        f"{edge_name(edge)}, {metric_name(metric)}).{_not_yet(other)}"
+        f"{edge_name(edge)}, {metric_name(metric)}).{_not_pinned(others)}{_not_yet(others)}"
     )
 
 
-def _not_yet(comparison: PinComparison) -> str:
+def _not_pinned(others: Sequence[PinComparison]) -> str:
+    """Say how many levels of the run no pinned run has; "" if none."""
+    left = others[0].levels - sum(each.covered for each in others)
+    if left <= 0:
+        return ""
+    has = "has" if left == 1 else "have"
+    return f" {count(left, 'other level')} {has} no pinned level of the same work."
+
+
+def _not_yet(others: Sequence[PinComparison]) -> str:
     """Say how many levels one draw of rounding cannot judge, and why they pass; "" if none."""
-    if not (groups := comparison.not_yet):
+    number_of = sum(len(each.not_yet) for each in others)
+    if not number_of:
         return ""
     return (
-        f" {count(len(groups), 'level')} "
-        f"{_are(len(groups))} not comparable yet, since rounding alone may move "
-        f"{'it' if len(groups) == 1 else 'them'} by more than {UNSEEN:g} times, and up to "
-        f"{groups[0].limit:.2f}; no level grew by more than {UNSEEN:g} times."
+        f" {number_of:,} of the compared {_are(number_of)} not comparable yet: rounding alone may "
+        f"move {'it' if number_of == 1 else 'them'} by more than {UNSEEN:g} times. No level grew by "
+        f"more than {UNSEEN:g} times."
     )
 
 

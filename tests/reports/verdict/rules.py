@@ -253,7 +253,10 @@ class Comparison:
 
 
 def comparisons(now: Night, pins: Sequence[Night]) -> list[Comparison]:
-    """The run's levels with those of a run of its machine, and with those of another's."""
+    """The run's levels with those of runs of its machine, and with those of others' machines.
+
+    Of each of the two, a level is compared with the first run that has it.
+    """
 
     def beside(name: tuple[str, ...], old: Group, new: Group, here: bool) -> Beside:
         numbers = []
@@ -271,19 +274,24 @@ def comparisons(now: Night, pins: Sequence[Night]) -> list[Comparison]:
     others = [i for i in range(len(pins)) if i not in own] if own else list(range(len(pins)))
     others = [i for i in others if now.machine is None or pins[i].machine != now.machine]
     alike = [i for i in others if pins[i].reference == now.reference]
-    chosen = [(i, True) for i in own[:1]] + [(i, False) for i in (alike or others)[:1]]
+    others = alike + [i for i in others if i not in alike]
+    chosen = [(i, True) for i in own] + [(i, False) for i in others]
     ours, found, held = levels(now, statistics.median), [], set[tuple[str, ...]]()
+    seen: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
     for i, here in chosen:
         groups, rescaled = [], []
         theirs = levels(pins[i], max)
         for name, new in ours.items():
             old = theirs.get(name)
-            if old is None or old.work != new.work:
+            if old is None or old.work != new.work or name in seen[here]:
                 continue
             if old.tolerance != new.tolerance and (old.floored or new.floored):
                 rescaled.append(name)
             else:
                 groups.append(beside(name, old, new, here))
+        if not groups and not rescaled and any(each.here == here for each in found):
+            continue
+        seen[here] |= {g.name for g in groups} | {*rescaled}
         not_yet = [g for g in groups if max(n[2] for n in g.numbers) > UNSEEN]
         not_yet = [g for g in not_yet if g.name not in held]
         found.append(Comparison(i, here, len(ours), tuple(groups), tuple(rescaled), tuple(not_yet)))

@@ -63,7 +63,7 @@ def test_a_level_that_rounding_alone_scatters_widely_passes_up_to_the_limit(
 
 def test_what_is_not_comparable_yet_is_counted() -> None:
     decision = first(1.5)
-    assert "1 level is not comparable yet" in decision.sentence
+    assert "1 of the compared is not comparable yet" in decision.sentence
     assert "0 of 1 level comparable, 1 not comparable yet" in decision.against[0]
     # Negative control: a level that rounding scatters little.
     decision = first(1.5, 0.1)

@@ -319,7 +319,7 @@ def drift(case: str = "baseline", now: float = 1.5, limit: float = 2.0, what: st
 
 def comparison(*compared: Drift, same: bool = False, **changes: Any) -> PinComparison:
     pin = pin_of(run(measurement(), id="pinned"), {}, "as measured", "2026-11-01")
-    made = PinComparison(pin, same, ("threads 2 → 1", "jax 1 → 2"), 5, compared)
+    made = PinComparison(pin, same, ("threads 2 → 1", "jax 1 → 2"), 5, compared, covered=5)
     return replace(made, **changes)
 
 
@@ -361,6 +361,13 @@ def test_a_first_night_says_what_it_was_compared_with() -> None:
         f"{FIRST}. 1 level compared with run pinned on {HERE}: largest ratio 1.50, limit 2.00 "
         "(baseline, logits, JAX float32 vs oracle, relative L2)."
     )
+    # A level that no pin has is no silent part of those that were compared.
+    pair = [comparison(*two, covered=1), comparison(drift("b", now=1.9), drift("b"), covered=2)]
+    assert say.first_night(run(), pair) == (
+        f"{FIRST}. 2 levels compared with 2 pinned runs of other machines: largest ratio 1.90, limit "
+        "2.00 (b, logits, JAX float32 vs oracle, relative L2). 2 other levels have no pinned level "
+        "of the same work."
+    )
     assert say.first_night(run(), [comparison()]) == (
         f"{FIRST}; no levels were compared: run pinned on {HERE} has no level of the same work "
         "(threads 2 → 1)."
@@ -372,11 +379,11 @@ def test_a_first_night_says_what_it_was_compared_with() -> None:
 def test_levels_that_are_not_comparable_yet_are_counted(names: str) -> None:
     wide = [drift(name, limit=4.0 + i) for i, name in enumerate(names)]
     told = say.first_night(run(), [comparison(*wide, *(replace(d, what="worst") for d in wide))])
-    what = "1 level is" if len(names) == 1 else "2 levels are"
+    what = "1 of the compared is" if len(names) == 1 else "2 of the compared are"
     whom = "it" if len(names) == 1 else "them"
     assert told.endswith(
-        f" {what} not comparable yet, since rounding alone may move {whom} by more than 3 times, "
-        f"and up to {3 + len(names)}.00; no level grew by more than 3 times."
+        f" {what} not comparable yet: rounding alone may move {whom} by more than 3 times. No level "
+        "grew by more than 3 times."
     )
     grown = [(drift(name, now=3.5, limit=4.0), comparison()) for name in names]
     several = "1 level" if len(names) == 1 else "2 levels"
