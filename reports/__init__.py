@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from parity.extras import install
+
 NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
 """Packages of the extra `nightly`, which this package needs and no other one does."""
 
@@ -20,7 +22,7 @@ def _check_extra() -> None:
     if missing:
         raise ModuleNotFoundError(
             "expected the extra 'nightly', which runs, pages and commands need, but "
-            f"{', '.join(missing)} cannot be imported: pip install 'megalodon-numerics[nightly]'",
+            f"{', '.join(missing)} cannot be imported: {install('nightly')}",
             name=missing[0],
         )
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from parity.engine.programs.exits import os_exit_raises
+from parity.extras import EXTRA_OF, install
 
 _OURS = ("megalodon_jax", "parity", "stability", "reports")
 """Top-level packages of this project."""
@@ -94,7 +95,16 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
         with os_exit_raises():
             return action()
     except (Exception, SystemExit) as error:
-        raise UserFileError(f"{path} fails:\n{_own_traceback(path, error)}") from error
+        text = f"{path} fails:\n{_own_traceback(path, error)}{_not_installed(error)}"
+        raise UserFileError(text) from error
+
+
+def _not_installed(error: BaseException) -> str:
+    """Return how to install a missing package that one of our extras has; "" for other errors."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or package not in EXTRA_OF:
+        return ""
+    return f"\n{package} is not installed: {install(EXTRA_OF[package])}"
 
 
 def _own_traceback(path: Path, error: BaseException) -> str:

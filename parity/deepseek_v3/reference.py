@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parity.extras import install
 from parity.recordings import ReferenceUnavailableError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "transformers DeepseekV3ForCausalLM"
 LEAST, BELOW = (4, 57), (5, 0)
-INSTALL = "pip install 'megalodon-numerics[dev]'"
+INSTALL = install("dev")
 CHOSEN = "chosen"
 _INTERMEDIATES = {
     "attn_norm": "input_layernorm",

@@ -30,6 +30,7 @@ from parity.executors.item import (
     not_run,
     perform,
 )
+from parity.extras import install
 
 
 class RayExecutor:
@@ -53,7 +54,7 @@ class RayExecutor:
         except ImportError as error:
             raise ItemError(
                 "expected the package ray for --executor ray, and it is not installed: "
-                "pip install 'megalodon-numerics[ray]'"
+                f"{install('ray')}"
             ) from error
         self.ray: Any = ray
         _check_answers(address)

@@ -51,18 +51,6 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    def repeat(lost: Any) -> None:
-        # Python ignores what is raised in `__del__` or while the garbage collector calls back, as it
-        # does into JAX. So the signal is sent again, after that call.
-        if not (interrupted.is_set() and lost.exc_type is KeyboardInterrupt):
-            hook(lost)
-            return
-        for number in _SIGNALS:
-            signal.signal(number, interrupt)
-        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
-
     def watch() -> None:
         # The kernel writes the number of each signal to the pipe, whatever Python is doing.
         while received := os.read(reader, 1):
@@ -73,7 +61,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
                 _exit(code)
         os.close(reader)
 
-    hook, sys.unraisablehook = sys.unraisablehook, repeat
+    hook, sys.unraisablehook = sys.unraisablehook, _repeating(sys.unraisablehook, interrupt)
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
@@ -95,6 +83,27 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(writer)
+
+
+def _repeating(hook: Callable[[Any], Any], interrupt: Callable[..., None]) -> Callable[[Any], None]:
+    """Return `sys.unraisablehook` that sends an interrupt again which Python ignored.
+
+    Python ignores what is raised in `__del__` and in callbacks of the garbage collector, such as
+    JAX's, and goes on with what was to be interrupted.
+    """
+
+    def repeat(lost: Any) -> None:
+        if lost.exc_type is not KeyboardInterrupt:
+            hook(lost)
+            return
+        for number in _SIGNALS:
+            signal.signal(number, interrupt)
+        # Later, because the call that ignores exceptions has not returned yet.
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    return repeat
 
 
 def end_with(code: int) -> None:

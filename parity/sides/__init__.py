@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from parity.extras import EXTRA_OF, install
 from parity.sides.side import (
     AS_IS,
     OUTPUT,
@@ -39,7 +40,6 @@ _HOMES = {
     "capture": "captured",
     "comparison_runs": "captured",
 }
-_EXTRAS = {"torch": "torch", "flax": "flax"}
 
 __all__ = [
     "AS_IS",
@@ -68,11 +68,10 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"parity.sides.{_HOMES[name]}")
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         raise SideError(
-            f"{name} needs {error.name}, which is not installed: "
-            f"pip install 'megalodon-numerics[{extra}]'"
+            f"{name} needs {error.name}, which is not installed: {install(extra)}"
         ) from error
     return getattr(module, name)

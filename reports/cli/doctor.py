@@ -20,6 +20,7 @@ import numpy as np
 
 from megalodon_jax.quantization.products import path_of
 from parity.device import device_kind
+from parity.extras import install
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
@@ -35,7 +36,7 @@ from stability.core.recommendation import NEVER, recommend
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OPTIONAL = {
-    "torch": "torch modules cannot be compared: `pip install 'megalodon-numerics[torch]'`",
+    "torch": f"torch modules cannot be compared: `{install('torch')}`",
     "transformers": "",
     "megalodon-hf": "",
     "playwright": "",
@@ -68,7 +69,7 @@ def examine(out: Path) -> list[Line]:
 
 def _versions() -> list[Line]:
     lines = [Line("python", platform.python_version())]
-    lines += [_version(name, "`pip install megalodon-numerics` brings it") for name in PACKAGES]
+    lines += [_version(name, f"`{install('nightly')}` brings it") for name in PACKAGES]
     lines += [_version(name, advice, optional=True) for name, advice in OPTIONAL.items()]
     return lines
 

@@ -18,6 +18,7 @@ from click.shell_completion import get_completion_class
 
 from parity.executors.interrupts import ended_in_time
 from parity.executors.machine import FIELDS, host
+from parity.extras import EXTRA_OF, install
 from reports.cli import cases as case_commands
 from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
@@ -139,7 +140,7 @@ class Guarded(click.Group):
                 click.echo(
                     printable(
                         f"error: {name} is not installed, which this command needs: "
-                        f"pip install {name}, or 'megalodon-numerics[nightly]' again"
+                        f"pip install {name}, or {install(EXTRA_OF.get(name, 'nightly'))}"
                     ),
                     err=True,
                 )

@@ -48,8 +48,9 @@ def list_command(out: Path, html: bool, as_json: bool) -> None:
         click.echo(_write_page(out))
         return
     from reports.registry.listing import summarise_runs
-    from reports.store.shared import address_of
+    from reports.store.runs import check_root, none_yet
 
+    check_root(out)
     runs, unreadable = summarise_runs(out)
     if as_json:
         failures = [{"folder": str(folder), "why": why} for folder, why in unreadable]
@@ -64,7 +65,7 @@ def list_command(out: Path, html: bool, as_json: bool) -> None:
     if runs:
         click.echo(columns(heads, rows))
     else:
-        click.echo(f"no runs in {address_of(out)}; `nightly` makes one")
+        click.echo(none_yet(out))
     for folder, why in unreadable:
         click.echo(printable(f"unreadable: {folder.name}: {why}"), err=True)
 

@@ -182,7 +182,9 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     """
     from reports.registry import retention
     from reports.registry.runs_page import RUNS_PAGE, renew_runs_page
+    from reports.store.runs import check_root
 
+    check_root(out)
     plan = retention.plan(out, keep)
     if really:
         retention.clean(out)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parity.extras import install
 from reports.exports.steps import PROJECT, Step, files
 
 BATCH = 1000
@@ -37,9 +38,7 @@ def to_mlflow(steps: Sequence[Step], folder: Path) -> str:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     except ImportError as error:
-        raise ValueError(
-            "MLflow's client is not installed: pip install 'megalodon-numerics[mlflow]'"
-        ) from error
+        raise ValueError(f"MLflow's client is not installed: {install('mlflow')}") from error
     try:
         client = MlflowClient()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from parity.extras import install
 from reports.exports.levels import largest_shares
 from reports.store.runs import Run
 from reports.text import label
@@ -35,7 +36,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
     except ImportError as error:
         raise ValueError(
             "OpenMetrics is written by prometheus_client, which is not installed: "
-            "pip install 'megalodon-numerics[exports]'"
+            f"{install('exports')}"
         ) from error
     manifest, environment = run.manifest, run.manifest.environment
     # Machines of different devices and references have separate series, since their levels differ.

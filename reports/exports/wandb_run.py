@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from parity.extras import install
 from reports.exports.steps import PROJECT, Step, curve, files
 
 
@@ -32,9 +33,7 @@ def to_wandb(steps: Sequence[Step], folder: Path) -> str:
     try:
         import wandb
     except ImportError as error:
-        raise ValueError(
-            "W&B's client is not installed: pip install 'megalodon-numerics[wandb]'"
-        ) from error
+        raise ValueError(f"W&B's client is not installed: {install('wandb')}") from error
     last = steps[-1]
     # The stored run is older and maybe from another machine: console, code and statistics of this
     # process do not belong to it.

@@ -20,9 +20,8 @@ from reports.nightly.shards import merge_shards
 from reports.page.render import SoFar, notice, render, stopped
 from reports.registry.lookup import judge
 from reports.store.runs import read_run
-from reports.store.schema import StoreError
+from reports.store.schema import TONIGHT, StoreError
 
-TONIGHT = "tonight.html"
 EVERY = 15.0
 """Least seconds between two drawings."""
 SHARE = 0.03
@@ -44,7 +43,7 @@ class Tonight:
         parts: int,
         report: Log,
         clock: Callable[[], float] = time.monotonic,
-        # Seconds of this thread's processor: on a busy machine a drawing takes several times as long.
+        # Of the processor: on a busy machine a drawing takes several times as long by the clock.
         cost: Callable[[], float] = time.thread_time,
     ):
         """Draw below `out`.

@@ -20,7 +20,7 @@ import pyarrow as pa
 from reports.store.gathered import Gathered
 from reports.store.manifest import Manifest, parse_manifest
 from reports.store.query import Table
-from reports.store.runs import RunInfo, list_lines, without_copies
+from reports.store.runs import RunInfo, check_root, list_lines, without_copies
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.text import closest, count
 
@@ -180,6 +180,7 @@ def _runs(place: str) -> tuple[list[Entry], list[tuple[str, str]]]:
     if "://" in place or any(sign in place for sign in "*?"):
         return _matched(place)
     root = Path(place)
+    check_root(root)
     lines, failures = list_lines(root)
     runs = [RunInfo(root / line.name, line.manifest) for line in lines if line.manifest]
     # A path for each combined file, not for each run: there are ten thousand runs.

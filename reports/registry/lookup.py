@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,16 @@ from parity.megalodon import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import AHEAD, Manifest, read_manifest
 from reports.store.reader import checksum, read_bytes, read_json
-from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
+from reports.store.runs import (
+    DATED,
+    Run,
+    RunInfo,
+    check_root,
+    list_runs,
+    none_yet,
+    one_look,
+    read_run,
+)
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
@@ -40,8 +48,6 @@ _NO_VERDICT = {
     RunKind.SHARD: "`merge` it with the others first",
     RunKind.WATCH: "its page shows what was measured, and `open` shows the page",
 }
-_DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
-"""Prefix of automatic run ids: the time at which the run began."""
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes listed in the terminal."""
@@ -97,6 +103,7 @@ def look_up(root: Path, name: str) -> Found:
     # A complete id needs no listing. It may be that of a damaged run; reading it then reports that.
     if name not in ("latest", "pinned") and _is_run(root / name) and name == Path(name).name:
         return Found(root / name)
+    check_root(root)
     stored, unreadable = list_runs(root)
     if name == "latest":
         matches = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
@@ -117,7 +124,7 @@ def look_up(root: Path, name: str) -> Found:
     folders, place = matches or [run.folder for run in stored], address_of(root)
     bad = "".join(f"; {folder.name} is damaged: {why}" for folder, why in unreadable[-3:])
     if not folders:
-        text = f"no run {name!r}: there are no runs in {place} yet; `nightly` makes one."
+        text = f"no run {name!r}: {none_yet(root)}."
         raise StoreError(f"no run {name!r} can be read in {place}{bad}" if bad else text)
     names = ", ".join(folder.name for folder in folders[-5:])
     what = "several runs begin with" if matches else "no run"
@@ -183,7 +190,7 @@ def _dates_of(folder: Path) -> list[str]:
     The two differ if files were moved between folders.
     """
     dates = []
-    if date := _DATED.match(folder.name):
+    if date := DATED.match(folder.name):
         day, hour, minute, second = date.groups()
         dates.append(f"{day}T{hour}:{minute}:{second}")
     with contextlib.suppress(StoreError):
@@ -281,8 +288,9 @@ def _judge(root: Path, run: Run) -> JudgedRun:
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
-    """Return the anchors of a run's machine, for the levels that no pinned run of it has: the oldest
-    runs that pass without an anchor.
+    """Return the anchors of a run's machine, for the levels that no pinned run of it has.
+
+    They are the oldest runs that pass without an anchor.
     """
 
     def healthy(old: Run) -> bool:

@@ -6,27 +6,32 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.store.addresses import ADDRESS, address_of
+from reports.store.addresses import ADDRESS, address_of, is_address
 from reports.store.index import Line, read_index
 from reports.store.manifest import Manifest
 from reports.store.reader import checksum, read_bytes
 from reports.store.run import Run, read_run
-from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
+from reports.store.schema import MANIFEST, PAGE, TONIGHT, RunKind, StoreError
 from reports.store.several import learn_together
 from reports.store.writer import add_page, add_verdict, check_writable, write_run
+from reports.text import count
 
 __all__ = [
-    "PAGE", "Run", "RunInfo", "StoreError", "add_page", "add_verdict", "check_writable",
-    "list_lines", "list_runs", "one_look", "read_run", "run_folders", "without_copies", "write_run",
+    "DATED", "PAGE", "Run", "RunInfo", "StoreError", "add_page", "add_verdict", "check_root",
+    "check_writable", "list_lines", "list_runs", "none_yet", "one_look", "read_run", "run_folders",
+    "without_copies", "write_run",
 ]  # fmt: skip
 
 Unreadable = list[tuple[Path, str]]
+DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
+"""Prefix of automatic run ids: the time at which the run began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,33 @@ def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
     lines = read_index(root, folders, keep, learn_together(root, folders, keep))
     unreadable += [(root / line.name, line.why) for line in lines if line.why]
     return [line for line in lines if not line.why], unreadable
+
+
+def check_root(root: Path) -> None:
+    """Check that a folder may hold runs; one that is empty or does not exist yet may.
+
+    Raises:
+        StoreError: the folder has folders, and none of them is a run, not even a damaged one.
+    """
+    names = [folder.name for folder in run_folders(root)]
+    dated = any(DATED.match(name) for name in names)
+    if names and not dated and not any(os.path.lexists(root / n / MANIFEST) for n in names):
+        first = ", ".join(names[:3])
+        raise StoreError(
+            f"expected a folder of runs, but none of the {count(len(names), 'folder')} in "
+            f"{root.resolve()} is a run ({first}{', ...' if names[3:] else ''}). Give --out the "
+            "folder that `nightly` wrote to, such as runs"
+        )
+
+
+def none_yet(root: Path) -> str:
+    """Return why there are no runs in a folder, and what to do."""
+    where = address_of(root)
+    if not is_address(where) and not root.exists():
+        return f"there is no folder {where}; `nightly` makes one"
+    if (root / TONIGHT).is_file():
+        return f"no finished run in {where}; {root / TONIGHT} shows the night that is running"
+    return f"no runs in {where}; `nightly` makes one"
 
 
 def run_folders(root: Path) -> list[Path]:

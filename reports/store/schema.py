@@ -25,6 +25,8 @@ FINDINGS = "findings.parquet"
 TIMINGS = "timings.parquet"
 MANIFEST = "run.json"
 PAGE = "report.html"
+TONIGHT = "tonight.html"
+"""Page of the night that is running, beside the runs."""
 VERDICT = "verdict.json"
 """Verdict and checksum of the page. A run is stored before it is judged, so verdict and page are
 written later and are not part of the run: `gate` and `report` write them again."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from megalodon_jax.files import folder_written_aside, written_aside
 from parity.executors.executor import Log
+from parity.extras import install
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects
@@ -263,7 +264,7 @@ def _connect(address: str, copy: Path) -> Storage:
     except (ImportError, ValueError) as error:
         raise StoreError(
             f"expected an installed package that reads {address}, but: {error}. "
-            "pip install 'megalodon-numerics[s3]' for s3://; others need their fsspec package"
+            f"{install('s3')} for s3://; others need their fsspec package"
         ) from error
     return Storage(address, copy, Objects(files, path.rstrip("/")))
 

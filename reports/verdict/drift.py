@@ -210,8 +210,8 @@ def compare_with_pins(
 ) -> tuple[PinComparison, ...]:
     """Compare a run's levels with pins of its own machine and with pins of other machines.
 
-    Of either kind, a level is compared with the first pin that has it. The anchor is the last pin of
-    its own machine, so that a level which the pinned run did not measure is compared all the same.
+    Of either kind, a level is compared with the first pin that has it. The anchor is the last pin
+    of its own machine, so a level that the pinned run did not measure is compared with the anchor.
 
     Args:
         run: The measured run.

@@ -323,8 +323,8 @@ def _not_yet(others: Sequence[PinComparison]) -> str:
         return ""
     return (
         f" {number_of:,} of the compared {_are(number_of)} not comparable yet: rounding alone may "
-        f"move {'it' if number_of == 1 else 'them'} by more than {UNSEEN:g} times. No level grew by "
-        f"more than {UNSEEN:g} times."
+        f"move {'it' if number_of == 1 else 'them'} by more than {UNSEEN:g} times. No level grew "
+        f"by more than {UNSEEN:g} times."
     )
 
 

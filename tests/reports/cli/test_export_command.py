@@ -13,6 +13,7 @@ from junitparser import Error, Failure, JUnitXml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from parity.engine.measure.measurement import Verdict
+from parity.extras import install
 from reports.store.runs import write_run
 from stability.core.findings import Severity
 from tests.helpers import cli
@@ -142,7 +143,7 @@ def test_openmetrics_without_their_library_say_what_to_install(tmp_path: Path, m
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     result = cli("export", "latest", "openmetrics", "--out", tmp_path)
     assert result.exit_code == 2
-    assert "pip install 'megalodon-numerics[exports]'" in result.output
+    assert install("exports") in result.output
 
 
 def test_arrow_files_of_many_runs_are_one_table(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from parity.extras import install
 from reports.exports import step
 from reports.store.runs import write_run
 from reports.verdict.decide import decide
@@ -86,7 +87,7 @@ def test_a_client_that_is_missing_is_named(nights: Path, monkeypatch, tracker: s
         monkeypatch.setitem(sys.modules, module, None)
     result = cli("export", "latest", tracker, "--out", nights)
     assert result.exit_code == 2
-    assert f"pip install 'megalodon-numerics[{tracker}]'" in result.output
+    assert install(tracker) in result.output
 
 
 def exported(nights: Path, tracker: str, *more: str, **variables: object) -> str:

@@ -134,7 +134,7 @@ def test_drawing_takes_a_small_share_of_the_time(
     for _ in range(100):
         tonight.add(tmp_path)
         now[0] += 1.0
-    # A drawing of 2.4 s of processor is 3 % of 80 s; no wait is shorter than 15 s or longer than 90.
+    # A drawing of 2.4 s of processor is 3 % of 80 s; each wait is between 15 and 90 s.
     assert drawn[:2] == [1, second]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of
-from reports.store.schema import StoreError
+from reports.store.schema import TONIGHT, StoreError
 from reports.store.shared import open_copy
 from tests.helpers import cli
 
@@ -107,3 +107,31 @@ def test_a_copy_whose_address_file_is_damaged_is_a_copy_again(
     copy = open_copy(address)
     (copy / ADDRESS).write_bytes(b"\xff")
     assert open_copy(address) == copy and address_of(copy) == address
+
+
+@pytest.mark.parametrize("command", [["list"], ["gate", "latest"], ["prune"], ["history"]])
+def test_a_folder_of_other_folders_is_no_folder_of_damaged_runs(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """A repository as --out: its sources were "damaged: restore or delete", and got an index."""
+    for name in ("docs", "src"):
+        (tmp_path / name).mkdir()
+    told = cli(*command, "--out", str(tmp_path))
+    assert told.exit_code == 2
+    assert "expected a folder of runs, but none of the 2 folders in" in told.output
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["docs", "src"]
+    # Negative control: what may be a run that lost its manifest is damage all the same.
+    (tmp_path / "2026-10-01T21-30-00Z-0000000").mkdir()
+    told = cli(*command, "--out", str(tmp_path))
+    assert "expected a folder of runs" not in told.output
+
+
+def test_where_no_run_is_yet_the_reason_is_given(tmp_path: Path) -> None:
+    gone, running = tmp_path / "gone", tmp_path / "running"
+    running.mkdir()
+    assert "there is no folder" in cli("list", "--out", str(gone)).output
+    assert "no runs in" in cli("list", "--out", str(running)).output
+    (running / TONIGHT).write_text("", encoding="utf-8")
+    for command in (["list"], ["gate", "latest"]):
+        told = cli(*command, "--out", str(running)).output
+        assert "no finished run in" in told and str(running / TONIGHT) in told

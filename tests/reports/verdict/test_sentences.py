@@ -364,9 +364,9 @@ def test_a_first_night_says_what_it_was_compared_with() -> None:
     # A level that no pin has is no silent part of those that were compared.
     pair = [comparison(*two, covered=1), comparison(drift("b", now=1.9), drift("b"), covered=2)]
     assert say.first_night(run(), pair) == (
-        f"{FIRST}. 2 levels compared with 2 pinned runs of other machines: largest ratio 1.90, limit "
-        "2.00 (b, logits, JAX float32 vs oracle, relative L2). 2 other levels have no pinned level "
-        "of the same work."
+        f"{FIRST}. 2 levels compared with 2 pinned runs of other machines: largest ratio 1.90, "
+        "limit 2.00 (b, logits, JAX float32 vs oracle, relative L2). 2 other levels have no pinned "
+        "level of the same work."
     )
     assert say.first_night(run(), [comparison()]) == (
         f"{FIRST}; no levels were compared: run pinned on {HERE} has no level of the same work "
@@ -382,8 +382,8 @@ def test_levels_that_are_not_comparable_yet_are_counted(names: str) -> None:
     what = "1 of the compared is" if len(names) == 1 else "2 of the compared are"
     whom = "it" if len(names) == 1 else "them"
     assert told.endswith(
-        f" {what} not comparable yet: rounding alone may move {whom} by more than 3 times. No level "
-        "grew by more than 3 times."
+        f" {what} not comparable yet: rounding alone may move {whom} by more than 3 times. No "
+        "level grew by more than 3 times."
     )
     grown = [(drift(name, now=3.5, limit=4.0), comparison()) for name in names]
     several = "1 level" if len(names) == 1 else "2 levels"
