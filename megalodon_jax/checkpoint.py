@@ -5,9 +5,9 @@
     config.json            `MegalodonConfig.to_dict()`
     manifest.json          schema, versions, step, dtype policy; per tensor shape, dtype, sha256
 
-A folder is written beside its target and then swapped in. Loading rejects anything that differs
-from the manifest. `convert.load_from_pretrained` reads the same folder. No torch is needed. Source:
-docs/guide.md "Stopping and resuming".
+A save writes a new folder beside the target and then exchanges the two. Loading rejects anything
+that differs from the manifest. `convert.load_from_pretrained` reads the same folder. No torch is
+needed. Source: docs/guide.md "Stopping and resuming".
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Checkpoint:
     model: MegalodonForCausalLM
     step: int
     opt_state: Any = None
-    """Optimiser state with the structure of `opt_state_like`; None if that was not given."""
+    """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
     mesh: dict[str, int] | None = None
-    """Axes and sizes of the mesh it was saved on, for information; None if there was no mesh."""
+    """Size of each axis of the mesh the model was saved on; informational. None: no mesh."""
 
 
 def save_checkpoint(
@@ -62,22 +62,23 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint, replacing the one at `folder` only when the new one is complete.
 
-    Where the system supports it (Linux), the two are exchanged in one step. Elsewhere the old one
-    is renamed first, and restored if the new one cannot take its place. An interruption leaves a
-    hidden sibling of `folder`, which may be deleted. Parameters that a user added to the model are
-    saved too; pass `model_like` to `load_checkpoint` to load them.
+    Where the system supports it (Linux), the old and the new folder are exchanged in one step.
+    Elsewhere the old folder is renamed first, and restored if the new one cannot take its place. An
+    interrupted save leaves a hidden folder beside `folder`, which may be deleted if `folder`
+    exists. Parameters that a user added to the model are saved too; pass `model_like` to
+    `load_checkpoint` to load them.
 
     Args:
         folder: target; missing parents are created.
         model: the model; its dtypes must match its configuration.
         step: number of optimiser steps taken, at least 0.
         opt_state: any pytree of arrays, such as optax's; may contain typed PRNG keys.
-        mesh: axes and sizes of the model's mesh, stored for information.
+        mesh: size of each axis of the model's mesh, by name; stored as information only.
 
     Raises:
-        ValueError: the model's dtypes contradict its configuration, layers are stacked, a leaf of
-            `opt_state` cannot be stored, `step` is negative, or `folder` holds something other than
-            a checkpoint.
+        ValueError: the model's dtypes contradict its configuration, its layers are stacked
+            (`stack_layers`), a leaf of `opt_state` cannot be stored, `step` is negative, or
+            `folder` holds something other than a checkpoint.
         OSError: the folder cannot be written; its former content is unchanged.
     """
     target, step = Path(os.path.realpath(folder)), operator.index(step)
@@ -101,15 +102,15 @@ def load_checkpoint(
     Args:
         folder: a folder written by `save_checkpoint`.
         opt_state_like: an optimiser state with the structure to fill, of arrays or shapes, such as
-            `optimizer.init(...)` or its `eqx.filter_eval_shape`; None does not load the state.
+            `optimizer.init(...)` or its `eqx.filter_eval_shape`; None skips the saved state.
         model_like: a model with the structure to fill, of arrays or shapes, for a checkpoint with
             parameters that a user added; None builds the model of the configuration.
 
     Raises:
         FileNotFoundError: the folder or one of its files does not exist.
         ValueError: a file is corrupt or differs from the manifest, the manifest has another schema,
-            the configuration contradicts it, or the optimiser state has another structure. One
-            error lists all differences between two sets of tensors.
+            `config.json` contradicts the manifest, or the optimiser state has another structure.
+            One error lists all differences between two sets of tensors.
     """
     folder = Path(os.path.realpath(folder))
     manifest = _read_manifest(folder)
@@ -134,15 +135,16 @@ def load_checkpoint(
 def resume(
     folder: str | os.PathLike[str], model: MegalodonForCausalLM, opt_state: Any
 ) -> tuple[MegalodonForCausalLM, Any, int]:
-    """Return model, optimiser state and step of a run, which may not have begun.
+    """Return model, optimiser state and step of a run's checkpoint, or of its start if none exists.
 
     Args:
-        folder: where the run saves its checkpoints, by `save_checkpoint`.
+        folder: where the run saves its checkpoint with `save_checkpoint`.
         model: a new model of the run's configuration; may have parameters that a user added.
-        opt_state: its new optimiser state.
+        opt_state: the initial optimiser state of `model`.
 
     Returns:
-        The content of the checkpoint, or what was given and step 0 if `folder` does not exist.
+        Model, state and step of the checkpoint; if `folder` does not exist, `model`, `opt_state`
+        and 0.
 
     Raises:
         FileNotFoundError: a file of the checkpoint is missing.
@@ -155,10 +157,17 @@ def resume(
 
 
 def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: str) -> None:
-    """Check that the leaves of a model match its configuration, whatever was added to it.
+    """Check that a model's leaves have the dtypes and shapes of its configuration.
+
+    Leaves that a user added are not compared.
+
+    Args:
+        model: the model, which gives the configuration.
+        leaves: the leaves of `model` by dotted path (`storable_leaves`).
+        caller: name of the calling function, for errors.
 
     Raises:
-        ValueError: they do not; every difference is listed.
+        ValueError: the leaves differ from the configuration; every difference is listed.
     """
     found, table = specs(leaves), table_specs(model.config)
     ours = {name: found[name] for name in found if name in table}
@@ -169,15 +178,16 @@ def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: 
     refuse(
         differences(table, ours),
         f"{caller}: the model is not what its configuration says",
-        "Cast back with precision.ensure_sensitive_param_dtype, or set param_dtype.",
+        "Cast the parameters with megalodon_jax.precision.ensure_sensitive_param_dtype, or set "
+        "param_dtype in the configuration.",
     )
 
 
 def check_config(saved: MegalodonConfig, expected: MegalodonConfig, source: str) -> None:
-    """Check that a checkpoint has the expected configuration.
+    """Check that the configuration of a checkpoint, called `source` in errors, is the expected one.
 
     Raises:
-        ValueError: it does not; every differing field is listed.
+        ValueError: the configurations differ; every differing field is listed.
     """
     fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (expected, saved))
     refuse(differences(*fields), f"{source} is of another configuration")
@@ -187,8 +197,8 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
     """Return the leaves of a pytree by dotted path, after checking that they can be stored.
 
     Raises:
-        ValueError: a leaf is not an array, shares its name with another, or is a weakly typed
-            array; the message calls the tree `name`.
+        ValueError: a leaf is not an array, has the same path as another leaf, or is weakly typed
+            without being a scalar; the message calls the tree `name`.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -198,7 +208,7 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
         elif at in leaves:
             reason = "is the name of two leaves; rename one"
         elif getattr(leaf, "weak_type", False) and leaf.shape:
-            reason = "is weakly typed, which is kept for scalars only; use .astype"
+            reason = "is weakly typed, which only a scalar may be; fix its dtype with .astype"
         if reason:
             raise ValueError(f"checkpoint: leaf {at!r} of {name} {reason}.")
         leaves[at] = leaf
@@ -206,7 +216,7 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
 
 
 def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the array to write for a leaf, and its row in the manifest."""
+    """Return the array to write for a leaf, and the manifest's entry for it."""
     extra: dict[str, Any] = {}
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         extra = {"prng": str(jax.random.key_impl(leaf))}
@@ -234,17 +244,20 @@ def _row(array: np.ndarray) -> dict[str, Any]:
 
 
 def specs(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Describe leaves by dtype and shape, by name."""
+    """Return each leaf's dtype and shape as text, such as "float32 (4, 8)", by name."""
     return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
 
 
 def table_specs(config: MegalodonConfig) -> dict[str, str]:
-    """Describe the parameters of a configuration by dtype and shape, by name."""
+    """Return dtype and shape of a configuration's parameters as text, by name (as `specs`)."""
     return {row.name: f"{row.dtype} {row.shape}" for row in weight_table(config)}
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Return a line for each name that is missing, unexpected, or has another description."""
+    """Return a line for each name that is missing, unexpected, or has another text than expected.
+
+    Both arguments are texts by name, such as those of `specs`.
+    """
     return [
         *(f"missing {name}: {what}" for name, what in expected.items() if name not in found),
         *(f"unexpected {name}: {what}" for name, what in found.items() if name not in expected),
@@ -257,7 +270,10 @@ def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[s
 
 
 def refuse(problems: list[str], what: str, remedy: str = "") -> None:
-    """Raise one ValueError that lists all problems, if there are any."""
+    """Raise a ValueError that lists all problems, if there are any.
+
+    The message begins with `what` (the thing that is wrong) and ends with `remedy`.
+    """
     if problems:
         listing = "\n  ".join(problems)
         raise ValueError(f"{what}, {len(problems)} difference(s):\n  {listing}\n{remedy}".rstrip())
@@ -299,8 +315,8 @@ def _check_replaceable(target: Path) -> None:
     foreign = names - {MODEL, OPTIMIZER, CONFIG, MANIFEST}
     if foreign or (names and MANIFEST not in names):
         raise ValueError(
-            f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
-            "and would be replaced as a whole; choose another folder."
+            f"save_checkpoint: {target} is not a checkpoint folder (it holds {sorted(names)}), and "
+            "saving there would delete its content; choose another folder."
         )
 
 
@@ -324,7 +340,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         left = sorted(str(path) for path in file.parent.parent.glob(f".{file.parent.name}.*"))
-        hint = f" An interrupted save may have left it in {left}." if left else ""
+        hint = f" An interrupted save may have left a checkpoint in {left}." if left else ""
         raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is not there.{hint}")
     return read_json_object(file)
 
@@ -336,10 +352,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if found != (KIND, SCHEMA):
         raise ValueError(
             f"{file} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
-            f"{SCHEMA}; read it with the version that wrote it, {manifest.get('packages')}."
+            f"{SCHEMA}; read it with the versions that wrote it: {manifest.get('packages')}."
         )
     if manifest.get("sha256") != _digest(manifest):
-        raise ValueError(f"{file} was changed after it was written (its sha256 differs).")
+        raise ValueError(
+            f"{file} was changed after it was written (its sha256 differs). Copy the folder again."
+        )
     return manifest
 
 
@@ -356,11 +374,15 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
     if rows is None:
         raise ValueError(f"{folder} was saved without {name}; load it with opt_state_like=None.")
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} is incomplete: {name} is not there.")
+        raise FileNotFoundError(
+            f"{folder} is incomplete: {name} is not there. Copy the folder again."
+        )
     tensors = read_tensors(file)
     expected = {at: _said(row) for at, row in rows.items()}
     found = {at: _said(_row(array)) for at, array in tensors.items()}
-    refuse(differences(expected, found), f"{file} differs from {MANIFEST}", "Copy it again.")
+    refuse(
+        differences(expected, found), f"{file} differs from {MANIFEST}", "Copy the folder again."
+    )
     return tensors
 
 

@@ -2,8 +2,8 @@
 
 A check inside a compiled function calls back to Python. `jax.export` rejects such a program, the
 persistent compilation cache never stores it, and `shard_map` cannot partition it. So programs that
-are deployed, or compiled once for many starts, are traced without checks. Whatever static values
-show (shapes, dtypes, missing keys) is always checked.
+are deployed, or compiled once for many starts, are traced without checks. Properties known while
+tracing (shapes, dtypes, missing keys) are always checked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checks_enabled() -> bool:
 def checked(x: X, bad: Bool[Array, "..."], message: str) -> X:
     """Return `x`; if checks are on and `bad` holds anywhere, raise RuntimeError with `message`.
 
-    The result must be used: a check whose result is unused is removed. `x` is a pytree with at
-    least one array.
+    Use the result in place of `x`: the compiler removes a check whose result is unused. `x` is a
+    pytree with at least one array.
     """
     return eqx.error_if(x, bad, message) if _enabled.value else x

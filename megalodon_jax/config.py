@@ -42,7 +42,7 @@ _SIZES = (
     "max_positions",
 )
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
-# Checked by annotation, so that no field of these types can be forgotten.
+# Fields are checked by their annotation, so that no field of these types can be forgotten.
 _TYPES = {
     "bool": (lambda value: type(value) is bool, "True or False"),
     "int": (lambda value: type(value) is int, "an integer"),
@@ -51,7 +51,7 @@ _TYPES = {
         "a number",
     ),
 }
-# Different name of the same field in megalodon-hf.
+# megalodon-hf's name of a field, and ours.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
 
@@ -82,38 +82,47 @@ class MegalodonConfig:
     cema_ndim: int = 16
     chunk_size: int = 2048
     max_cache_len: int | None = None
+    """Number of tokens whose keys and values a cache retains; None means `chunk_size`."""
     cache_unbounded: bool = False
+    """Whether a cache retains all tokens, whatever `max_cache_len` is."""
     norm_num_groups: int = 32
     norm_eps: float = 1e-5
     rope_base: float | None = None
+    """Base of the rotary embedding's frequencies; None means 10 000."""
     swiglu: bool = False
     rescale_nffn: bool = False
+    """Whether layer i multiplies its feed-forward output by `0.1 * 0.5**i`."""
     scale_emb: bool = False
+    """Whether embeddings are multiplied by sqrt(D)."""
     norm_affine: bool = True
+    """Whether norms have trainable gains and biases."""
     mask_ema: bool = True
-    """Whether to zero masked inputs of the EMA. False lets padding in, exactly as megalodon-hf."""
+    """Whether masked tokens enter the EMA as zeros. False: unmasked, exactly as in megalodon-hf."""
     dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     pad_token_id: int | None = 0
-    """Token whose embedding gets no gradient; None for none."""
+    """Id of the padding token, whose embedding gets no gradient; None: every embedding gets one."""
     bos_token_id: int | None = 1
     eos_token_id: int | Sequence[int] | None = 2
-    """Tokens that end a text: one, several (kept as a tuple), or None."""
+    """Id of the token that ends a text, several ids (stored as a tuple), or None."""
     max_positions: int = 1_000_000
+    """Not used here; kept for megalodon-hf."""
     init_mode: InitMode = "he"
     use_checkpoint: bool = False
+    """Whether the backward pass recomputes each block (with `deterministic=False` only)."""
     scan_layers: bool = False
-    """Run equal layers as one loop, which is compiled once whatever the number of layers."""
+    """Whether equal neighbouring layers run as one loop, compiled once for any number of layers."""
     output_size: int = -1
+    """Number of logits of a separate head; -1 or `vocab_size`: the head is the embedding."""
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
     gemm_backend: GemmBackend | Rules = "default"
     """Backend for the matrices of the blocks (`megalodon_jax.quantization.products`): one name for
-    all, or rules (pattern, name), of which the first match applies, and "default" without a match.
-    Rules may also name the head, `lm_head`, which a single name does not include."""
+    all, or rules (pattern, name). The first rule that matches a matrix applies; without a match its
+    backend is "default". Rules may include the head, `lm_head`, which a single name leaves out."""
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
@@ -195,7 +204,7 @@ class MegalodonConfig:
             self,
             "gemm_backend",
             self.gemm_backend == "default" or accum.itemsize <= 4,
-            f"'default' with accum_dtype={accum.name}: low-precision products are float32 sums",
+            f"'default' with accum_dtype={accum.name}: low-precision products sum in float32",
         )
 
     @property
@@ -222,14 +231,14 @@ class MegalodonConfig:
 
     @property
     def gemm_policy(self) -> Policy:
-        """The rules that `gemm_backend` stands for, with patterns for full names of linear maps."""
+        """`gemm_backend` as rules (pattern, backend) for full names of linear maps."""
         chosen: Any = self.gemm_backend
         # A single name excludes the head, the most expensive and most sensitive matrix.
         return (("model.*", chosen),) if isinstance(chosen, str) else chosen
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding (docs/model.md "State dict")."""
+        """Whether the head uses the embedding matrix (docs/model.md "State dict")."""
         return self.output_size in (-1, self.vocab_size)
 
     @property
@@ -239,12 +248,12 @@ class MegalodonConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MegalodonConfig:
-        """Return a model size of the original Megalodon by its name there: see `PRESETS`.
+        """Return the configuration of a model size of the original Megalodon.
 
         Sizes, SwiGLU, the embedding's scale and a `chunk_size` of 2,048 are those of the table in
         the original's code. As in megalodon-hf, the head is the embedding (the original has a
         separate V x D matrix, except for pg19), and feed-forward maps and `wh2` have biases (the
-        original's have none). docs/guide.md "Sizes" counts the parameters of each.
+        original's have none). docs/guide.md "Sizes" counts the parameters of each size.
 
         Args:
             name: a key of `PRESETS`, such as "mega7.1B".
@@ -263,8 +272,9 @@ class MegalodonConfig:
     def from_7b(cls) -> MegalodonConfig:
         """Return the configuration of megalodon-hf's `from_7b_setup`: 8.46 billion parameters.
 
-        It has SwiGLU and a feed-forward width of 11,264. The original has one or the other:
-        `preset("mega7.1B")` is without SwiGLU, `preset("mega7.3B")` has it and a width of 8,192.
+        It has SwiGLU and a feed-forward width of 11,264. The original has no such size:
+        `preset("mega7.1B")` has this width without SwiGLU, and `preset("mega7.3B")` has SwiGLU with
+        a width of 8,192.
         """
         return cls.preset("mega7.1B", swiglu=True, chunk_size=4096, rope_base=100_000.0)
 
@@ -286,7 +296,7 @@ class MegalodonConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> MegalodonConfig:
-        """Inverse of `to_dict`.
+        """Build a configuration from the result of `to_dict`.
 
         Raises:
             ValueError: a key is not a field of the configuration.
@@ -302,14 +312,14 @@ class MegalodonConfig:
 
     @classmethod
     def from_hf(cls, config: Any) -> MegalodonConfig:
-        """Read a megalodon-hf configuration, as an object or as the dict of its `config.json`.
+        """Convert a megalodon-hf configuration: an object, or the dict of its `config.json`.
 
         Fields unrelated to the mathematics (Transformers' bookkeeping) are ignored. An
-        `output_size` of None is -1. Inverse of `to_hf`.
+        `output_size` of None becomes -1. Inverse of `to_hf`.
 
         Raises:
-            ValueError: the configuration is of another model, contradicts itself about the head, or
-                breaks a rule of this class.
+            ValueError: `model_type` is not "megalodon", `tie_word_embeddings` contradicts
+                `output_size`, or a field breaks its rule.
         """
         fields = dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
         if fields.get("model_type", HF_MODEL_TYPE) != HF_MODEL_TYPE:
@@ -324,16 +334,16 @@ class MegalodonConfig:
         found = cls(**{name: value for name, value in fields.items() if name in known})
         if fields.get("tie_word_embeddings") and not found.tied:
             raise ValueError(
-                f"MegalodonConfig.from_hf: output_size={found.output_size} asks for a head of its "
-                "own and tie_word_embeddings=True for the embedding, which is what megalodon-hf "
-                "then takes; set tie_word_embeddings=False, or output_size=-1."
+                f"MegalodonConfig.from_hf: output_size={found.output_size} means a separate head, "
+                "but with tie_word_embeddings=True megalodon-hf uses the embedding as its head; "
+                "set tie_word_embeddings=False, or output_size=-1."
             )
         return found
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the JSON of a `config.json` for megalodon-hf, or its configuration's arguments.
+        """Return the content of megalodon-hf's `config.json`, also valid as its config's arguments.
 
-        All fields are included: megalodon-hf keeps those it does not know without reading them.
+        All fields are included: megalodon-hf keeps fields it does not know, and ignores them.
         """
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         fields = {names.get(name, name): value for name, value in self.to_dict().items()}
@@ -367,7 +377,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mega7.1B": _7B,
     "mega7.3B": _7B | {"ffn_hidden_dim": 8192, "swiglu": True},
 }
-"""Fields by the names of sizes in the original implementation (XuezheMax/megalodon,
+"""Configuration fields by model size, as named in the original implementation (XuezheMax/megalodon,
 `megalodon/model/mega.py`, `ModelStore`); other fields have the defaults of `MegalodonConfig`."""
 
 
@@ -382,10 +392,12 @@ def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None
 
 
 def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonConfig") -> np.dtype:
-    """Return a supported dtype; errors name the argument and its `owner`.
+    """Convert `value` to a NumPy dtype, and check that the model supports it.
+
+    Errors name the argument (`name`) and the class or function it was given to (`owner`).
 
     Raises:
-        ValueError: it is not supported (such as float16), or is float64 without 64-bit JAX.
+        ValueError: the dtype is not supported (such as float16), or is float64 without 64-bit JAX.
     """
     try:
         dtype = None if value is None else jnp.dtype(value)

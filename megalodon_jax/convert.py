@@ -43,10 +43,11 @@ def state_dict(
     """Return the weights as NumPy arrays by torch name.
 
     Args:
-        model: the model to export, stacked or not.
+        model: the model to export, its layers stacked or not.
         dtype: storage dtype of all except the sensitive parameters, which keep at least float32;
             None keeps the present dtypes.
-        include_rope_inv_freq: add the RoPE rates, which strict loading in torch does not expect.
+        include_rope_inv_freq: add the buffers `*.rope.inv_freq` (RoPE's angle per position), which
+            strict loading in torch does not expect.
 
     Raises:
         ValueError: `dtype` is not supported, for example float16.
@@ -64,7 +65,7 @@ def exported_tensors(
 ) -> dict[str, Tensor]:
     """Return the weights by torch name, to be read one at a time; a tied head is not included.
 
-    Parameters that are not ours (`Role.OTHER`) are included; non-floating ones keep their dtype.
+    Parameters that a user added (`Role.OTHER`) are included; non-floating ones keep their dtype.
 
     Args:
         model: see `state_dict`.
@@ -119,7 +120,7 @@ def save_safetensors(
     Tensors are copied when they are written, so one shard is in memory at a time.
 
     Args:
-        model: the model to save, stacked or not.
+        model: the model to save, its layers stacked or not.
         path: the file; shards are named after it, `model-00001-of-00003.safetensors` and
             `model.safetensors.index.json`.
         dtype: see `state_dict`.
@@ -163,23 +164,23 @@ def load_from_pretrained(
     key: jax.Array | None = None,
     revision: str | None = None,
 ) -> MegalodonForCausalLM:
-    """Load a checkpoint: a tensor file, a sharded index, a directory, or a model of a hub.
+    """Load a model: from a tensor file, an index of shards, a directory, or the Hugging Face hub.
 
-    A directory holds weights and `config.json`, or the steps of `megalodon_jax.orbax_checkpoints`,
-    of which the newest is loaded.
+    A directory holds weights and `config.json`, or steps of `megalodon_jax.orbax_checkpoints`, of
+    which the newest is loaded.
 
     A torch file may hold a state dict or a training checkpoint that contains one
     (`megalodon_jax.torch_files`); a prefix that a wrapper put before every name (`model.`,
     `module.`) is removed.
 
     Args:
-        path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory with
-            one. A path that does not exist and looks like "org/name" is treated as an id of the
-            Hugging Face hub, if huggingface_hub is installed.
+        path: a `.safetensors`, `.bin`, `.pt`, `.ckpt` or `*.index.json` file, or a directory that
+            holds one. A path that does not exist and looks like "org/name" is treated as an id of
+            the Hugging Face hub, if huggingface_hub is installed.
         config: the model's configuration; None reads `config.json` beside the weights.
         dtype: storage dtype of all except the sensitive parameters, which keep at least float32 and
             never pass through a narrower dtype.
-        key: accepted for compatibility; a strict load draws nothing at random.
+        key: ignored; accepted for compatibility.
         revision: branch, tag or commit of a hub id.
 
     Raises:
@@ -205,11 +206,11 @@ def load_from_pretrained(
 
 
 def read_config(path: Path) -> MegalodonConfig:
-    """Read a `config.json`, ours (with dtypes) or Hugging Face's.
+    """Read a `config.json`, either ours (with dtypes) or Hugging Face's.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is not JSON, or does not describe a Megalodon.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not JSON, or does not describe a Megalodon.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found: pass config=..., or put config.json there.")
@@ -223,19 +224,20 @@ def read_config(path: Path) -> MegalodonConfig:
 
 
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
-    """Remove the prefix that a wrapper of the model put before its names.
+    """Remove the prefix that a wrapper of the model put before the names of its tensors.
 
-    Names without the prefix are kept, for the strict load to list.
+    Names without the prefix are kept, so that strict loading reports them.
 
     Raises:
-        ValueError: there are several prefixes, and so several models.
+        ValueError: there are several prefixes, and so several models; the message begins with
+            `source`, the name of the tensors' origin.
     """
     suffix = f".{EMBEDDING}"
     found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))
     if len(found) > 1:
         raise ValueError(
-            f"{source} holds {len(found)} models, under the prefixes {found}: pass the one you "
-            "want to load_weights_from_torch, as a separate state dict."
+            f"{source} holds {len(found)} models, under the prefixes {found}: choose one, and pass "
+            "its state dict to megalodon_jax.convert.load_weights_from_torch."
         )
     prefix = found[0] if found else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

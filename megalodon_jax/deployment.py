@@ -34,7 +34,7 @@ VOCABULARIES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Files of which every tokenizer has at least one."""
+"""Vocabulary files; every tokenizer's folder holds at least one of them."""
 _TOKENIZER = (
     *VOCABULARIES,
     "merges.txt",
@@ -65,27 +65,28 @@ def write_pretrained(
 ) -> dict[str, Any]:
     """Write a folder that `MegalodonForCausalLM.from_pretrained` of megalodon-hf loads.
 
-    A tied head is stored once, as the embedding: megalodon-hf ties it again.
+    A tied head is stored once, as the embedding; megalodon-hf ties the head again when it loads.
 
     Args:
-        model: the model, stacked or not, with exactly the parameters of its configuration.
+        model: the model, layers stacked or not, with exactly its configuration's parameters.
         folder: target; an earlier export there is replaced.
         tokenizer: folder whose tokenizer files are copied.
         generation: generation settings: a mapping, a JSON file, or a folder with
             `generation_config.json`.
         dtype: see `convert.state_dict`.
         max_shard_size: see `convert.save_safetensors`.
-        check: called with the complete folder before it is moved to its target. Its result is added
-            to the record; if it raises, nothing is left behind.
+        check: called with the complete folder before the move to `folder`. Its result is added to
+            the record; if it raises, nothing is left behind.
 
     Returns:
-        The record, which is also `export.json` of the folder.
+        A record of the export (package versions, sizes, file names, and the result of `check`),
+        also written to `export.json`.
 
     Raises:
-        FileNotFoundError: there is no tokenizer, or there are no generation settings, to copy.
+        FileNotFoundError: `tokenizer` or `generation` names files that do not exist.
         ValueError: the model has other parameters than its configuration, the tokenizer or the
             settings have tokens outside the vocabulary, or `folder` holds something other than an
-            export; or see `convert.save_safetensors`.
+            export; also as for `convert.save_safetensors`.
     """
     target = Path(os.path.realpath(folder))
     _check_replaceable(target)
@@ -94,7 +95,8 @@ def write_pretrained(
     refuse(
         differences(expected, {name: str(tensor.shape) for name, tensor in tensors.items()}),
         "export: the model has other parameters than its configuration",
-        "megalodon-hf has no place for them: merge adapters into the maps they adapt, first.",
+        "megalodon-hf cannot load other parameters: first merge adapters (lora.merge_lora), and "
+        "remove what else was added.",
     )
     vocabulary = model.config.vocab_size
     copied = [] if tokenizer is None else _tokenizer_files(Path(tokenizer), vocabulary)
@@ -141,8 +143,8 @@ def _check_replaceable(target: Path) -> None:
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
     if (target.exists() and not target.is_dir()) or (names and RECORD not in names):
         raise ValueError(
-            f"export: {target} is not an export of ours (it holds {names or 'a file'}) and would "
-            "be replaced as a whole; choose another folder."
+            f"export: {target} is not an export of ours (it holds {names or 'a file'}), and would "
+            "be deleted; choose another folder."
         )
 
 
@@ -151,7 +153,7 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
     if not any(file.name in VOCABULARIES for file in files):
         raise FileNotFoundError(
             f"export: no tokenizer at {folder}; expected a folder with one of "
-            f"{', '.join(VOCABULARIES)}, such as tokenizer.save_pretrained writes."
+            f"{', '.join(VOCABULARIES)}, as written by tokenizer.save_pretrained."
         )
     if folder / VOCABULARIES[0] in files:
         fields = read_json_object(folder / VOCABULARIES[0])
@@ -159,13 +161,13 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
         if largest >= vocabulary:
             raise ValueError(
                 f"export: {folder / VOCABULARIES[0]} has token {largest}, and the model has "
-                f"vocab_size={vocabulary}: it is the tokenizer of another model."
+                f"vocab_size={vocabulary}; pass the tokenizer of this model."
             )
     return files
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of a tokenizer.json."""
+    """Return token ids of a tokenizer.json, the largest included."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab", {}) if isinstance(model, Mapping) else {}
     ids = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary) - 1]
@@ -182,13 +184,17 @@ def _settings(
         file = Path(generation)
         file = file / GENERATION if file.is_dir() else file
         if not file.is_file():
-            raise FileNotFoundError(f"export: no generation settings at {file}.")
+            raise FileNotFoundError(
+                f"export: no generation settings at {file}; expected a JSON file, or a folder with "
+                "generation_config.json."
+            )
         source, fields = str(file), read_json_object(file)
     for name in _TOKENS:
         tokens = fields.get(name)
         for token in tokens if isinstance(tokens, list) else [tokens]:
             if isinstance(token, int) and not 0 <= token < vocabulary:
                 raise ValueError(
-                    f"export: {source}: {name}={token} is outside vocab_size={vocabulary}."
+                    f"export: {source}: {name}={token} is outside vocab_size={vocabulary}; use the "
+                    "generation settings of this model."
                 )
     return fields

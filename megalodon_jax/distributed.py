@@ -1,8 +1,9 @@
 """Several processes as one program: start, checkpoints, and termination.
 
 Every process runs the same program on the same whole batch and holds its own shards. Checkpoints
-are those of one device (`megalodon_jax.checkpoint`), written by the first process from whole
-arrays, so any mesh can load what another saved. Source: docs/sharding.md "Several processes".
+have the single-device format (`megalodon_jax.checkpoint`): the first process writes them from
+gathered arrays, so a checkpoint can be loaded on any mesh. Source: docs/sharding.md "Several
+processes".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 _meetings = itertools.count()
 """Counter of barriers, since each needs a unique name."""
 _saves = itertools.count()
-"""Counter of saves, for the first process's messages about them."""
+"""Counter of saves, for the key under which the first process publishes the outcome of each."""
 _WRITTEN = "written"
 _PATIENCE = 600
 
@@ -35,25 +36,25 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
     """Join the processes of a program; call it before anything that uses a JAX device.
 
     Collectives use Gloo on CPUs and NCCL on GPUs. If a process ends, or sends no heartbeat for
-    `patience` seconds, all others end with an error that says so: no collective can finish without
-    it, and none waits longer than that.
+    `patience` seconds, all other processes end with an error that says so, since no collective can
+    finish without the lost one.
 
     Args:
         address: host and port of the first process, such as "10.0.0.1:9911".
         processes: number of processes.
         index: index of this process, from 0.
-        patience: seconds.
+        patience: seconds without a heartbeat after which a process counts as lost.
 
     Raises:
-        ValueError: `index` is not below `processes`, or a number is too small.
+        ValueError: `index` is not below `processes`, or an argument is below its minimum.
     """
     processes = as_integer("distributed.start: processes", processes, 1)
     index = as_integer("distributed.start: index", index, 0)
     patience = as_integer("distributed.start: patience", patience, 1)
     if index >= processes:
         raise ValueError(
-            f"distributed.start: index={index} must be below processes={processes}; processes "
-            "count from 0."
+            f"distributed.start: index={index} must be below processes={processes}; number the "
+            "processes from 0."
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -66,10 +67,10 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
-    """Return a jitted function, compiled for these arguments in all processes before any runs it.
+    """Compile a jitted function for these arguments, and wait until all processes have done so.
 
-    Gloo waits only 30 seconds for the others when a group of devices first communicates. A process
-    that finds its program in a cache while another compiles would time out.
+    When a group of devices first communicates, Gloo waits only 30 seconds for all processes. One
+    that finds its program in a cache while another still compiles would time out.
 
     Args:
         function: result of `jax.jit` or `eqx.filter_jit`; the returned function takes the same
@@ -82,12 +83,12 @@ def compiled(function: Any, *arguments: Any) -> Any:
 
 
 def meet(name: str, *, patience: int = _PATIENCE) -> None:
-    """Wait at a barrier until all processes arrive, for at most `patience` seconds.
+    """Wait at barrier `name` until all processes arrive, for at most `patience` seconds.
 
-    It uses no collective.
+    The barrier uses no collective. With a single process this returns at once.
 
     Raises:
-        RuntimeError: a process did not arrive.
+        RuntimeError: a process did not arrive in time.
     """
     client = _client()
     if client is None:
@@ -96,8 +97,8 @@ def meet(name: str, *, patience: int = _PATIENCE) -> None:
         client.wait_at_barrier(f"megalodon_jax {name} {next(_meetings)}", 1000 * patience)
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"distributed.meet: not all {jax.process_count()} processes came to {name!r} within "
-            f"{patience} s; look at their logs, and start all of them again."
+            f"distributed.meet: not all {jax.process_count()} processes reached the barrier "
+            f"{name!r} within {patience} s; look at their logs, and start all of them again."
         ) from error
 
 
@@ -105,14 +106,14 @@ def _client() -> Any:
     """Return the client for barriers and messages; None if there is only one process."""
     if not jax.distributed.is_initialized():
         return None
-    # JAX has no public name for it: keep the private import in this one place.
+    # JAX has no public name for this client: keep the private import in this one place.
     from jax._src.distributed import global_state
 
     return global_state.client
 
 
 def whole(tree: Tree) -> Tree:
-    """Return a tree with every array whole in every process; all must call it."""
+    """Gather every array of a pytree into every process; all processes must call this."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = ((i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array))
     split = [i for i, x in arrays if not x.is_fully_addressable]
@@ -126,15 +127,15 @@ def whole(tree: Tree) -> Tree:
 
 
 def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: Any = None) -> None:
-    """Write a checkpoint from the shards of all processes, atomically; all must call it.
+    """Write a checkpoint from the shards of all processes, atomically; all must call this.
 
-    Arguments and errors as for `checkpoint.save_checkpoint`. The first process writes, and no
-    process continues before it is done, so that every process may rely on the file afterwards.
+    Arguments and errors are those of `checkpoint.save_checkpoint`. The first process writes, and
+    the others wait until it is done, so that every process may rely on the checkpoint afterwards.
 
     Raises:
-        RuntimeError: in the other processes, if the first did not write; the message says why.
+        RuntimeError: in the other processes, if the first failed to write; the message says why.
     """
-    # Validated before processes diverge.
+    # Checked before only the first process goes on to write.
     step = as_integer("distributed.save: step", step, 0)
     mesh = _mesh_sizes(model)
     complete, state = whole((model, opt_state))
@@ -144,7 +145,7 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
         try:
             save_checkpoint(folder, complete, step=step, opt_state=state, mesh=mesh)
         except Exception as error:
-            # Raised after the barrier, at which the others wait.
+            # Raised only after the barrier, at which the other processes wait.
             failure = error
         if client is not None:
             told = _WRITTEN if failure is None else f"{type(failure).__name__}: {failure}"
@@ -160,18 +161,19 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
 
 
 def load(folder: str | os.PathLike[str], mesh: Mesh, *, opt_state_like: Any = None) -> Checkpoint:
-    """Read a checkpoint and place it on a mesh, whichever it was saved on; every process reads.
+    """Load a checkpoint onto a mesh, which may differ from the mesh it was saved on.
 
-    If the meshes differ, a warning is logged: parameters are bit-identical, but sums are computed
-    in another order from here on.
+    Every process reads the whole checkpoint. If the meshes differ, a warning is logged: parameters
+    are bit-identical, but sums are computed in another order from here on.
 
-    Arguments and errors as for `checkpoint.load_checkpoint`; `mesh` is the target mesh.
+    Arguments and errors are those of `checkpoint.load_checkpoint`; `mesh` is the target mesh.
     """
     found = load_checkpoint(folder, opt_state_like=opt_state_like)
     here = {name: int(size) for name, size in mesh.shape.items()}
     if (found.mesh or {}) != here:
         _log.warning(
-            "%s was saved on %s and is loaded on %s: the same bits, summed in another order.",
+            "%s was saved on %s and is loaded on %s: parameters are bit-identical, but sums are "
+            "computed in another order.",
             folder,
             _written(found.mesh),
             _written(here),

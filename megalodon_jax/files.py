@@ -18,9 +18,9 @@ import numpy as np
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 JSON_BYTES = 64 * 2**20
-"""Largest JSON file that is read, in bytes. The largest written by this program has a few MB."""
+"""Largest JSON file that is read, in bytes. The largest that this project writes has a few MB."""
 JSON_DEPTH = 64
-"""Deepest JSON nesting that is read. This program writes at most 8 levels."""
+"""Deepest JSON nesting that is read. This project writes at most 8 levels."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
@@ -58,11 +58,10 @@ def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Provide an empty folder to write to, which replaces `target` if the block ends without an
-    error.
+    """Provide an empty folder, which replaces `target` if the block ends without an error.
 
-    Missing parents are created. An interruption leaves a hidden sibling of `target`, which may be
-    deleted.
+    Missing parents are created. An interruption leaves a hidden folder beside `target`, which may
+    be deleted if `target` exists.
 
     Raises:
         OSError: the folder cannot be written; its former content is unchanged.
@@ -86,14 +85,14 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
 def read_limited(file: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
-    A named pipe would block, and a device may be endless, so neither is opened.
+    A named pipe would block, and a device may be endless, so neither is read.
 
     Raises:
-        OSError: it cannot be read, or is a loop of symbolic links.
-        ValueError: it is not a regular file, or is larger than the limit.
+        OSError: the file cannot be read, or is a loop of symbolic links.
+        ValueError: the file is not regular, or is larger than the limit.
     """
     _check_regular(file, file.stat())
-    # The path may have become a pipe since; without O_NONBLOCK, opening it would wait for a writer.
+    # The path may have become a pipe since; opening one without O_NONBLOCK would wait for a writer.
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as opened:
         status = os.fstat(handle)
@@ -101,7 +100,7 @@ def read_limited(file: Path, limit: int) -> bytes:
         # One more byte detects growth. Reading `limit` bytes would allocate them at once.
         content = opened.read(min(status.st_size, limit) + 1)
     if len(content) > limit:
-        raise ValueError(f"{file} has more than {limit:,} bytes, the most that is read of it")
+        raise ValueError(f"{file} has more than {limit:,} bytes, the most that is read")
     return content
 
 
@@ -112,13 +111,13 @@ def _check_regular(file: Path, status: os.stat_result) -> None:
 
 
 def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
-    """Parse the JSON object in the content of a file.
+    """Parse the content of a JSON file that must hold an object; `file` is its path, for errors.
 
     Raises:
-        ValueError: it is not JSON, is nested more than `JSON_DEPTH` deep, or is not an object.
+        ValueError: the content is not JSON, has more than `JSON_DEPTH` levels, or is not an object.
     """
     if _depth(content) > JSON_DEPTH:
-        raise ValueError(f"{file} is JSON nested more than {JSON_DEPTH} deep")
+        raise ValueError(f"{file} is JSON nested more than {JSON_DEPTH} levels deep")
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -129,7 +128,7 @@ def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
 
 
 def _depth(content: bytes) -> int:
-    """Return the nesting depth of JSON, without recursion."""
+    """Return the nesting depth of JSON without recursion; 0 if brackets are too few to matter."""
     if content.count(b"[") + content.count(b"{") <= JSON_DEPTH:
         return 0
     # Without backslashes every other quote starts a string, which needs no pattern.
@@ -144,9 +143,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Read a JSON file that must hold an object, within `JSON_BYTES` and `JSON_DEPTH`.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON, is not an object, is too large or too deep, or is not a regular
-            file.
+        OSError: the file cannot be read.
+        ValueError: the file is not JSON, not an object, too large, too deep, or not regular.
     """
     return parse_json_object(read_limited(file, JSON_BYTES), file)
 
@@ -154,9 +152,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
 def _publish(aside: Path, target: Path) -> None:
     """Move the folder `aside` to `target`, replacing a folder there.
 
-    Where the system supports it (Linux), the two are exchanged in one step. Elsewhere the old one
-    is renamed first, and restored if the new one cannot take its place. An interruption leaves the
-    old or the new one. The former content is left at `aside`, or deleted.
+    Where the system supports it (Linux), the two folders are exchanged in one step. Elsewhere the
+    old one is renamed first, and restored if the new one cannot take its place. The former content
+    is left at `aside`, or deleted.
 
     Raises:
         OSError: the folder cannot be replaced; its former content is unchanged.
@@ -186,7 +184,7 @@ def _exchanged(left: Path, right: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk, so that a power failure keeps the order."""
+    """Flush a file, or a folder's list of names, to disk, so that it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -42,15 +42,16 @@ __all__ = [
     "trim_cache",
 ]
 
-# The noise that decides a draw spans 20 in float32, so at this temperature tokens whose logits
-# differ by 2e-4 are never exchanged. That is the rounding error of float32 logits: a lower
-# temperature would sample from rounding errors, and from 1e-38 on from 0/0.
+# Sampling adds Gumbel noise, which spans about 20 in float32, to logits / temperature. So at this
+# temperature, noise never reverses the order of two tokens whose logits differ by 2e-4, the
+# rounding error of float32 logits. A lower temperature would sample rounding errors, and from 1e-38
+# on it would divide 0 by 0.
 GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy."""
+"""Temperature below which sampling takes the most likely token."""
 
 
 def greedy_token(logits: Float[Tensor, "B V"]) -> Int32[Array, " B"]:
-    """Return the most likely token of each row, the first one of equals.
+    """Return the most likely token of each row; of equally likely ones the lowest id.
 
     Raises:
         RuntimeError: a row contains NaN or +inf, or only -inf (also under jit).
@@ -66,11 +67,11 @@ def sample_token(
     top_k: SupportsIndex | None = None,
     top_p: Rate | None = None,
 ) -> Int32[Array, " B"]:
-    """Sample a token of each row.
+    """Sample one token per row.
 
     Args:
-        logits: (B, V), any float dtype; probabilities are computed in at least float32. -inf
-            excludes a token.
+        logits: (B, V), any float dtype; probabilities are computed in at least float32. A logit of
+            -inf excludes its token.
         key: PRNG key.
         temperature: divides the logits; below `GREEDY_BELOW` the most likely token is taken.
         top_k: keep the k most likely tokens and any as likely as the k-th; 0 or None keeps all.
@@ -93,7 +94,7 @@ def _draw(
     top_k: int | None,
     top_p: Float[Array, ""] | None,
 ) -> Int32[Array, " B"]:
-    """Sample with the values that `_rates` returned."""
+    """Sample one token per row, with temperature, top_k and top_p as returned by `_rates`."""
     if temperature is None:
         return greedy_token(logits)
     logits = logits.astype(widened(logits.dtype))
@@ -108,7 +109,7 @@ def _draw(
         top_p = top_p.astype(logits.dtype)
         ranked = jnp.sort(logits, axis=-1, descending=True)
         p = jax.nn.softmax(ranked, axis=-1)
-        # A token is kept if those above it have not reached p; the first is always kept.
+        # A token is kept if the more likely ones have not reached p; the first is always kept.
         kept = jnp.cumsum(p, axis=-1) - p < top_p
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -121,8 +122,8 @@ def _draw(
 def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array, " B"]:
     """Return `token`, or raise if the largest logit, `peak`, is not finite."""
     message = (
-        "logits hold NaN or +inf, or exclude every token: no token can be chosen. -inf excludes a "
-        "token; look for NaN in the parameters of the model."
+        "logits hold NaN or +inf, or exclude every token of a row by -inf: no token can be chosen. "
+        "Look for NaN in the parameters of the model."
     )
     return checked(token, ~jnp.isfinite(peak), message)
 
@@ -130,10 +131,10 @@ def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array,
 def decode_step(
     model: MegalodonForCausalLM, cache: ModelCache, token: Integer[Tensor, " B"]
 ) -> tuple[Float[Array, "B V"], ModelCache]:
-    """Feed one token per row; return its logits and the cache after it.
+    """Feed one token per row (B,); return the logits after it and the new cache.
 
-    The cache is donated: its buffers are overwritten in place, so the argument is invalid after the
-    call.
+    The cache is donated: its buffers are overwritten in place, so the one that was passed must not
+    be used again.
     """
     token = as_int32("decode_step: token", token, "B", "give the latest token of each row")
     decode = _decode if checks_enabled() else _decode_unchecked
@@ -148,8 +149,9 @@ def _decode_token(
     return logits[:, 0], after
 
 
-# Equinox's jit formats the errors of checks. Without checks, JAX's own starts a token of six layers
-# 0.6 ms sooner, a tenth of the token, because it does not re-sort the leaves of model and cache.
+# Equinox's jit formats the errors of checks. Without checks, JAX's own jit is used: with six layers
+# it starts a token 0.6 ms sooner, a tenth of the token's time, because it does not re-sort the
+# leaves of model and cache.
 _decode = eqx.filter_jit(_decode_token, donate="all-except-first")
 _decode_unchecked = jax.jit(_decode_token, donate_argnums=1)
 
@@ -177,19 +179,19 @@ def generate(
 
     Args:
         model: the language model.
-        prompt_ids: (B, L), any integer dtype. An empty prompt without a cache starts from BOS.
+        prompt_ids: (B, L), any integer dtype. With L = 0 and no cache, each row starts from BOS.
         max_new_tokens: number of tokens to add, at least 1.
         key: PRNG key; needed unless greedy.
-        temperature: below `GREEDY_BELOW`, so at 0, greedy.
+        temperature: see `sample_token`; 0 is greedy.
         top_k, top_p: see `sample_token`.
         bos_token_id: first token of an empty prompt; None means the configuration's.
         eos_token_id: one token or several; a row that produced one repeats it from there on. None
             never stops.
         attention_mask: True, or 1, where the prompt is valid. Each row gets the result it would get
-            alone, whatever its length. It has at least one token, and padding on either side only.
-            New tokens follow the padded prompt.
+            alone, whatever its length. A row has at least one token, and padding only before and
+            after its tokens. New tokens follow the padded prompt.
         cache: cache of a stream to continue; then `prompt_ids` are its next tokens.
-        return_cache: whether to return the cache. It has seen all tokens but the last one returned.
+        return_cache: whether to return the cache, which has seen all returned tokens but the last.
             To continue, pass `ids[:, -1:]` as the next prompt, with the returned cache and key.
 
     Returns:
@@ -200,8 +202,8 @@ def generate(
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
             a row of the mask has no token or padding between tokens, an empty prompt continues a
             cache, or there is no BOS for it.
-        RuntimeError: one of these about a traced value; an id is outside the vocabulary; logits are
-            not finite.
+        RuntimeError: a traced value breaks one of these rules, an id is outside the vocabulary, or
+            logits are not finite.
 
     On a continued cache, a prompt that ends in EOS is a finished row. To continue after it, add the
     next tokens to the prompt or pass no `eos_token_id`.
@@ -235,11 +237,11 @@ def generate(
 
 
 generate_jit = generate
-"""The same function: `generate` is already compiled."""
+"""Alias of `generate`, which is already compiled."""
 
 
 def _ends(eos_token_id: Any) -> tuple[int, ...]:
-    """Return the tokens that end a row."""
+    """Return `eos_token_id` as a tuple of ids, empty for None."""
     if eos_token_id is None:
         return ()
     several = isinstance(eos_token_id, Sequence)
@@ -249,11 +251,11 @@ def _ends(eos_token_id: Any) -> tuple[int, ...]:
 
 @eqx.filter_jit
 def _generated(model, prompt_ids, mask, max_new_tokens: int, key, cache, rates, ends, return_cache):
-    """Return the ids, the cache and the next key; arguments are those of `generate`, checked.
+    """Return ids, cache and next key, for the arguments of `generate` after its checks.
 
-    `mask` is None if nothing is padded; `ends` are the tokens that end a row. A returned cache must
-    have seen every token but the last, so the loop may stop early, when every row has finished,
-    only if no cache is returned.
+    `mask` is None if nothing is padded; `rates` are those of `_rates`; `ends` are the tokens that
+    end a row. A returned cache must have seen every token but the last. So the loop stops early,
+    when every row has finished, only if no cache is returned.
     """
     call = (model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache)
     per_row = mask is not None or (cache is not None and cache.per_row)
@@ -317,14 +319,17 @@ def _continued(model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends,
 
 
 def _is_any(token: Int32[Array, " B"], ends: tuple[int, ...]) -> Bool[Array, " B"]:
-    """Return which tokens end a row."""
+    """Return for each row whether its token is one of `ends`."""
     return jnp.any(token[:, None] == jnp.array(ends, jnp.int32), axis=1)
 
 
 def _rates(
     caller: str, temperature: Any, top_k: SupportsIndex | None, top_p: Any
 ) -> tuple[Float[Array, ""] | None, int | None, Float[Array, ""] | None]:
-    """Check the rates; return arrays, so that new values do not recompile, and None if unused."""
+    """Check temperature, top_k and top_p, and return each, or None if it has no effect.
+
+    Temperature and top_p become arrays, so that new values do not recompile.
+    """
     rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
     if traced(temperature):
         bad = ~(temperature >= 0) | ~jnp.isfinite(temperature)
@@ -336,7 +341,7 @@ def _rates(
             raise ValueError(rule.format(caller, temperature))
         temperature = None if temperature < GREEDY_BELOW else temperature
     if top_k is not None:
-        # 0 keeps all, as None does.
+        # 0 keeps all tokens, as None does.
         top_k = as_integer(f"{caller}: top_k", top_k, 0, ", or None") or None
     rule = "{}: top_p={} must be in (0, 1], or None."
     if traced(top_p):
@@ -365,8 +370,8 @@ def _masked(
     stretches = mask[:, :1].sum(axis=1) + begins.sum(axis=1)
     rule = (
         "generate: each row of attention_mask must hold a token, and its tokens must stand next to "
-        "each other: padding may be on the left, the right or both. Move padding out of the text; "
-        "give an empty row its first token, such as BOS."
+        "each other: padding may be on the left, the right or both. Move padding to the ends of "
+        "the row; give an empty row its first token, such as BOS."
     )
     if not traced(mask) and np.any(stretches != 1):
         raise ValueError(rule)
@@ -379,7 +384,7 @@ def _roomy(
     shape: tuple[int, ...],
     max_new_tokens: int,
 ) -> ModelCache:
-    """Return a cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
+    """Return an unbounded cache with room for all tokens: it cannot grow inside the loop."""
     B, L = shape
     cache = filled_cache(model.config, cache, B)
     return grown_cache(model.config, cache, L + max_new_tokens, resizable=True)

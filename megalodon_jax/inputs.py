@@ -1,7 +1,7 @@
 """Validation of inputs: token ids, labels, masks and counts, with the same rules everywhere.
 
-Integers are converted to int32 here and nowhere else. In a narrow type `ignore_index=-100` would
-wrap to 156, and could not be compared with the size of a vocabulary.
+Integers are converted to int32 here and nowhere else. In uint8, `ignore_index=-100` would wrap to
+156, and no narrow type can be compared with the size of a vocabulary.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Tensor: TypeAlias = jax.Array | np.ndarray
 Ids: TypeAlias = Integer[Tensor, "B L"]
 """Token ids or labels, of any integer dtype."""
 Mask: TypeAlias = Bool[Tensor, "B L"] | Integer[Tensor, "B L"]
-"""True, or 1, where a token is valid."""
+"""Token mask: True, or 1, where a token is valid."""
 Rate: TypeAlias = float | int | np.floating | np.integer | Float[Tensor, ""] | Integer[Tensor, ""]
 
 SPLIT_ROW = (
-    "beside a cache the valid tokens of a row must stand next to each other, and the mask has "
-    "padding between some. Padding may be on either side: move the text together, or call without "
-    "a cache."
+    "with a cache, the valid tokens of a row must stand next to each other, but attention_mask has "
+    "padding between some of them. Move the padding to the ends of the row, or call without a "
+    "cache."
 )
 PACKED_MASK = (
-    "beside a cache segment_ids take no attention_mask with padding. Give padding at the end of a "
-    "row a separate segment id, or run each document in a separate row."
+    "with a cache, segment_ids cannot be combined with an attention_mask that has padding. Give "
+    "padding at the end of a row a separate segment id, or run each document in a separate row."
 )
 PACKED_WINDOW = (
-    "segment_ids beside a cache need a cache of chunk_size tokens, since a document attends within "
-    "its chunks: leave max_cache_len at chunk_size and cache_unbounded at False."
+    "segment_ids with a cache need a cache of chunk_size tokens, since a document attends within "
+    "its chunks: set max_cache_len to None or chunk_size, and cache_unbounded to False."
 )
 PACKED_STREAM = (
-    "the cache is of calls without segment_ids: nobody knows which document its rows are in. Begin "
-    "with init_cache(config, batch_size, packed=True), or with a call without a cache that has "
-    "segment_ids."
+    "segment_ids need a cache that records the document of each row, but this cache is from calls "
+    "without segment_ids. Begin with init_cache(config, batch_size, packed=True), or with a call "
+    "that has segment_ids and no cache."
 )
 _INT32 = jnp.iinfo(jnp.int32)
 
@@ -50,19 +50,19 @@ def traced(x: object) -> bool:
 
 
 def as_int32(name: str, x: Shaped[Tensor, "..."], axes: str, remedy: str) -> Int32[Array, "..."]:
-    """Convert integers of any width to int32.
+    """Convert an array of integers of any width to int32.
 
-    A value out of range is clipped to the nearest limit, where a later range check finds it; a
+    A value outside int32 is clipped to the nearest limit, where a later range check finds it; a
     wrapped value might be in range.
 
     Args:
-        name: name in errors.
-        x: an array, NumPy's or JAX's.
+        name: name of the array in errors.
+        x: a NumPy or JAX array.
         axes: names of its axes, such as "B L".
-        remedy: what to do about a wrong shape.
+        remedy: end of the error message, such as "give one row a first axis".
 
     Raises:
-        ValueError: it is not an array of integers with these axes.
+        ValueError: `x` is not an array of integers, or has another number of axes.
     """
     dtype, shape = getattr(x, "dtype", type(x).__name__), getattr(x, "shape", "")
     expected = axes.split()
@@ -80,13 +80,13 @@ def as_mask(
     """Return a mask as booleans, True where a token is valid; None stays None.
 
     Args:
-        name: name in errors.
+        name: name of the mask in errors.
         mask: booleans, or integers that are 0 or 1.
-        shape: the shape it must have.
-        owner: the array with that shape, for errors.
+        shape: the shape that the mask must have.
+        owner: name of the array with that shape, for errors.
 
     Raises:
-        ValueError: it has another shape or dtype.
+        ValueError: the mask has another shape or dtype.
         RuntimeError: an integer is neither 0 nor 1, also under jit.
     """
     if mask is None:
@@ -113,10 +113,16 @@ def as_mask(
 
 
 def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy: str = "") -> int:
-    """Convert a static integer, Python's or NumPy's, to a Python int.
+    """Convert a Python or NumPy integer, which must not be traced, to a Python int.
+
+    Args:
+        name: name of the value in errors.
+        value: the value.
+        least: smallest allowed value; None allows every 32-bit integer.
+        remedy: end of the error message.
 
     Raises:
-        ValueError: it is not an integer, is below `least`, or does not fit 32 bits.
+        ValueError: `value` is not an integer, is below `least`, or does not fit 32 bits.
     """
     try:
         number = operator.index(value)
@@ -132,7 +138,7 @@ def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy
 def _narrowed(x: Tensor) -> jax.Array:
     limits = jnp.iinfo(x.dtype)
     if limits.max > _INT32.max:
-        # NumPy clips its own arrays: JAX would narrow them first.
+        # NumPy arrays are clipped by NumPy: JAX would first narrow them to 32 bits.
         numpy = np if isinstance(x, np.ndarray) else jnp
         x = numpy.clip(x, max(limits.min, _INT32.min), _INT32.max)
     return jnp.asarray(x.astype(np.int32))

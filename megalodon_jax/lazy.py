@@ -1,6 +1,6 @@
 """Names of a package that are imported on first use, so that importing the package needs no JAX.
 
-Commands that only read stored runs start a second earlier without it.
+Without JAX, commands that only read stored runs start a second earlier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaves of a model as tensors for export, whose values are copied when they are read."""
+"""A model's leaves as tensors for export; values are copied only when a tensor is read."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class LeafTensor:
         return shape if self.layer is None else shape[1:]
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor or some of its rows; it may share memory with the model."""
+        """Return the tensor or some of its rows; the result may share memory with the model."""
         leaf = self.leaf if self.layer is None else self.leaf[self.layer]
         leaf = leaf if rows is None else leaf[rows]
         if leaf.dtype != self.dtype:
             leaf = leaf.astype(self.dtype)
         elif leaf is self.leaf and isinstance(leaf, jax.Array) and not _on_host(leaf):
-            # A JAX array caches its NumPy value. The copy is freed with its tensor, while the
-            # model's own leaves would each keep their cache.
+            # A JAX array caches its NumPy value. The cache of a copy is freed with the copy, while
+            # each of the model's own leaves would keep its cache.
             leaf = jnp.copy(leaf)
         return np.asarray(leaf, order="C")
 
@@ -51,9 +51,9 @@ class LeafTensor:
 
 
 def leaf_tensors(model: Any) -> dict[str, LeafTensor]:
-    """Return the leaves of a model by torch name, in their dtypes, with layers one by one.
+    """Return the leaves of a model by torch name, in their dtypes; stacked layers are split.
 
-    Nothing is copied: a layer is taken from a stack when it is read.
+    Nothing is copied yet: a layer is taken from the stack when its tensor is read.
     """
     leaves = named_leaves(model)
     abstract = named_leaves(eqx.filter_eval_shape(unstack_layers, eqx.filter(model, _is_leaf)))

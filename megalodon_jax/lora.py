@@ -4,8 +4,8 @@
     adapters, frozen = partition_lora(model)     # trained leaves, and the others
     model = merge_lora(eqx.combine(adapters, frozen))
 
-PEFT loads a folder of `save_lora` onto megalodon-hf, and `load_lora` reads PEFT's folders. Source:
-docs/guide.md "LoRA".
+PEFT can load a folder written by `save_lora` into megalodon-hf, and `load_lora` reads PEFT's
+folders. Source: docs/guide.md "LoRA".
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def add_lora(
     """Return the model with adapters on some of its linear maps; its logits do not change yet.
 
     Args:
-        model: the base model, stacked or not.
+        model: the base model, its layers stacked or not.
         rank: rank of every adapter.
-        alpha: B A is added with the factor alpha / rank.
+        alpha: numerator of the factor alpha / rank by which B A is multiplied.
         targets: patterns for full names of linear maps, such as `*.attn.w*` or
             `model.layers.0.ffn.*` (`megalodon_jax.policy`); all except the head by default.
-        dropout: dropout rate of the inputs of adapters with `deterministic=False`.
-        rslora: divide by the square root of the rank instead (rank-stabilised LoRA).
-        dtype: dtype of the adapters; None is that of the parameters, at least float32.
+        dropout: dropout rate of the adapters' inputs, applied with `deterministic=False` only.
+        rslora: divide alpha by the square root of the rank instead (rank-stabilised LoRA).
+        dtype: dtype of the adapters; None means `param_dtype`, but at least float32.
         key: PRNG key for A; the draw for a map also depends on the map's name.
 
     Raises:
@@ -89,9 +89,9 @@ def add_lora(
 
 
 def partition_lora(model: Tree) -> tuple[Tree, Tree]:
-    """Split a model into adapters and everything else, each with None for the other's leaves.
+    """Split a model into (adapters, everything else), each with None for the other's leaves.
 
-    Differentiate and optimise the first; `equinox.combine` joins them again.
+    Differentiate and optimise the adapters; `equinox.combine` joins both parts again.
 
     Raises:
         ValueError: the model has no adapters.
@@ -107,9 +107,9 @@ def partition_lora(model: Tree) -> tuple[Tree, Tree]:
 def merge_lora(model: Tree) -> Tree:
     """Return the plain model whose weights are W + scale B A, each rounded once to W's dtype.
 
-    A float32 model changes only by rounding, due to another order of operations. A bfloat16 model
-    loses changes smaller than half a gap of W (`megalodon-numerics stability ADAPTERS --base
-    CHECKPOINT` reports how much).
+    The results of a float32 model change by rounding errors only. A bfloat16 model loses changes
+    smaller than half the spacing of bfloat16 numbers at W (`megalodon-numerics stability ADAPTERS
+    --base CHECKPOINT` reports how much is lost).
 
     Raises:
         ValueError: the model has no adapters, for example because they are already merged.
@@ -121,11 +121,11 @@ def merge_lora(model: Tree) -> Tree:
 def save_lora(
     folder: str | os.PathLike[str], model: MegalodonForCausalLM, *, base: str | None = None
 ) -> None:
-    """Write only the adapters, in PEFT's format, replacing a folder of adapters as a whole.
+    """Write only the adapters, in PEFT's format; an earlier folder of adapters is replaced.
 
     Args:
         folder: receives `adapter_config.json` and `adapter_model.safetensors`.
-        model: model with adapters, stacked or not.
+        model: model with adapters, its layers stacked or not.
         base: name or path of the base model, for PEFT's automatic classes.
 
     Raises:
@@ -142,10 +142,10 @@ def save_lora(
 
 
 def load_lora(model: MegalodonForCausalLM, folder: str | os.PathLike[str]) -> MegalodonForCausalLM:
-    """Return the model with the adapters of a folder from `save_lora` or from PEFT's LoRA.
+    """Return the model with the adapters of a folder, written by `save_lora` or by PEFT.
 
     Args:
-        model: the base model, stacked or not.
+        model: the base model, its layers stacked or not.
         folder: folder with `adapter_config.json` and the weights.
 
     Raises:
@@ -166,8 +166,8 @@ def load_lora(model: MegalodonForCausalLM, folder: str | os.PathLike[str]) -> Me
 
 
 _NO_HEAD = (
-    "the model multiplies by the head's matrix and does not call its layer, so an adapter there "
-    "would do nothing; leave it out."
+    "the model multiplies by the head's matrix without calling its layer, so an adapter on the "
+    "head would do nothing; leave lm_head out."
 )
 
 
@@ -182,8 +182,8 @@ def _wrapped(model: Tree, names: Sequence[str], adapter: Any, caller: str) -> Tr
         if maps[name].backend != "default":
             raise ValueError(
                 f"{caller}: {name} is multiplied in {maps[name].backend}, expected the default "
-                "backend: its low-precision product and an exact adapter are no sum of matrices. "
-                "Set gemm_backend='default' for it, or leave it out."
+                "backend: a low-precision product plus an exact adapter is not the product of one "
+                f"matrix. Set gemm_backend='default' for {name}, or choose other maps."
             )
 
     def replaced(path: Any, node: Any) -> Any:
@@ -203,19 +203,19 @@ def _stacked(model: MegalodonForCausalLM) -> bool:
 def _check_adapters(model: Any, caller: str) -> None:
     if not lora_maps(model):
         raise ValueError(
-            f"{caller}: expected a model with adapters, and it has none: none were added "
-            "(add_lora, load_lora), or they are merged already."
+            f"{caller}: expected a model with adapters, and it has none: add them with add_lora or "
+            "load_lora first, unless they are merged already."
         )
 
 
 def _stored(array: np.ndarray) -> jax.Array:
-    # float16 is not supported by the model; float32 holds its values exactly.
+    # The model does not support float16; float32 holds all float16 values exactly.
     dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
     return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _check_fit(adapters: Mapping[str, Adapter], maps: Mapping[str, Linear], source: str) -> None:
-    """Check that every adapter has a linear map of its sizes."""
+    """Check that every adapter fits the sizes of the linear map it is named after."""
     problems = []
     for name, adapter in adapters.items():
         sizes = (adapter.B.shape[0], adapter.A.shape[1])
@@ -224,10 +224,10 @@ def _check_fit(adapters: Mapping[str, Adapter], maps: Mapping[str, Linear], sour
         elif name not in maps:
             problems.append(f"unexpected {printable(name)} {sizes}")
         elif maps[name].weight.shape != sizes:
-            problems.append(f"{name} is of {maps[name].weight.shape}, its adapter of {sizes}")
+            problems.append(f"{name} has shape {maps[name].weight.shape}, its adapter {sizes}")
     if problems:
         listing = "\n  ".join(problems)
         raise ValueError(
             f"{source} does not fit the model, {len(problems)} problem(s):\n  {listing}\n"
-            "Check that adapters and base model belong together."
+            "Load the adapters into the base model that they were trained on."
         )

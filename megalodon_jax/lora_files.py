@@ -1,8 +1,8 @@
 """A folder of LoRA adapters in PEFT's format, independent of any model.
 
-    adapter_config.json          rank, alpha, scaling, and which maps have adapters
-    adapter_model.safetensors    `base_model.model.MAP.lora_A.weight` (rank, in) for every map, and
-                                 `lora_B` (out, rank)
+    adapter_config.json          rank, alpha, scaling, and names of the maps with adapters
+    adapter_model.safetensors    for each of these, `base_model.model.MAP.lora_A.weight` (rank, in)
+                                 and `base_model.model.MAP.lora_B.weight` (out, rank)
 
 Source: docs/guide.md "LoRA".
 """
@@ -29,18 +29,18 @@ from megalodon_jax.weight_files import read_tensors
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TORCH_WEIGHTS = "adapter_model.bin"
 _PREFIX = "base_model.model."
-"""PEFT's prefix of every name in the wrapped model."""
+"""Prefix that PEFT puts before the name of every parameter."""
 _NAME = re.compile(r"(.+)\.(lora_[AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of one linear map."""
+    """The adapter of one linear map, which adds `scale B A` to its matrix."""
 
     A: np.ndarray
-    """(rank, in)"""
+    """Matrix (rank, in), applied first."""
     B: np.ndarray
-    """(out, rank)"""
+    """Matrix (out, rank)."""
     alpha: float
     rslora: bool = False
     dropout: float = 0.0
@@ -52,14 +52,14 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Factor by which B A is multiplied: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
         return scale_of(self.alpha, self.rank, self.rslora)
 
 
 def write_adapters(
     folder: str | os.PathLike[str], adapters: Mapping[str, Adapter], *, base: str | None = None
 ) -> None:
-    """Write adapters by the names of their maps, replacing a folder of adapters as a whole.
+    """Write adapters, given by names of their maps; an earlier folder of adapters is replaced.
 
     Raises:
         ValueError: adapters differ in dropout or in `rslora`, or the folder holds something else.
@@ -81,8 +81,8 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Adapter]:
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a file is corrupt, or the adapters are not plain LoRA. One error lists all wrong
-            names.
+        ValueError: a file is corrupt, or the adapters are not plain LoRA. One error lists all
+            unexpected, missing or mis-shaped tensors.
     """
     folder = Path(folder)
     file = next((f for f in (folder / WEIGHTS, folder / _TORCH_WEIGHTS) if f.is_file()), None)
@@ -122,18 +122,18 @@ def _check_replaceable(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if foreign := names - {CONFIG, WEIGHTS}:
         raise ValueError(
-            f"{folder} holds {sorted(foreign)} and would be replaced as a whole; choose "
+            f"{folder} holds {sorted(foreign)}, which saving adapters there would delete; choose "
             "another folder."
         )
 
 
 def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
-    """Return PEFT's configuration of adapters: the most common rank and alpha, and exceptions."""
+    """Return PEFT's configuration: the most common rank and alpha, and patterns for all others."""
     kinds = {(m.dropout, m.rslora) for m in maps.values()}
     if len(kinds) > 1:
         raise ValueError(
-            f"adapters differ in (dropout, rslora), {sorted(kinds)}; the format has one "
-            "of each for all of them. Save them in several folders."
+            f"adapters differ in (dropout, rslora), {sorted(kinds)}, but PEFT's format has one "
+            "value of each per folder. Give all adapters the same values."
         )
     [(rate, rslora)] = kinds
     [(rank, _)] = Counter(m.rank for m in maps.values()).most_common(1)
@@ -159,7 +159,7 @@ def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
 
 
 def _whole(number: float) -> int | float:
-    """Return a number as PEFT's configuration stores it: as an int if it is whole."""
+    """Return a number as PEFT stores it: an int if it is whole."""
     return int(number) if number.is_integer() else number
 
 
@@ -171,7 +171,7 @@ _OF_TRAINING = {
     *("inference_mode", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "megatron_core", "eva_config", "qalora_group_size"),
 }
-"""Fields about where adapters are and how they were trained, which the tensors show as well."""
+"""Fields that are not read: the tensors show where adapters are, and training does not matter."""
 
 
 def _check_kind(config: Mapping[str, Any], file: Path) -> None:
@@ -184,7 +184,7 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
     expected: dict[str, tuple[Any, ...]] = {
         "peft_type": ("LORA",),
         "bias": ("none",),
-        # Other initialisations also change the base model's weights, which the folder lacks.
+        # Other initialisations also change the base model's weights, which are not in the folder.
         "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
     }
     problems += [
@@ -201,6 +201,6 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _of_pattern(config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Return a module's rank or alpha: that of the first pattern matching the end of its name."""
+    """Return a module's rank or alpha: that of the first pattern to match the end of its name."""
     patterns = config.get(field) or {}
     return next((v for p, v in patterns.items() if re.match(rf"(.*\.)?({p})$", name)), default)

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy (docs/model.md "Loss"): at once, by chunks, or by micro-batches.
+"""Next-token cross-entropy (docs/model.md "Loss"): in one piece, by chunks, or by micro-batches.
 
 The formula is in `_summed`, and the selection of targets in `_targets`; everything else splits the
 work. All variants give the same number: one mean over the valid targets of the whole batch, never a
@@ -47,10 +47,10 @@ def next_token_loss(
     Args:
         logits: scores before the softmax, any floating dtype.
         labels: the unshifted ids; the shift by one happens here.
-        mask: True, or 1, where a label is text.
-        ignore_index: label that does not count.
+        mask: True, or 1, where a label is text and not padding.
+        ignore_index: label of positions that do not count.
         dtype: dtype of softmax, loss and result.
-        vocab_size: V, if `logits` have padding columns of -inf beyond it; None if they have none.
+        vocab_size: V, if `logits` have padding columns of -inf beyond V; None if they have none.
         segment_ids: document of each token, for packed documents; the last token of a document has
             no target.
 
@@ -84,7 +84,7 @@ def loss_sum_and_count(
 
     To combine parts of a batch, add sums and counts and then divide: parts with different numbers
     of valid targets are then weighted correctly. The sum is in `dtype`, but at least float32, and
-    the count is int32. Arguments and errors as for `next_token_loss`.
+    the count is int32. Arguments and errors are those of `next_token_loss`.
     """
     # With Explicit mesh axes every operation would have to state the placement of its result.
     return automatic(
@@ -137,10 +137,10 @@ def chunked_next_token_loss(
         project: maps hidden states (B, n, D) and the head to logits (B, n, V).
         labels: as for `next_token_loss`.
         mask: as for `next_token_loss`.
-        chunk: number of positions at a time.
+        chunk: number of positions whose logits are in memory at a time.
         ignore_index: as for `next_token_loss`.
         dtype: as for `next_token_loss`.
-        vocab_size: as for `next_token_loss`, about the logits.
+        vocab_size: as for `next_token_loss`, for the logits that `project` returns.
         segment_ids: as for `next_token_loss`.
 
     Raises:
@@ -195,7 +195,7 @@ def accumulate_gradients(
     Args:
         model: a `MegalodonForCausalLM`, or any object with its `compute_loss`.
         input_ids: token ids, with micro-batches along the first axis.
-        labels: as for `compute_loss`, one per id.
+        labels: as for `compute_loss`, of the shape of `input_ids`.
         attention_mask: True where a token is valid.
         ignore_index: label that does not count.
         deterministic: False enables dropout.
@@ -241,7 +241,7 @@ def accumulate_gradients(
 def _following(
     labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
-    """Return the label that follows each position, and whether it counts; the last has none."""
+    """Return the label after each position, and whether it counts; the last position has none."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
     # Labels move between shards of a sequence, which is not possible with Explicit axes.
     return automatic(
@@ -257,7 +257,7 @@ def _next(
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)
     if segment_ids is not None:
-        # The first token of a document is no target, not even for the document before it.
+        # The first token of a document is not a target of the document before it.
         labels = jnp.where(begins(segment_ids), ignore_index, labels)
     targets = following(labels, ignore_index, mesh_of(labels))
     return targets, targets != ignore_index
@@ -270,25 +270,25 @@ def _targets(
     ignore_index: SupportsIndex,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
-    """Return the checked target of each position, safe as an index, and which ones count."""
+    """Return the checked target of each position, safe as an index, and whether it counts."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
     check_segment_ids(segment_ids, labels.shape, "labels")
     # Ignored labels are checked too: they are just as wrong, and may count in the next batch.
     labels = checked(
         labels,
         (labels != ignore_index) & ((labels < 0) | (labels >= V)),
-        f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also where a "
-        "mask or the shift leaves them out.",
+        f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also at "
+        "positions that a mask or the shift excludes.",
     )
     targets, valid = _following(labels, mask, ignore_index, segment_ids)
     # With checks off, a label out of range must neither count from the end nor select a padding
-    # column. `_NO_COLUMN` is no column, which gives NaN.
+    # column. `_NO_COLUMN` is beyond all columns, which gives NaN.
     targets = jnp.where(targets < V, targets, _NO_COLUMN)
     return jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0), valid
 
 
 def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | None, Any]:
-    labels = as_int32("compute_loss: labels", labels, axes, "give them as input_ids are")
+    labels = as_int32("compute_loss: labels", labels, axes, "give them the shape of input_ids")
     mask = as_mask("compute_loss: attention_mask", mask, labels.shape, "labels")
     if not traced(ignore_index):
         ignore_index = as_integer("compute_loss: ignore_index", ignore_index)
@@ -314,8 +314,8 @@ def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
 def _by_chunk(x: Array, chunk: int, parts: int) -> Array:
     """Reshape (B, n, ...) to (chunks, B, chunk, ...), padding the last chunk with zeros.
 
-    On `parts` shards of a sequence, every chunk has `chunk` positions of each shard, so that
-    nothing moves between shards.
+    On `parts` shards of a sequence, every chunk takes `chunk` positions from each shard, so that no
+    data moves between shards.
     """
     B, n = x.shape[0], x.shape[1] // parts
     chunks = -(-n // chunk)

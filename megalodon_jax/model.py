@@ -58,7 +58,7 @@ from megalodon_jax.types import (
 
 
 class MegalodonBlock(eqx.Module):
-    """One layer: gated EMA attention, then a feed-forward net whose residual is the block input."""
+    """One layer: gated EMA attention, then a feed-forward net, with the block input as residual."""
 
     attn: MegalodonAttention
     ffn: NormalizedFFN
@@ -79,10 +79,10 @@ class MegalodonBlock(eqx.Module):
         scale: Float[Array, ""] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map (B, L, D) to (B, L, D), and the layer's cache to the next one; `key`: dropout.
+        """Map (B, L, D) to (B, L, D), and the layer's cache to the next one.
 
-        `scale` replaces that of `ffn`, if one program runs several layers. `positions` is the index
-        of each token within its document, for packed documents.
+        `key` enables dropout. `scale` replaces `ffn.scale`, if one program runs several layers.
+        `positions` is the index of each token within its document, for packed documents.
         """
         self = with_dropout_keys(self, key)
         attn_key, ffn_key = split_key(key, 2)
@@ -143,7 +143,7 @@ class MegalodonModel(eqx.Module):
         Raises:
             ValueError: shapes do not fit, the cache is of another model, dropout lacks a key, or
                 `segment_ids` are combined with a padding mask and a cache, with a cache of more
-                than a chunk, or with a cache that has no documents.
+                than a chunk, or with a cache from calls without `segment_ids`.
             RuntimeError: a token id is outside [0, V); with a cache, a row has padding between its
                 tokens or a segment id does not fit int32; or an integer mask has values other than
                 0 and 1 (also under jit; not if `traced_checks(False)` leaves checks out).
@@ -226,7 +226,7 @@ class MegalodonModel(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         cache: ModelCache | None,
     ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
-        """Return the cache to continue from, positions in documents, and the last document."""
+        """Return the cache to continue from, positions in documents, and last document per row."""
         if mask is not None:
             raise ValueError(PACKED_MASK)
         if self.config.effective_max_cache_len != self.config.chunk_size:
@@ -241,7 +241,7 @@ class MegalodonModel(eqx.Module):
             return cache, positions, cache.document
         cache = continued(cache, ids[:, 0])
         if L == 1:
-            # A single token continues its row, in whatever document.
+            # A single token needs no positions: its row either continues, or was just reset.
             return cache, None, ids[:, -1]
         first = positions == jnp.arange(L, dtype=jnp.int32)
         positions = positions + jnp.where(first, cache.position[:, None], 0)
@@ -250,13 +250,13 @@ class MegalodonModel(eqx.Module):
     def _received(
         self, cache: ModelCache, batch_size: int, length: int | Int32[Array, " B"]
     ) -> ModelCache:
-        """Check a cache and make room for a call of `length` tokens (per row if (B,))."""
+        """Check a cache and make room for a call of `length` tokens, a number or one per row."""
         check_cache(self.config, cache, batch_size)
         if not isinstance(length, int):
             cache = rowwise_cache(cache, batch_size)
         cache = grown_cache(self.config, cache, length)
         if isinstance(self.layers, StackedBlocks):
-            # A loop needs equal caches: fill in missing parts as before the first token.
+            # A loop needs caches of equal structure: give missing parts their initial state.
             cache = filled_cache(self.config, cache, batch_size)
         return cache
 
@@ -328,7 +328,7 @@ class MegalodonForCausalLM(eqx.Module):
     ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
         """Return the logits (B, L, V) in `config.accum_dtype`, and the cache after them or None.
 
-        Arguments and errors as for `MegalodonModel`.
+        Arguments and errors are those of `MegalodonModel.__call__`.
         """
         shape, width = np.shape(input_ids), self.head.shape[0]
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
@@ -359,7 +359,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head as the product reads it: on a mesh, its rows are padded and cut."""
+        """Return the head's matrix; on a mesh, its rows are padded to W and sharded."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 
@@ -391,7 +391,8 @@ class MegalodonForCausalLM(eqx.Module):
         `labels` (B, L) are the unshifted ids; the shift by one happens here. See
         `megalodon_jax.loss.next_token_loss` for which targets count. `loss_chunk` bounds memory:
         logits exist for that many positions at a time, forward and backward, instead of (B, L, V).
-        With `segment_ids`, as for the model, no document predicts the first token of the next.
+        With `segment_ids`, no document predicts the first token of the next. All other arguments
+        are those of `MegalodonModel.__call__`.
 
         Raises:
             ValueError: `labels` or `segment_ids` have another shape than `input_ids`, or
@@ -455,7 +456,7 @@ class MegalodonForCausalLM(eqx.Module):
             if logits.shape[-1] == V:
                 logits = checkpoint_name(logits, "logits")
             else:
-                # The mark excludes padding columns; the loss uses the padded logits.
+                # The named value excludes padding columns, but the loss uses the padded logits.
                 checkpoint_name(logits[..., :V], "logits")
             return next_token_loss(logits, labels, attention_mask, **rules)
         return chunked_next_token_loss(
@@ -469,7 +470,7 @@ _TOKENS = ("batch", "sequence")
 def _padding(
     mask: Any, shape: Any, cache: ModelCache | None, return_cache: bool
 ) -> tuple[Any, bool]:
-    """Return the mask that is needed, and whether the cache has positions per row."""
+    """Return the mask (None if a cached call needs none), and whether caches have row positions."""
     if cache is None and not return_cache:
         return mask, False
     mask = padding_of(mask, shape)
@@ -485,7 +486,7 @@ def _specs(
     per_row: bool,
     packed: bool,
 ) -> Any:
-    """Return specs of hidden states or logits (*shape, width), and of the cache or None."""
+    """Return specs of an output (*shape, width), and of the cache (None unless returned)."""
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
     if not return_cache:
         return out, None
@@ -495,7 +496,7 @@ def _specs(
 def _routed(
     model: MegalodonModel, head: Linear | None, config: MegalodonConfig
 ) -> tuple[MegalodonModel, Linear | None, str]:
-    """Assign every linear map its backend; return model, head and the backend of the head."""
+    """Assign every linear map its GEMM backend; return model, head and the head's backend."""
     parts: Any = {"model": model, "lm_head": head}
     # A tied head is not a linear map, but it is multiplied like one.
     names = dict.fromkeys((*linear_maps(parts), "lm_head"))

@@ -17,19 +17,19 @@ def optimiser_update(
 ) -> tuple[Any, Any]:
     """Return `transform.update(gradients, state, params, **extra)`: updates to add, and the state.
 
-    optax multiplies floats by its integer step count, which `jax_numpy_dtype_promotion="strict"`
-    forbids. So standard promotion is enabled for the duration of the call.
+    optax multiplies floats by its integer step count, which is an error under
+    `jax_numpy_dtype_promotion="strict"`. So this call enables standard promotion.
     """
     with jax.numpy_dtype_promotion("standard"):
         return transform.update(gradients, state, params, **extra)
 
 
 def decay_mask(params: Any) -> Any:
-    """Return, for each leaf, whether weight decay applies: to matrices of linear maps and adapters.
+    """Return a bool per leaf, True for weight decay: matrices of linear maps and of adapters.
 
-    It does not apply to norms, biases, gains, the EMA, or the embedding and head, whose magnitudes
-    have a meaning. The mask goes by names, so it is also correct for stacked layers, whose vectors
-    have two axes. For `mask=` of `optax.adamw`, `optax.add_decayed_weights` and others.
+    Weight decay does not apply to norms, biases, gains, the EMA, or the embedding and head, whose
+    magnitudes have a meaning. The mask uses names, so it is also correct for stacked layers, whose
+    vectors have two axes. Pass this function as `mask=` to `optax.adamw` and others.
 
     Args:
         params: a model, or a pytree whose leaves have the names of its parameters.

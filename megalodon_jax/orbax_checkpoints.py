@@ -60,18 +60,19 @@ _STEP_FILE = "_CHECKPOINT_METADATA"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored step, with the values given to `OrbaxCheckpoints.save`."""
+    """Values of a restored step, as they were given to `OrbaxCheckpoints.save`."""
 
     model: MegalodonForCausalLM
     step: int
     opt_state: Any = None
-    """Optimiser state with the structure of `opt_state_like`; None if that was not given."""
+    """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
     key: jax.Array | None = None
     position: Any = None
+    """Position of the run in its data, as JSON values."""
 
 
 class OrbaxCheckpoints:
-    """Saves the steps of a run to a folder; as a context manager it waits for the last save.
+    """Saves steps of a training run to a folder; as a context manager, waits for the last save.
 
     Args:
         folder: the run's folder, on a disk that all processes see; missing parents are created.
@@ -134,7 +135,8 @@ class OrbaxCheckpoints:
             return False
         if step in self._manager.all_steps():
             raise ValueError(
-                f"{self.folder} holds step {step} already: delete it, or go on from it."
+                f"{self.folder} holds step {step} already: delete its folder, or restore that step "
+                "and continue from it."
             )
         check_unstacked("OrbaxCheckpoints.save", (model, opt_state))
         trees = {MODEL: storable_leaves(model, MODEL)}
@@ -155,18 +157,18 @@ class OrbaxCheckpoints:
         try:
             json.dumps(position)
         except (TypeError, ValueError) as error:
-            # Checked here rather than in the thread that writes.
+            # Checked here, because an error in Orbax's writing thread would come later.
             raise ValueError(f"OrbaxCheckpoints.save: position must be JSON: {error}.") from error
         items = {item: ocp.args.PyTreeSave(stored_arrays(leaves)) for item, leaves in trees.items()}
         arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
         return bool(self._manager.save(step, args=arguments, force=force))
 
     def latest(self) -> int | None:
-        """Return the newest complete step, or None."""
+        """Return the number of the newest complete step, or None if there is none."""
         return self._manager.latest_step()
 
     def wait(self) -> None:
-        """Wait until every save is complete; raise the error of a failed one."""
+        """Wait until every save is complete; raise the error of a save that failed."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
@@ -182,7 +184,7 @@ class OrbaxCheckpoints:
 
 
 def latest(folder: str | os.PathLike[str]) -> int | None:
-    """Return the newest complete step in a run's folder, or None."""
+    """Return the number of the newest complete step in a run's folder, or None if there is none."""
     folder = _absolute(folder)
     found = folder.iterdir() if folder.is_dir() else ()
     numbers = [int(path.name) for path in found if path.name.isdecimal() and _is_step(path)]
@@ -190,7 +192,7 @@ def latest(folder: str | os.PathLike[str]) -> int | None:
 
 
 def is_orbax(folder: Path) -> bool:
-    """Return whether a folder is that of a run's steps, or of one step."""
+    """Return whether a folder holds the steps of a run, or is the folder of one step."""
     return folder.is_dir() and (_is_step(folder) or latest(folder) is not None)
 
 
@@ -254,13 +256,14 @@ def restore(
 
 
 def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[str, np.ndarray]]:
-    """Return configuration and parameters of the newest step as NumPy arrays, for any saved mesh.
+    """Return configuration and parameters (NumPy arrays by torch name) of a run's newest step.
 
     Args:
-        folder: folder of a run's steps, or of one step.
+        folder: folder of a run's steps, or of one step, saved on any mesh.
 
     Raises:
-        ImportError, FileNotFoundError: as for `restore`.
+        ImportError: Orbax is not installed.
+        FileNotFoundError: there is no complete step.
     """
     ocp = orbax_package()
     place = _step_folder(_absolute(folder), None)
@@ -290,8 +293,8 @@ def _step_folder(folder: Path, step: int | None) -> Path:
         there = sorted((p.name for p in folder.glob("*") if _is_step(p)), key=lambda n: (len(n), n))
         wanted = "a complete step" if step is None else f"step {step}"
         raise FileNotFoundError(
-            f"no checkpoint of Orbax at {folder}: {wanted} is not there, complete are "
-            f"{', '.join(there[-6:]) or 'none'}."
+            f"no Orbax checkpoint at {folder}: {wanted} is not there; the newest complete steps "
+            f"are {', '.join(there[-6:]) or 'none'}."
         )
     return folder / str(chosen)
 
@@ -326,6 +329,6 @@ def _check(
     refuse(
         problems,
         f"{place} differs from what was requested",
-        "Ask with the configuration and the optimiser of the run; parameters that somebody added "
-        "need model_like.",
+        "Restore with the configuration and the optimiser of the run; pass model_like if a user "
+        "added parameters to the model.",
     )

@@ -1,8 +1,7 @@
-"""Items that Orbax stores for a step, and how they are restored: leaves by name, and JSON about
-them.
+"""Items that Orbax stores and restores for a step: leaves by name, and JSON that describes them.
 
-Orbax stores non-empty arrays only. PRNG keys are stored as their numbers; empty leaves and weak
-types are noted in the JSON. Source: docs/guide.md "Checkpoints of a long run".
+Orbax stores non-empty arrays only. PRNG keys are stored as integer arrays; empty leaves and weak
+types are recorded in the JSON. Source: docs/guide.md "Checkpoints of a long run".
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ def orbax_package() -> Any:
     """Import and return Orbax's package, which is an optional dependency.
 
     Raises:
-        ImportError: it is not installed; the message names the extra.
+        ImportError: Orbax is not installed; the message says how to install it.
     """
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
             "Orbax is not installed: pip install 'megalodon-numerics[orbax]', or use "
-            "megalodon_jax.checkpoint, which needs nothing else."
+            "megalodon_jax.checkpoint, which needs no extra package."
         ) from error
     return ocp
 
 
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Restore items of a step's folder, by name, each with its Orbax arguments."""
+    """Restore items of a step's folder; `plans` holds each item's Orbax arguments by name."""
     ocp = orbax_package()
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -51,37 +50,37 @@ def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
             return reader.restore(place, args=ocp.args.Composite(**plans))
 
     # If an event loop runs (in a notebook), Orbax makes the arrays in a separate thread, which does
-    # not see this thread's `jax.enable_x64` and would narrow float64 to float32. Our thread has no
-    # loop and sets it.
+    # not see this thread's `jax.enable_x64` and would narrow float64 to float32. The thread started
+    # here has no event loop, and sets `jax.enable_x64` itself.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(load).result()
 
 
 def read_meta(place: Path) -> dict[str, Any]:
-    """Return the JSON of a step's folder.
+    """Return the `meta` item of a step's folder, a JSON object.
 
     Raises:
-        ValueError: it was written by another program or version.
+        ValueError: another program or version wrote the folder.
     """
     meta = load_items(place, {META: orbax_package().args.JsonRestore()})[META]
     found = (meta.get("kind"), meta.get("schema")) if isinstance(meta, dict) else (None, None)
     if found != (KIND, SCHEMA):
         raise ValueError(
             f"{place} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
-            f"{SCHEMA}: it was not saved by megalodon_jax.orbax_checkpoints of this version."
+            f"{SCHEMA}; read it with the program and version that saved it."
         )
     return meta
 
 
 def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Describe each leaf, beyond what Orbax stores about its array."""
+    """Return, by name, the properties of each leaf that Orbax does not store, as JSON values."""
     rows: dict[str, dict[str, Any]] = {}
     for name, leaf in leaves.items():
         rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
         if _is_key(leaf):
             rows[name]["prng"] = str(jax.random.key_impl(leaf))
         elif getattr(leaf, "weak_type", False):
-            # A strongly typed scalar would promote where this one does not.
+            # A strongly typed scalar would promote other dtypes where this one does not.
             rows[name]["weak"] = True
         elif not leaf.size:
             rows[name]["dtype"] = str(leaf.dtype)
@@ -99,7 +98,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def shape_of(row: Mapping[str, Any]) -> Any:
-    """Return the shape of a PRNG key described by its row, typed or as numbers."""
+    """Return shape and dtype of a PRNG key, typed or raw, from its entry in `leaf_rows`."""
     if "prng" in row:
         return jax.eval_shape(
             lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))
@@ -114,7 +113,15 @@ def read_leaves(
     layout: Mapping[str, Mapping[str, PartitionSpec]],
     mesh: Mesh | None,
 ) -> dict[str, dict[str, Any]]:
-    """Read items onto their devices; return leaves by item and name."""
+    """Read items onto their devices, and return leaves by item and name.
+
+    Args:
+        place: folder of the step.
+        rows: the saved result of `leaf_rows`, by item.
+        likes: arrays or shapes to read, by item and name.
+        layout: specs on `mesh`, by item and name; a leaf without one is replicated.
+        mesh: the mesh; None puts all leaves on the first device.
+    """
     ocp = orbax_package()
     plans, shardings = {}, {}
     for item, like in likes.items():

@@ -27,7 +27,7 @@ def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
         owner: name of the setting, for errors.
 
     Raises:
-        ValueError: it is not a sequence of pairs of strings, or a value is not allowed.
+        ValueError: `rules` are not pairs of strings, or assign a value that is not allowed.
     """
     try:
         pairs = rules.items() if isinstance(rules, Mapping) else rules
@@ -48,11 +48,11 @@ def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
 
 
 def resolve(policy: Policy, names: Iterable[str], default: str, owner: str) -> dict[str, str]:
-    """Return the value of every name: that of the first matching rule, else `default`.
+    """Return a value for every name: that of the first matching rule, else `default`.
 
     Args:
         policy: the rules, in order.
-        names: all modules that rules may match.
+        names: names of all modules that rules may match.
         default: value of modules that no rule matches.
         owner: name of the setting, for errors.
 

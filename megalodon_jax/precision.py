@@ -30,15 +30,15 @@ def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
             that a user added to the model (`other_leaves`), only the user can decide this.
 
     Raises:
-        ValueError: layers are stacked, so that one layer would hide what another holds; or no leaf
-            matches a name in `also`.
+        ValueError: layers are stacked, so that one layer could hide the values of another; or no
+            leaf matches a name in `also`.
     """
     check_unstacked("precision", model)
     leaves = named_leaves(model)
     if unused := [pattern for pattern in also if not fnmatch.filter(leaves, pattern)]:
         raise ValueError(
-            f"precision: no parameter is called {', '.join(unused)}; those without a rule are "
-            f"{sorted(other_leaves(model)) or 'none'}."
+            f"precision: also={', '.join(unused)} matches no parameter; parameters that were added "
+            f"to the model are {sorted(other_leaves(model)) or 'none'}."
         )
     return {
         name: leaf
@@ -48,9 +48,9 @@ def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
 
 
 def other_leaves(model: Any) -> dict[str, Any]:
-    """Return the leaves without a role, by name: parameters that a user added to the model.
+    """Return the leaves with `Role.OTHER`, by name: parameters that a user added to the model.
 
-    Audits treat them as sensitive only if they are listed in `also`.
+    Audits treat these as sensitive only if the argument `also` names them.
     """
     return {n: leaf for n, leaf in named_leaves(model).items() if role_of(n) is Role.OTHER}
 
@@ -58,9 +58,9 @@ def other_leaves(model: Any) -> dict[str, Any]:
 def audit_sensitive_param_dtypes(
     model: Any, *, expected_dtype: DTypeLike = jnp.float32, also: Collection[str] = ()
 ) -> dict[str, np.dtype]:
-    """Return the sensitive parameters not stored in `expected_dtype`; empty means clean.
+    """Return the dtypes, by name, of sensitive parameters that are not in `expected_dtype`.
 
-    Args and errors: see `sensitive_leaves`.
+    An empty result means that all are. Other arguments and errors: see `sensitive_leaves`.
     """
     expected = jnp.dtype(expected_dtype)
     leaves = sensitive_leaves(model, also)
@@ -84,11 +84,11 @@ def ensure_sensitive_param_dtype(
 
 
 def audit_rounded_values(model: Any, *, also: Collection[str] = ()) -> dict[str, int]:
-    """Return sensitive leaves in which every value is exactly a bfloat16 number, with their sizes.
+    """Return sizes, by name, of sensitive leaves in which every value is a bfloat16 number.
 
-    Such a leaf was rounded before it got its present dtype: by chance this happens to a trained
-    float32 tensor of n elements with probability 2^-16n. Leaves with one repeated value (such as an
-    initialisation of 0 or 1) are not reported, because they prove nothing.
+    Such a leaf was rounded before it got its present dtype: by chance, a trained float32 tensor of
+    n elements has only such values with probability 2^-16n. Leaves with one repeated value (such as
+    an initialisation of 0 or 1) are left out, because they prove nothing.
     """
     rounded = {}
     for name, leaf in sensitive_leaves(model, also).items():

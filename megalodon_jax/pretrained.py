@@ -12,7 +12,8 @@ from pathlib import Path
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", flags=re.ASCII)
 _HUB_FILES = ("*.json", "*.safetensors")
 _HUB_PICKLES = ("*.bin",)
-"""Downloaded only if a model has no safetensors files, since they hold the same weights again."""
+"""Patterns of files that are downloaded only if a model has no safetensors files, since both would
+hold the same weights."""
 _NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -21,25 +22,26 @@ _NAMES = (
 )
 _SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
-"""Files that a training run stores beside the model."""
+"""Names of files that a training run stores beside the model, and that are not the model."""
 
 
 def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return an existing path: the given one, or the local files of a hub id.
+    """Return an existing path: the given one, or the downloaded files of a Hugging Face hub id.
 
-    An existing path is never taken for an id. The files of an id are downloaded once, by
+    An existing path is never treated as an id. The files of an id are downloaded once, by
     huggingface_hub with its settings (`HF_HOME`, `HF_HUB_OFFLINE`, tokens).
 
     Raises:
-        FileNotFoundError: it is neither; the message says what was tried.
-        ValueError: a revision was given for a path.
+        FileNotFoundError: `path` is neither a path nor a hub id that can be downloaded; the message
+            says what was tried.
+        ValueError: a revision was given for an existing path.
     """
     here = Path(path)
     if here.exists():
         if revision is not None:
             raise ValueError(
-                f"revision={revision!r} is for an id of the hub, and {here} is here as a path; "
-                "leave it out, or rename the path."
+                f"revision={revision!r} is for an id of the hub, but {here} is an existing path; "
+                "leave out revision, or rename the path."
             )
         return here
     name = os.fspath(path)
@@ -67,13 +69,14 @@ def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """Return the weights file that a path names: itself, or the one inside a folder.
+    """Return the weights file at a path: the path itself, or the file inside a folder.
 
-    The file in a folder has one of the usual names, or is the only one of its kind there.
+    In a folder, this is the file with one of the usual names (`_NAMES`), or the only one with the
+    first of `_SUFFIXES` that occurs.
 
     Raises:
-        FileNotFoundError: there is none; the message lists the expected names.
-        ValueError: there are several; the message lists them.
+        FileNotFoundError: there is no weights file; the message lists the expected names.
+        ValueError: there are several candidates; the message lists them.
     """
     if not path.is_dir():
         if not path.is_file():
@@ -94,8 +97,8 @@ def checkpoint_file(path: Path) -> Path:
     hint = ""
     if any(f.suffix == ".distcp" for f in files):
         hint = (
-            " Its distributed checkpoint becomes a torch file by "
-            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+            " It holds a distributed checkpoint, which "
+            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save converts to a torch file."
         )
     elif any((f / "_CHECKPOINT_METADATA").is_file() for f in (path, *path.iterdir())):
         hint = (

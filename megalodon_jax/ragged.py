@@ -1,9 +1,9 @@
-"""Rows of unequal length with a cache: a piece (B, L) of which row b contains only some tokens.
+"""Rows of unequal length with a cache: each row of a call (B, L) holds L tokens or fewer.
 
-The tokens of a row are adjacent, with padding on the left, the right or both. The model moves them
-to the left once, before its embedding. Then everything counts from each row's first token, and the
-padding, which comes later, affects no token, since all layers are causal. The layers only need to
-return the state after the last token of each row.
+The tokens of a row are adjacent, with padding on the left, the right or both. The model moves the
+tokens to the left once, before its embedding. Then positions count from each row's first token, and
+the padding, which comes later, affects no token, since all layers are causal. The layers only need
+to return the state after the last token of each row.
 
 Source: docs/model.md "Caches".
 """
@@ -24,10 +24,10 @@ Tree = TypeVar("Tree")
 
 
 def padding_of(mask: Tree, shape: tuple[int, ...]) -> Tree | None:
-    """Return a mask, or None if it is known to have no padding, so that rows stay equal.
+    """Return a mask, or None if it is known to have no padding, so that rows share one position.
 
-    A traced mask has no value, so it may have padding. An invalid mask is returned too, to be
-    rejected by `megalodon_jax.inputs.as_mask`.
+    A traced mask has no value, so it may have padding. An invalid mask is returned unchanged, so
+    that `megalodon_jax.inputs.as_mask` rejects it.
     """
     given: Any = mask
     known = isinstance(given, np.ndarray) or (
@@ -44,10 +44,10 @@ def lengths_of(mask: Bool[Array, "B L"]) -> Int32[Array, " B"]:
 
 
 class Aligned(NamedTuple):
-    """A piece whose rows start with their tokens.
+    """Inputs of a call after the tokens of each row were moved to its left end.
 
-    ids (B, L), mask (B, L) and lengths (B,). start (B,) is where each row started before, or None
-    if nothing was moved.
+    `lengths` (B,) is the number of tokens per row. `start` (B,) is the column of each row's first
+    token before the move, or None if nothing was moved.
     """
 
     ids: Int32[Array, "B L"]
@@ -72,12 +72,12 @@ def aligned(ids: Int32[Array, "B L"], mask: Bool[Array, "B L"]) -> Aligned:
 
 
 def to_place(x: Float[Array, "B L D"], start: Int32[Array, " B"]) -> Float[Array, "B L D"]:
-    """Move results of an aligned piece back to the original places of its tokens."""
+    """Move outputs for `Aligned` inputs back to the original columns of their tokens."""
     return rolled(x, -start)
 
 
 def rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array, "B L ..."]:
-    """Rotate each row so that it starts with its element `by`; earlier elements come last."""
+    """Rotate each row so that its element at index `by` comes first; earlier elements come last."""
     L = x.shape[1]
     index = (jnp.arange(L, dtype=jnp.int32)[None] + by[:, None]) % L
     index = index.reshape(index.shape + (1,) * (x.ndim - 2))
@@ -85,7 +85,7 @@ def rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array,
 
 
 def kept(lengths: Int32[Array, " B"], new: Tree, old: Tree) -> Tree:
-    """Return `new`, but `old` in rows without a token, whose state is unchanged bit for bit."""
+    """Return the state `new`, but `old`, bit for bit, in rows without a token (length 0)."""
 
     def choose(new: Array, old: Array) -> Array:
         some = (lengths > 0).reshape((-1,) + (1,) * (new.ndim - 1))

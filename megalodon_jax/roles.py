@@ -17,7 +17,7 @@ Tree = TypeVar("Tree")
 
 
 class Role(StrEnum):
-    """Purpose of a parameter, which decides its sensitivity, probes and remedies."""
+    """Purpose of a parameter; decides its storage precision, placement, probes and remedies."""
 
     EMBEDDING = "embedding"
     HEAD = "head"
@@ -29,7 +29,7 @@ class Role(StrEnum):
     LORA = "lora"
     """Matrix of an adapter (`megalodon_jax.lora`); never in a plain model."""
     OTHER = "other"
-    """Parameter that no rule names, such as one added by a user; never one of our own model."""
+    """Parameter that no rule in `_ROLES` names, such as one added by a user; never one of ours."""
 
 
 SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
@@ -66,14 +66,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def check_unstacked(caller: str, tree: Any) -> None:
-    """Check that no layers are stacked, for code that looks up parameters by their own names.
+    """Check that no layers are stacked, for code that looks up parameters by layer.
 
     Raises:
-        ValueError: they are stacked (`megalodon_jax.stack_layers`).
+        ValueError: layers are stacked (`megalodon_jax.stack_layers`); the message begins with
+            `caller`, the name of the calling function.
     """
     if stacked := next((name for name in named_leaves(tree) if _STACKED.search(name)), None):
         raise ValueError(
-            f"{caller}: expected layers one by one, and {stacked} is of all of them; call "
+            f"{caller}: expected layers one by one, but {stacked} holds all layers; call "
             "unstack_layers first, on the model and on its optimiser's state."
         )
 

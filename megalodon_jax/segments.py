@@ -1,7 +1,7 @@
 """Packed documents: the position of each token within its document.
 
-Layers receive one array, the index of every token within its document. It contains all they need:
-the token `r` places back belongs to the same document if the index is at least `r`.
+Layers receive one array, the index of every token within its document, which is all they need: the
+token `r` places before a token is in the same document if the token's index is at least `r`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def document_positions(
 
     Args:
         segment_ids: equal neighbours are one document; an id may be reused later for another one.
-        shape: the shape they must have.
-        owner: the array with that shape, for errors.
+        shape: the shape that `segment_ids` must have.
+        owner: name of the array with that shape, for errors.
 
     Raises:
-        ValueError: they are not integers, or have another shape.
+        ValueError: `segment_ids` are not integers, or have another shape.
     """
     check_segment_ids(segment_ids, shape, owner)
     if segment_ids is None:
         return None
-    # Replicated over the sequence: a row of booleans is smaller than what a running maximum over
-    # shards would communicate.
+    # Replicated over the sequence axis: a row of booleans is smaller than the data that a running
+    # maximum over shards would communicate.
     changed = placed(begins(segment_ids), "batch", None)
     index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
     begin = jax.lax.cummax(jnp.where(changed, index, 0), axis=1)
@@ -50,24 +50,24 @@ def document_positions(
 
 
 def stream_ids(segment_ids: SegmentIds) -> Int32[Array, "B L"]:
-    """Return segment ids as a cache stores them.
+    """Return segment ids as int32, in which a cache stores them.
 
     Raises:
-        RuntimeError: one does not fit int32 (also under jit): two documents could get the same id.
+        RuntimeError: an id does not fit int32, so two documents could get one id (also under jit).
     """
     ids = as_int32("segment_ids", segment_ids, "B L", "give each token the number of its document")
-    # Values that did not fit were clipped to an end of the range.
+    # `as_int32` clipped values that do not fit to the ends of the range.
     ends = jnp.iinfo(jnp.int32)
     return checked(
         ids,
         (ids == ends.min) | (ids == ends.max),
-        "segment_ids beside a cache must be above -2**31 and below 2**31 - 1: the cache keeps the "
-        "last of each row as int32.",
+        "segment_ids with a cache must be above -2**31 and below 2**31 - 1: the cache stores the "
+        "last id of each row as int32.",
     )
 
 
 def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
-    """Return a cache whose rows continue if their document does, and start anew otherwise.
+    """Return a cache with rows reset to the initial state unless their document continues.
 
     Args:
         cache: cache with positions per row, and the current document of each row.
@@ -80,7 +80,7 @@ def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
         return jnp.where(rows, leaf, jnp.asarray(fresh, leaf.dtype))
 
     def layer(held: LayerCache) -> LayerCache:
-        # Keys and values are kept: a ring whose counters are 0 is empty.
+        # Keys and values need no reset: a ring buffer whose counters are 0 is empty.
         attn = held.attn and eqx.tree_at(
             lambda ring: (ring.count, ring.first), held.attn, replace_fn=kept
         )
@@ -106,10 +106,10 @@ def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
 def check_segment_ids(
     segment_ids: Integer[Tensor, "*batch L"] | None, shape: tuple[int, ...], owner: str
 ) -> None:
-    """Check that segment ids are integers of a shape.
+    """Check that segment ids, if given, are integers of the shape `shape` of the array `owner`.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the dtype or the shape differs.
     """
     if segment_ids is None:
         return

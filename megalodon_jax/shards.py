@@ -1,8 +1,8 @@
 """Writes tensors to safetensors files: one file, or shards with an index.
 
 Names and index are those of Hugging Face: `model-00001-of-00003.safetensors`, and
-`model.safetensors.index.json` with the shard of each tensor and the total size in bytes. A shard is
-read into memory when it is written, so a save needs memory for its largest shard. Source:
+`model.safetensors.index.json` with the shard of each tensor and the total size in bytes. Tensors
+are read into memory one shard at a time, so a save needs memory for its largest shard. Source:
 docs/guide.md "Interop".
 """
 
@@ -28,7 +28,7 @@ INDEX = f"{SUFFIX}.index.json"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _FORMAT = {"format": "pt"}
-"""Transformers rejects files that do not name the library of their layout."""
+"""Metadata of each file: Transformers rejects a file that does not name its library."""
 
 
 def save_tensors(
@@ -38,8 +38,9 @@ def save_tensors(
 ) -> list[Path]:
     """Write tensors to one safetensors file, or to shards if they exceed a size.
 
-    Everything is written to temporary files and then renamed. Files that an earlier save left under
-    these names are deleted once the new ones are complete, so that no loader finds a mixture.
+    Everything is written to temporary files and then renamed. Files of an earlier save with names
+    derived from `path` are deleted once the new files are complete, so that no loader finds a
+    mixture.
 
     Args:
         tensors: the tensors, by name.
@@ -51,7 +52,8 @@ def save_tensors(
         The files, the index last.
 
     Raises:
-        ValueError: the size is invalid, or a file to be sharded does not end in `.safetensors`.
+        ValueError: `max_shard_size` is invalid, or several shards are needed and `path` does not
+            end in `.safetensors`.
         OSError: the folder cannot be written; its former content is unchanged.
     """
     path = Path(path)
@@ -60,7 +62,8 @@ def save_tensors(
     if len(groups) == 1:
         with written_aside(path) as aside:
             _write(groups[0], tensors, aside)
-        # Loaders look for a single file first, so this order leaves no gap.
+        # Loaders look for a single file first, so the old shards may remain until the new file is
+        # in place.
         _remove([_index_of(path), *_shards_of(path)])
         return [path]
     if path.suffix != SUFFIX:
@@ -91,7 +94,7 @@ def parsed_size(size: int | str) -> int:
     """Parse a number of bytes: 5000, "5000", "5GB" (10^9) or "5GiB" (2^30).
 
     Raises:
-        ValueError: it cannot be parsed, or is not positive.
+        ValueError: `size` cannot be parsed, or is not positive.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())
     number = float(found[1]) * _UNITS.get(found[2], 0) if found else 0
@@ -104,7 +107,7 @@ def parsed_size(size: int | str) -> int:
 
 
 def _groups(sizes: Mapping[str, int], limit: int | None) -> list[list[str]]:
-    """Split names, in order, into groups of at most `limit` bytes."""
+    """Split names, in order, into groups of at most `limit` bytes; a larger tensor is alone."""
     groups: list[list[str]] = [[]]
     room = math.inf if limit is None else limit
     for name, size in sizes.items():
@@ -125,7 +128,7 @@ def _index_of(path: Path) -> Path:
 
 
 def _shards_of(path: Path) -> list[Path]:
-    """Return the shards that earlier saves left under the name of a file."""
+    """Return existing files named like shards of `path`, such as those of an earlier save."""
     name = re.compile(rf"{re.escape(path.stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
     return sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
 
@@ -136,9 +139,9 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def _publish(aside: Path, path: Path, names: list[str]) -> None:
-    """Move shards and index from `aside` to their places, the index last.
+    """Move shards and index from the folder `aside` to their places, the index last.
 
-    Shards are a checkpoint only with an index. If new shards have the names of old ones, the old
+    Loaders read shards only through an index. If new shards have the names of old ones, the old
     index is moved away first. So a process killed between two renames leaves shards without an
     index, which no loader accepts, and never an index of one save with shards of another. After an
     error the old files are restored.

@@ -1,7 +1,7 @@
 """Stacks the layers of a model in memory, and unstacks them.
 
-Otherwise the compile time of a training step grows with the depth: gradients are sliced from a
-stack layer by layer, and every slice and every update of a parameter is a separate kernel
+Without stacking, the compile time of a training step grows with the depth: gradients are sliced
+from a stack layer by layer, and every slice and every update of a parameter is a separate kernel
 (docs/speed.md "Compiling"). With stacked layers, each parameter is one array for the loop, the
 gradient and the optimiser.
 """
@@ -23,16 +23,16 @@ def stack_layers(tree: Tree) -> Tree:
     """Return a pytree whose models hold their layers stacked, along a first axis of all arrays.
 
     The layers run as one loop, as with `scan_layers`, but their parameters are not stacked again at
-    every call. Functions that look up parameters by layer names (checkpoints, meshes, audits)
-    require an unstacked model, and say so. Every parameter has one more axis, so an optimiser that
-    depends on `ndim`, such as one that decays matrices only, must use names instead
+    every call. Functions that look up parameters by layer names (checkpoints, meshes, audits) raise
+    ValueError for a stacked model. Every parameter has one more axis, so an optimiser that depends
+    on `ndim`, such as one that decays matrices only, must use names instead
     (`megalodon_jax.roles.role_of`).
 
     Args:
         tree: a model, its gradients, an optimiser state whose leaves have the shapes of their
-            parameters (SGD, Adam), or several of these. Stacking placed arrays keeps their
-            placement, so place them on a mesh first. A stacked model is returned unchanged. For
-            models made by `vmap`, call this under `vmap`, since the first axis is already used.
+            parameters (SGD, Adam), or several of these. Stacking keeps the placement of arrays on a
+            mesh, so shard the model before. A stacked model is returned unchanged. For models made
+            by `vmap`, call this under `vmap`, since their first axis is the one of `vmap`.
 
     Raises:
         ValueError: layers differ in sizes, dtypes or backends, leaves are shapes rather than
@@ -55,8 +55,8 @@ def _with_layers(tree: Tree, name: str, kind: type, change: Any) -> Tree:
     nodes, structure = jax.tree.flatten(tree, is_leaf=_is_model)
     if not any(map(_is_model, nodes)):
         raise ValueError(
-            f"{name}: expected a Megalodon, its gradients or an optimiser's state, with a "
-            f"MegalodonModel in it; got {type(tree).__name__} without one."
+            f"{name}: expected a pytree that contains a MegalodonModel (a model, its gradients or "
+            f"an optimiser's state), got {type(tree).__name__} without one."
         )
 
     def changed(node: Any) -> Any:

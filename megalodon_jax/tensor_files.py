@@ -1,7 +1,7 @@
-"""Tensors in files, listed by name, shape and dtype before any of them is read.
+"""Tensors in files, with name, shape and dtype known before any values are read.
 
-A safetensors file, or an index with its shards, is processed one tensor at a time, so that a
-checkpoint larger than memory can be compared and audited. Source: docs/parity.md "Big checkpoints".
+A safetensors file, or an index with its shards, is read one tensor at a time, so that a checkpoint
+larger than memory can be compared and audited. Source: docs/parity.md "Big checkpoints".
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e
 _DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
 _DTYPES |= {"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 _DTYPES |= {"BOOL": "bool", "C64": "complex64"}
-"""NumPy's and ml_dtypes' names of the dtypes in safetensors files."""
+"""Names of dtypes in NumPy and ml_dtypes, by their names in safetensors files."""
 _OWN = frozenset(name for name in _DTYPES.values() if name.startswith("float8"))
-"""Dtypes that safetensors cannot return to NumPy; they are read here, using ml_dtypes."""
+"""Dtypes that safetensors cannot return as NumPy arrays; `FileTensor.map` reads them instead."""
 
 
 def printable(name: str) -> str:
-    """Return a name from a file with escapes in place of characters a terminal would interpret.
+    """Return a name from a file with escapes for characters that a terminal would interpret.
 
-    Different names stay different, so the result can replace the name.
+    Different names have different results.
     """
     doubled = name.replace("\\", "\\\\")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in doubled)
@@ -47,11 +47,11 @@ def printable(name: str) -> str:
 
 @runtime_checkable
 class Tensor(Protocol):
-    """A tensor that need not be in memory."""
+    """Protocol of a tensor whose values are read on request, for example from a file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the tensor."""
         ...
 
     @property
@@ -60,17 +60,17 @@ class Tensor(Protocol):
         ...
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor, or rows of its first axis, in the stored dtype."""
+        """Return the tensor, or a slice of its first axis, in the stored dtype."""
         ...
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of its first axis by index."""
+        """Return the elements of the first axis with the indices `rows`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in a safetensors file, which is open only during a read."""
+    """A tensor in a safetensors file; the file is open only during a read."""
 
     file: Path
     name: str
@@ -78,7 +78,7 @@ class FileTensor:
     dtype: str
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor, or some of its rows.
+        """Return the tensor, or a slice of its first axis.
 
         Raises:
             ValueError: the file can no longer be read.
@@ -90,15 +90,17 @@ class FileTensor:
             return file.get_tensor(self.name) if rows is None else file.get_slice(self.name)[rows]
 
     def map(self) -> np.ndarray:
-        """Return the tensor as a read-only memory map, whose pages are read on use and released
-        with the array.
+        """Return the tensor as a read-only memory map of the file.
+
+        Its pages are read on use, and released with the array.
 
         Raises:
             ValueError: the file can no longer be read.
         """
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
-        # The library can only copy. The format is: 8 bytes of length, a JSON header, the tensors.
+        # The safetensors library can only copy. The file format is: 8 bytes with the length of the
+        # header, a JSON header, the tensors.
         with self.file.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             try:
@@ -110,7 +112,7 @@ class FileTensor:
         return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows by index, without reading others."""
+        """Return rows of the first axis by index, without reading other rows."""
         if self.dtype in _OWN:
             return self.map()[rows]
         with open_safetensors(self.file) as file:
@@ -120,15 +122,15 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class ArrayTensor:
-    """A tensor in memory."""
+    """A tensor in memory, with the interface of `Tensor`."""
 
     array: np.ndarray
     stored_as: str = ""
-    """Name of the dtype it had on disk, if different."""
+    """Name of the dtype on disk, if it differs from that of `array`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the tensor."""
         return tuple(self.array.shape)
 
     @property
@@ -137,11 +139,11 @@ class ArrayTensor:
         return self.stored_as or self.array.dtype.name
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor or some of its rows, without copying."""
+        """Return the tensor, or a slice of its first axis, without copying."""
         return self.array if rows is None else self.array[rows]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows by index."""
+        """Return rows of the first axis by index."""
         return self.array[rows]
 
 
@@ -150,9 +152,9 @@ def open_safetensors(file: Path) -> Iterator[Any]:
     """Open a safetensors file for NumPy (bfloat16 through ml_dtypes) within this context.
 
     Raises:
-        FileNotFoundError, PermissionError: it cannot be opened.
-        ValueError: the file is not a safetensors file (the message says which format it has), or is
-            incomplete.
+        FileNotFoundError, PermissionError: the file cannot be opened.
+        ValueError: the file is not a safetensors file (the message names its format if known), or
+            is incomplete.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -191,7 +193,7 @@ def file_tensors(file: Path) -> dict[str, FileTensor]:
 
 
 def is_safetensors(file: Path) -> bool:
-    """Return whether a file starts like a safetensors file: a length, and a JSON header."""
+    """Return whether a file starts with a length and a JSON header, as safetensors files do."""
     with file.open("rb") as opened:
         start = opened.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
@@ -207,11 +209,11 @@ def _listed(file: Path, opened: Any) -> dict[str, FileTensor]:
 
 
 def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) -> dict[str, T]:
-    """Return the tensors of all shards named by an index, using `tensors_in` for each shard.
+    """Return the tensors of all shards that an index names, by calling `tensors_in` on each shard.
 
     Raises:
-        ValueError: it is not an index, a shard does not exist, or a shard holds other tensors than
-            the index assigns to it: the others are left over from another save.
+        ValueError: the file is not an index, a shard does not exist, or a shard holds other tensors
+            than the index assigns to it, because both are from different saves.
     """
     try:
         places = dict(read_json_object(index)["weight_map"])
@@ -228,7 +230,10 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
     tensors: dict[str, T] = {}
     for shard, file in shards.items():
         if not file.is_file():
-            raise ValueError(f"{index} names shard {shard}, which is not beside it.")
+            raise ValueError(
+                f"{index} names shard {shard}, which is not beside it. Copy all shards and the "
+                "index into one folder."
+            )
         here = tensors_in(file)
         named = {name for name, place in places.items() if place == shard}
         if named != set(here):

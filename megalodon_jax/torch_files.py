@@ -1,9 +1,9 @@
-"""Torch files: reads them without running any code in them, and finds the model they contain.
+"""Reads torch files without running any code in them, and finds the model that they contain.
 
-A file of `torch.save` is a pickle. It is read with torch's restricted unpickler only; other classes
-that it names are not imported but replaced by inert stand-ins. The result is searched for state
-dicts and optimiser states, wherever a training script has put them. Source: docs/stability.md
-"Which files".
+A file of `torch.save` is a pickle. It is read with torch's restricted unpickler only; classes that
+this unpickler does not know are not imported, but replaced by classes without code. The result is
+searched for state dicts and optimiser states, wherever a training script has put them. Source:
+docs/stability.md "Which files".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megalodon_jax.file_formats import format_of_file
 from megalodon_jax.tensor_files import printable
 
 Place: TypeAlias = tuple[str, ...]
-"""Sequence of keys that leads to a part of a file."""
+"""Keys that lead to a part of a file's nested content, from the outside in."""
 
 MODELS = frozenset(
     {
@@ -42,7 +42,7 @@ _AROUND = frozenset(
         *("rng_state", "rng_states", "random_state", "scheduler", "lr_scheduler", "lr_schedulers"),
     }
 )
-"""Keys of other parts of a training run, which may contain tensors too."""
+"""Keys under which a training run stores other things than the model, perhaps with tensors."""
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 _SAVE = "save the weights with torch.save(model.state_dict(), FILE)"
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
@@ -50,34 +50,34 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file; its pages are read from the file on use."""
+    """A tensor of a torch file; its values are read from the file on use."""
 
     tensor: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the tensor."""
         return tuple(self.tensor.shape)
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype it is stored in."""
+        """Name of the stored dtype."""
         return str(self.tensor.dtype).removeprefix("torch.")
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor, or rows of its first axis, in the stored dtype.
+        """Return the tensor, or a slice of its first axis, in the stored dtype.
 
         Raises:
-            ValueError: NumPy has no equivalent.
+            ValueError: NumPy has no equivalent of the tensor.
         """
         return to_numpy(self.tensor if rows is None else self.tensor[rows])
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of its first axis by index."""
+        """Return rows of the first axis by index."""
         return self.read()[rows]
 
     def place(self) -> tuple[int, ...] | None:
-        """Return a key that all names of one tensor share; None for a tensor without values."""
+        """Return a key that tensors share if memory and layout are equal; None: sparse or empty."""
         values = self.tensor
         if str(values.layout) != "torch.strided" or values.numel() == 0:
             return None
@@ -86,14 +86,14 @@ class TorchTensor:
 
 @dataclass(frozen=True)
 class TorchContents:
-    """Contents of a torch file, and which part of them is the trained model."""
+    """Contents of a torch file: the trained model, optimiser states, and a list of the rest."""
 
     tensors: dict[str, TorchTensor]
     """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Number of the model's tensors, by the place where they were found."""
+    """Number of tensors in each state dict of the model, by place."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
-    """Optimiser states, in the format of `optimizer.state_dict()`."""
+    """Optimiser states in the format of `optimizer.state_dict()`, by place."""
     left: list[str] = field(default_factory=list)
     """Descriptions of everything else in the file."""
 
@@ -101,7 +101,7 @@ class TorchContents:
         """Return the model's tensors.
 
         Raises:
-            ValueError: the file, which the message names, holds no state dict.
+            ValueError: there is no state dict; the message names `file`, and what was found.
         """
         if not self.tensors:
             held = [*map(describe, self.optimisers), *self.left]
@@ -113,17 +113,18 @@ class TorchContents:
 
 
 def is_torch_file(file: Path) -> bool:
-    """Return whether a file starts like those of `torch.save`."""
+    """Return whether a file starts like a file of `torch.save` (a zip archive or a pickle)."""
     with file.open("rb") as opened:
         return opened.read(4).startswith((_ZIP, _PICKLE))
 
 
 def read_torch_file(file: Path) -> TorchContents:
-    """Read a torch file; tensors of the current format are mapped, not read.
+    """Read a torch file. If it has torch's zip format, its tensors are memory-mapped, not read yet.
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: the file is not a torch file, is incomplete, or needs code to be read.
+        ValueError: the file is not a torch file, is incomplete, or could be read only by running
+            code in it.
     """
     return contents(_load(file))
 
@@ -131,10 +132,10 @@ def read_torch_file(file: Path) -> TorchContents:
 def contents(loaded: Any) -> TorchContents:
     """Find the state dicts and optimiser states in an object returned by `torch.load`.
 
-    The model is whatever lies under one of the `MODELS` keys. If there is none, it is every state
-    dict that is neither an average of weights nor part of the run's other state; an average is used
-    only if there is nothing else. If there are several models, their names are prefixed with the
-    place where each was found.
+    Averages of weights, and state dicts in the run's other state (`_AROUND`), are left out. Of the
+    rest, the model is those under one of the `MODELS` keys, or all if there are none. The first
+    average is used only if there is nothing else. If several state dicts are chosen, the names of
+    their tensors are prefixed with their places.
     """
     optimisers = dict(_optimisers(loaded, ()))
     dicts = dict(_state_dicts(loaded, ()))
@@ -147,17 +148,17 @@ def contents(loaded: Any) -> TorchContents:
     counts = {place: sum(1 for _ in _tensors(dicts[place], ())) for place in chosen}
     left = list(_left(loaded, (), {*chosen, *optimisers}))
     if not chosen and not optimisers:
-        # Say explicitly that these are tensors: nobody would look for parameters among integers.
+        # Say that the file holds tensors which are no parameters: integers, or scalars.
         whole = [key for key, x in _children(loaded) if _is_tensor(x) and not _is_parameter(x)]
         left = [f"{x} (one tensor, no floating-point parameter)" if x in whole else x for x in left]
     return TorchContents(tensors, counts, optimisers, left)
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """Return a torch tensor as an array of the same dtype: bfloat16 and float8 of ml_dtypes.
+    """Return a torch tensor as an array of the same dtype; bfloat16 and float8 use ml_dtypes.
 
     Raises:
-        ValueError: it is quantised or packed, or has no values.
+        ValueError: the tensor is quantised or packed, or has no values.
     """
     import torch
 
@@ -177,7 +178,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def describe(place: Place) -> str:
-    """Return a place as text that is safe for a terminal."""
+    """Return a place as dotted text without characters that a terminal would interpret."""
     return printable(".".join(place)) or "the file itself"
 
 
@@ -199,7 +200,7 @@ def _load(file: Path) -> Any:
         import torch
     except ImportError as error:
         raise ImportError(
-            f"{file} is a torch file and torch is not installed: pip install "
+            f"{file} is a torch file, but torch is not installed: pip install "
             "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
         ) from error
     archive, names = start.startswith(_ZIP), []
@@ -207,7 +208,7 @@ def _load(file: Path) -> Any:
         if archive:
             names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
         stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
-        # Warnings about protocols and deprecated storages concern whoever saved the file.
+        # Warnings about pickle protocols and deprecated storages concern the program that saved.
         with (
             warnings.catch_warnings(),
             torch.serialization.safe_globals(stand_ins),
@@ -229,7 +230,7 @@ def _load(file: Path) -> Any:
 def _under_no_foreign_name(file: Path) -> Iterator[Path]:
     """Provide a path to a torch file whose name does not end in .safetensors, within this context.
 
-    torch.load decides by that ending rather than by the content. Mapped tensors stay valid after
+    torch.load goes by that ending and not by the content. Memory-mapped tensors stay valid after
     the path is removed.
     """
     if file.suffix != ".safetensors":
@@ -254,23 +255,23 @@ def _check_archive(file: Path) -> None:
             "safetensors.numpy.save_file."
         )
     if "data.pkl" not in members:
-        raise ValueError(f"{file} is a zip archive of something else than torch; {_SAVE}.")
+        raise ValueError(f"{file} is a zip archive that torch.save did not write; {_SAVE}.")
     if "constants.pkl" in members:
         raise ValueError(f"{file} is a TorchScript program; load it in torch and {_SAVE}.")
     _check_unpacked(file, entries)
 
 
 def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise ValueError if an archive would unpack to more bytes than it has on disk.
+    """Raise ValueError if an archive is compressed, or has entries of more bytes than the file.
 
-    torch.save compresses nothing. So a compressed archive was not written by it, and a file of
-    megabytes may unpack to any size. Entries that share bytes of the file would do the same.
+    torch.save does not compress. A small compressed archive may unpack to any size, and so may one
+    whose entries share the same bytes of the file.
     """
     packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise ValueError(
             f"{file} is compressed ({printable(packed[0])}), which torch.save never does: it may "
-            f"unpack to any size. Unpack it where it comes from, load it in torch and {_SAVE}."
+            f"unpack to any size. If you trust its origin, unpack it, load it in torch and {_SAVE}."
         )
     unpacked, size = sum(entry.file_size for entry in entries), file.stat().st_size
     if unpacked > size:
@@ -281,31 +282,32 @@ def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _unreadable(file: Path, error: Exception) -> str:
-    """Return why a torch file could not be read.
+    """Return a message that says why a torch file could not be read, and what to do.
 
-    Torch's own messages end with how to switch off its protection, which nobody should do.
+    It replaces torch's own message, which advises to switch off the protection against code.
     """
     asked = re.search(r"GLOBAL ([\w.]+)", str(error))
     if asked:
         return (
-            f"{file} is not tensors alone: reading it would run {asked[1]}, which is not done. "
-            f"Where it was trained, {_SAVE}."
+            f"{file} holds more than tensors: reading it would run {asked[1]}, which is not done. "
+            f"Where the model was trained, {_SAVE}."
         )
-    # 149 is the FRAME opcode, with which protocols from 4 on start.
+    # 149 is the FRAME opcode, with which pickles of protocol 4 and later start.
     if re.search(r"Unsupported operand 149\b", str(error)):
         return (
-            f"{file} is pickled with a newer protocol than the 2 that torch reads without running "
-            "what is in it. Where it was saved, leave pickle_protocol out: torch.save(..., FILE)."
+            f"{file} is pickled with a newer protocol than 2, the one that torch reads without "
+            "running code in it. Where it was saved, leave pickle_protocol out: "
+            "torch.save(..., FILE)."
         )
     if "UntypedStorage" in str(error):
         return (
-            f"{file} is of torch's format before 1.6, which keeps no float8: torch itself cannot "
-            "read it back. Where it was saved, leave _use_new_zipfile_serialization out."
+            f"{file} has torch's format before 1.6, which cannot store float8: torch itself cannot "
+            "read it. Where it was saved, leave _use_new_zipfile_serialization out."
         )
     if type(error).__name__ == "UnpicklingError":
         return (
             f"{file} is not readable as tensors: it is damaged, or pickles other objects. "
-            f"Copy it again, or where it was trained, {_SAVE}."
+            f"Copy it again, or where the model was trained, {_SAVE}."
         )
     return (
         f"{file} is not a readable torch file ({type(error).__name__}): it is cut off or damaged; "
@@ -325,7 +327,7 @@ class _Record:
     """Stands in for any other pickled class: holds its items and attributes, without its code."""
 
     def __new__(cls, *_: Any) -> Any:
-        # The unpickler fills in items and attributes for exactly this type only.
+        # The unpickler fills in items and attributes only if the type is exactly OrderedDict.
         return OrderedDict()
 
 
@@ -341,7 +343,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def is_optimiser_state(value: Any) -> bool:
-    """Return whether a value has the format of `optimizer.state_dict()` of torch."""
+    """Return whether a value has the format of torch's `optimizer.state_dict()`."""
     return (
         isinstance(value, Mapping)
         and isinstance(value.get("state"), Mapping)
@@ -358,7 +360,7 @@ def _optimisers(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, 
 
 
 def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Yield the outermost mappings that contain a parameter, with their places."""
+    """Yield the outermost mappings that contain a parameter directly, each after its place."""
     if is_optimiser_state(value):
         return
     holds = isinstance(value, Mapping) and any(_is_parameter(x) for x in value.values())
@@ -380,7 +382,7 @@ def _is_parameter(value: Any) -> bool:
 
 
 def _trained(dicts: Mapping[Place, Any]) -> list[Place]:
-    """Return the places of the trained model among all places with a state dict."""
+    """Return the places of the trained model's state dicts among those of all state dicts."""
     own = [p for p in dicts if not _AROUND.intersection(p)]
     averages = [p for p in own if any(_AVERAGE.search(key) for key in p)]
     trained = [p for p in own if p not in averages]
@@ -396,7 +398,7 @@ def _tensors(value: Any, place: Place) -> Iterator[tuple[str, Any]]:
 
 
 def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
-    """Remove the prefixes that data parallelism and compilation put before every name."""
+    """Remove prefixes that all names share because of data parallelism or torch.compile."""
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in named)), ""):
         if not named:
             break
@@ -405,7 +407,7 @@ def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(value: Any, place: Place, taken: set[Place]) -> Iterator[str]:
-    """Describe everything in a file outside of the places in `taken`."""
+    """Yield a description of each part of a file outside of the places in `taken`."""
     if place in taken:
         return
     if not place or any(t[: len(place)] == place for t in taken):

@@ -1,6 +1,6 @@
 """Parts of a training loop: windows of a text, AdamW with its schedule, the step, the loss.
 
-`examples/train.py` is a loop made of them; resuming is `checkpoint.resume`. Source:
+`examples/train.py` is a loop made of these parts; to resume, call `checkpoint.resume`. Source:
 docs/training.md "When a step goes wrong".
 """
 
@@ -20,15 +20,16 @@ from megalodon_jax.optimiser import decay_mask, optimiser_update
 from megalodon_jax.sharding import shard_model, shard_state
 
 Batch = tuple[Array, Array | None]
-"""Token ids (B, L) int32, and the key of dropout, or None to train without dropout."""
+"""Token ids (B, L) int32, and the PRNG key of dropout, or None to train without dropout."""
 Step = Callable[[Batch, Any, Any], tuple[Any, Any, Array]]
+"""Training step: (batch, model, optimiser state) -> (model, optimiser state, loss)."""
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> Int32[np.ndarray, "B L"]:
-    """Return `length` tokens of a text from each start, (B, length) int32.
+    """Return the `length` tokens of a text from each start on, (B, length) int32.
 
     Args:
-        text: tokens, (T,) of any integer dtype; of a memory-mapped file only the windows are read.
+        text: tokens, (T,) of any integer dtype. If it is memory-mapped, only the windows are read.
         starts: first token of each window, (B,), at most T - length.
         length: tokens in a window.
     """
@@ -41,10 +42,10 @@ def adamw(
     """Return AdamW that decays matrices only (`decay_mask`), with warmup and cosine decay.
 
     Args:
-        lr: highest learning rate; the last one is a twentieth of it.
+        lr: highest learning rate; the learning rate ends at a twentieth of it.
         steps: optimiser steps of the whole run. A resumed run needs the same number.
-        warmup: steps over which the learning rate rises from 0, at most half of all.
-        b2: decay of the second moment.
+        warmup: steps over which the learning rate rises from 0; shortened to `steps // 2`.
+        b2: decay rate of the second moment.
         weight_decay: decoupled decay, multiplied by the learning rate.
     """
     rate = optax.warmup_cosine_decay_schedule(0.0, lr, min(warmup, steps // 2), steps, lr / 20)
@@ -54,13 +55,13 @@ def adamw(
 def make_step(optimiser: optax.GradientTransformation, mesh: Mesh | None = None) -> Step:
     """Return the compiled training step: ((ids, key), model, state) -> (model, state, loss).
 
-    The loss is in nats per token, before the update. The buffers of the model and of the state are
-    donated: the ones that were passed must not be used again.
+    The loss is in nats per token, before the update. The buffers of model and state are donated:
+    the arguments must not be used again.
 
     Args:
         optimiser: any optax optimiser; it also receives the loss as `value=`, which
             `stability.recovery.guard.guard` needs.
-        mesh: mesh on which `shard_model` and `shard_state` laid out model and state.
+        mesh: mesh on which `shard_model` and `shard_state` placed model and state; None: no mesh.
     """
     transform = optax.with_extra_args_support(optimiser)
 
@@ -75,7 +76,7 @@ def make_step(optimiser: optax.GradientTransformation, mesh: Mesh | None = None)
         model = eqx.apply_updates(model, updates)
         if mesh is None:
             return model, state, loss
-        # Everything stays where it was, or the next call would compile again.
+        # Keep the placement of the arguments, or the next call would compile again.
         return shard_model(model, mesh), shard_state(state, model, mesh), loss
 
     return step

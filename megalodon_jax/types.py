@@ -1,7 +1,7 @@
-"""States that a stream carries from one call to the next, as pytrees.
+"""Caches: the states that a stream (a text split into calls) carries from call to call, as pytrees.
 
-Positions and counters are scalar arrays, never Python integers, so that a stream does not recompile
-as it advances. Source: docs/model.md "Caches".
+Positions and counters are arrays, never Python integers, so that a stream does not recompile as it
+advances. Source: docs/model.md "Caches".
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.inputs import Tensor, as_int32, as_integer, traced
 
 Counter: TypeAlias = Int32[Array, ""] | Int32[Array, " B"]
-"""Token count of a stream: () if all rows have the same number, (B,) if each row has its own."""
+"""Token count of a stream: () if it is equal for all rows of the batch, (B,) with one per row."""
 
 
 class NormState(eqx.Module):
-    """Running statistics of a TimestepNorm; a fresh stream is (0, 0, 1).
+    """Running statistics of a TimestepNorm; before the first token (count, mean, var) = (0, 0, 1).
 
     count (B,) int32 is the number of tokens seen; mean (B, G) and var (B, G) are statistics of the
     per-token group means, in at least float32.
@@ -57,12 +57,12 @@ class EMAState(eqx.Module):
 
 
 class AttentionCache(eqx.Module):
-    """Rotated keys and values of the latest tokens: a ring indexed by position modulo capacity.
+    """Rotated keys, and values, of the latest tokens: a ring buffer of `cap` slots (the capacity).
 
-    k (B, cap, H, d) and v (B, cap, H, e) have the compute dtype. `count` int32 is the number of
-    tokens seen: slot s holds the latest position before `count` that is s modulo `cap`, unless that
-    is before `first` int32, the oldest position not trimmed away. Both counters are scalars if all
-    rows have seen equally many tokens, and (B,) if each row has its own position.
+    k (B, cap, H, d) and v (B, cap, H, e) have the compute dtype. The token at position p is in slot
+    p modulo `cap`. `count` int32 is the number of tokens seen. `first` int32 is the oldest position
+    still held: slots with earlier positions are empty. Both counters are scalars if all rows have
+    seen equally many tokens, and (B,) if each row has its own position.
     """
 
     k: Float[Array, "B cap H d"]
@@ -72,7 +72,7 @@ class AttentionCache(eqx.Module):
 
     @property
     def capacity(self) -> int:
-        """Number of tokens the ring can hold."""
+        """Number of tokens that the ring buffer can hold."""
         return self.k.shape[1]
 
     @property
@@ -88,7 +88,7 @@ class AttentionCache(eqx.Module):
         return _held(self.count, self.first, self.capacity)
 
     def rowwise(self) -> AttentionCache:
-        """Return the same ring with counters (B,)."""
+        """Return the same ring buffer with counters (B,)."""
         rows = self.k.shape[0]
         return AttentionCache(self.k, self.v, spread(self.count, rows), spread(self.first, rows))
 
@@ -98,7 +98,7 @@ class AttentionCache(eqx.Module):
         v: Float[Array, "B L H e"],
         lengths: Int32[Array, " B"] | None = None,
     ) -> AttentionCache:
-        """Return the ring after L more tokens; the oldest tokens are overwritten.
+        """Return the ring buffer after L more tokens; the oldest tokens are overwritten.
 
         With `lengths`, row b receives only the first `lengths[b]` of the L tokens, and counters are
         per row.
@@ -145,7 +145,7 @@ class AttentionCache(eqx.Module):
                 new = new[:, 0].astype(ring.dtype)
                 return at.set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
         else:
-            # All slots at once: each takes the new token that belongs there, or keeps its own.
+            # Write all slots at once: each takes the new token for it, or keeps the old one.
             index = after.positions() - self.count[:, None]
             taken = (index >= 0)[..., None, None]
             index = jnp.maximum(index, 0)[..., None, None]
@@ -157,7 +157,7 @@ class AttentionCache(eqx.Module):
         return AttentionCache(write(self.k, k), write(self.v, v), count, first)
 
     def resized(self, capacity: int) -> AttentionCache:
-        """Return a ring of another capacity with as many of the latest tokens as fit."""
+        """Return a ring buffer of another capacity with as many of the latest tokens as fit."""
         empty = jnp.zeros((self.k.shape[0], capacity, *self.k.shape[2:]), self.k.dtype)
         values = jnp.zeros((self.v.shape[0], capacity, *self.v.shape[2:]), self.v.dtype)
         oldest = self.count - min(capacity, self.capacity)
@@ -182,7 +182,7 @@ class AttentionCache(eqx.Module):
     def empty(
         cls, config: MegalodonConfig, batch_size: int, capacity: int, dtype: DTypeLike
     ) -> AttentionCache:
-        """Return an empty ring.
+        """Return an empty ring buffer with scalar counters.
 
         Raises:
             ValueError: the dtype is not supported, for example float16.
@@ -198,7 +198,7 @@ class AttentionCache(eqx.Module):
 
 
 def _held(count: Int32[Array, ""], first: Int32[Array, ""], capacity: int) -> Int32[Array, " cap"]:
-    """Return the position in each slot of a ring after `count` tokens; -1 if before `first`."""
+    """Return the position in each slot of a ring buffer after `count` tokens; -1 if empty."""
     last = count - 1
     latest = last - (last - jnp.arange(capacity, dtype=jnp.int32)) % capacity
     return jnp.where(latest >= first, latest, -1)
@@ -212,7 +212,8 @@ def spread(counter: Counter, rows: int) -> Int32[Array, " B"]:
 class LayerCache(eqx.Module):
     """State of one block: keys and values, norm statistics, EMA state, absolute position.
 
-    position int32 is (), or (B,) if each row has its own position, as in `attn`.
+    A part that is None has its state before the first token. `position` int32 is the number of
+    tokens seen: (), or (B,) if each row has its own position, as in `attn`.
     """
 
     attn: AttentionCache | None = None
@@ -224,8 +225,8 @@ class LayerCache(eqx.Module):
 class ModelCache(eqx.Module):
     """State of a model: one `LayerCache` per block and the statistics of the final norm.
 
-    `layer_caches` may be any sequence; None in it stands for an empty layer cache. `document` is
-    the segment id of the last token of each row, or None if calls have no segment ids.
+    `layer_caches` may be any sequence; an element None becomes an empty `LayerCache`. `document` is
+    the segment id of each row's last token, or None if calls have no segment ids.
     """
 
     layer_caches: tuple[LayerCache, ...] = eqx.field(
@@ -258,25 +259,25 @@ def init_cache(
 ) -> ModelCache:
     """Return the cache of a stream before its first token.
 
-    The default makes every array, so the result can be carried by `lax.scan`, `lax.while_loop` or a
-    donated argument: a call returns a cache of the structure, shapes and dtypes it was given. An
-    unbounded cache grows only outside of jit; `reserve_cache` allocates room beforehand.
+    By default every array is allocated. A model then returns a cache of the same structure, shapes
+    and dtypes, as `lax.scan`, `lax.while_loop` and donated arguments require. An unbounded cache
+    grows only outside of jit; `reserve_cache` allocates room beforehand.
 
     Args:
         config: sizes, capacity and dtypes.
         batch_size: rows of the stream.
         dtype: dtype of keys and values; None means `config.compute_dtype`.
-        allocate_kv, allocate_norm, allocate_ema: which arrays to make now. By default all are made;
-            True makes only the requested ones, False leaves one out. The first call fills in what
-            was left out, which changes the structure of the cache.
-        per_row: whether each row has its own position. A call with a mask needs this, and otherwise
-            returns a cache that has it: a loop whose body passes a mask must start from True.
+        allocate_kv, allocate_norm, allocate_ema: which arrays to allocate now. If none is True, all
+            are allocated except those with False; otherwise only those with True. The first call
+            adds the missing arrays, which changes the structure of the cache.
+        per_row: whether each row has its own position. A call with a padding mask returns such a
+            cache, whatever it was given. So a loop whose body passes a mask must start with True.
         packed: whether calls may have `segment_ids`. Each row then has its own position.
     """
     per_row = per_row or packed
     dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype, "init_cache")
     parts = (allocate_kv, allocate_norm, allocate_ema)
-    # A caller that requests one part gets only that part, as when nothing was made by default.
+    # A caller that requests some parts gets only these.
     rest = not any(parts)
     kv, norm, ema = (rest if part is None else part for part in parts)
     # An unbounded cache starts with one chunk and grows.
@@ -330,7 +331,7 @@ def filled_cache(
 
 
 def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
-    """Return the same cache with one counter per row (B,)."""
+    """Return the same cache with all counters (B,), one per row."""
 
     def rowwise(layer: LayerCache) -> LayerCache:
         attn = None if layer.attn is None else layer.attn.rowwise()
@@ -346,29 +347,29 @@ def grown_cache(
     *,
     resizable: bool = False,
 ) -> ModelCache:
-    """Return the cache, with room for `length` more tokens if it is unbounded: it must not wrap.
+    """Return the cache, resized to hold `length` more tokens if `config.cache_unbounded`.
 
     `length` is a number, or one per row (B,).
 
-    Under jit, the fill level has no value. There the cache keeps its size, or, if its shape may
-    change (`resizable`), grows as if it were full.
+    Under jit, the number of cached tokens is unknown. There the cache keeps its size, or grows as
+    if it were full if `resizable`, which allows a change of its shape.
 
     Raises:
-        RuntimeError: it is full under jit and may not be resized.
+        RuntimeError: the tokens do not fit, under jit and without `resizable`.
     """
     attn = cache.layer_caches[0].attn
     if not config.cache_unbounded or attn is None:
         return cache
     if not any(map(traced, (attn.count, attn.first, length))):
-        # In NumPy: within a trace, JAX would not return concrete numbers.
+        # Computed in NumPy: within a trace, JAX would not return concrete numbers.
         after = np.asarray(attn.count) - np.asarray(attn.first) + np.asarray(length)
         needed = int(np.max(after, initial=0))
     elif resizable:
         needed = attn.capacity + int(np.max(length, initial=0))
     else:
         message = (
-            f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; it grows only "
-            "outside of jit. Call reserve_cache before, or call without jit."
+            f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; a cache grows "
+            "only outside of jit. Call reserve_cache first, or call the model without jit."
         )
         full = attn.count - attn.first + length > attn.capacity
         count = checked(attn.count, full, message)
@@ -378,16 +379,16 @@ def grown_cache(
 
 
 def copied_cache(cache: ModelCache) -> ModelCache:
-    """Return a copy that shares no buffer: a donated call on one leaves the other intact."""
+    """Return a copy that shares no buffer, so that donating one cache leaves the other intact."""
     return jax.tree.map(jnp.copy, cache)
 
 
 def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
     """Return a copy of the cache that keeps only the latest `max_len` keys and values.
 
-    Its capacity does not change, since the window of the model needs it: later tokens see each
-    other as usual, however they are split into calls. An unbounded cache reuses the freed slots
-    before it grows.
+    The capacity does not change, since the attention window needs it: later tokens see each other
+    as usual, however they are split into calls. An unbounded cache reuses the freed slots before it
+    grows.
 
     Raises:
         ValueError: `max_len` is not a positive integer.
@@ -405,7 +406,7 @@ def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
 def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
     """Return a copy of the cache with room for at least `max_len` tokens.
 
-    Needed before an unbounded cache is passed to a compiled function, where it cannot grow.
+    Call this before passing an unbounded cache to a compiled function, where it cannot grow.
 
     Raises:
         ValueError: `max_len` is not a positive integer.
@@ -419,7 +420,7 @@ def index_cache(cache: ModelCache, indices: Integer[Tensor, " K"]) -> ModelCache
 
     Raises:
         ValueError: `indices` is not a vector of integers.
-        RuntimeError: an index is outside [0, B), also under jit; JAX would use a different row.
+        RuntimeError: an index is outside [0, B), where JAX would use another row (also under jit).
     """
     rows = as_int32("index_cache: indices", indices, "K", "give the row each beam continues")
     number = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
@@ -458,7 +459,7 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
     if len(cache.layer_caches) != config.num_layers:
         raise ValueError(
             f"cache has {len(cache.layer_caches)} layers, expected {config.num_layers}; "
-            "it is of another model: make one with init_cache for this configuration."
+            "it is the cache of another model: make one with init_cache for this configuration."
         )
     heads, groups = config.num_heads, config.norm_num_groups
     norm = {"count": (batch_size,), "mean": (batch_size, groups), "var": (batch_size, groups)}
@@ -480,17 +481,18 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
 
 
 def check_ring(config: MegalodonConfig, ring: AttentionCache, name: str) -> None:
-    """Check that a ring can hold everything the attention of a configuration may see.
+    """Check that a ring buffer can hold all keys that the attention of a configuration may see.
 
     Raises:
-        ValueError: it is too small, or has room for unequal numbers of keys and values.
+        ValueError: its capacity is too small, or differs between keys and values; the message names
+            the ring buffer `name`.
     """
     window = config.effective_max_cache_len or 1
     if ring.capacity < window or ring.v.shape[1] != ring.capacity:
         raise ValueError(
             f"cache: {name} has room for {ring.capacity} keys and {ring.v.shape[1]} values, "
-            f"expected the same number, at least {window}, what this model sees; make it with "
-            "init_cache for this configuration. trim_cache forgets without making it smaller."
+            f"expected the same number, at least {window} for this configuration; make the cache "
+            "with init_cache. To drop old tokens call trim_cache, which keeps the capacity."
         )
 
 

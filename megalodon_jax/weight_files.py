@@ -1,6 +1,7 @@
-"""Tensors of a checkpoint file, whichever it is: safetensors, an index of shards, or torch's.
+"""Tensors of a checkpoint file in any supported format: safetensors, an index of shards, or torch.
 
-A file is read by its content. Source: docs/stability.md "Which files".
+The content of a file decides its format, except for an index. Source: docs/stability.md "Which
+files".
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: see `open_tensors`.
     """
-    # Not through `open_tensors`, whose tensors each open the file and read the header again.
+    # `open_tensors` is not used, since each of its tensors opens the file and reads the header.
     if file.name.endswith(".index.json"):
         return shard_tensors(file, read_tensors)
     if reads_as_safetensors(file):
@@ -34,12 +35,12 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
 
 
 def open_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint file by name, unread.
+    """Return the tensors of a checkpoint file by name, without reading their values yet.
 
     Raises:
-        ImportError: it is a torch file, and torch is not installed.
+        ImportError: the file is a torch file, and torch is not installed.
         ValueError: the file is corrupt, a shard of the index is missing, or index and shards are
-            of different saves.
+            from different saves.
     """
     if file.name.endswith(".index.json"):
         return shard_tensors(file, open_tensors)
@@ -49,5 +50,5 @@ def open_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def reads_as_safetensors(file: Path) -> bool:
-    """Return whether to read a file as safetensors: by its content, and if unclear by its name."""
+    """Return whether to read a file as safetensors, by its content, and by its name if unclear."""
     return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)

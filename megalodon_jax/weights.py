@@ -1,8 +1,8 @@
-"""Weight table: every parameter's name, shape, dtype and sensitivity, derived once.
+"""Weight table: name, shape, dtype and role of every parameter of a configuration.
 
 A torch name is the path of the leaf in the pytree, so nothing is listed by hand, and every existing
-parameter is in the table. Conversion, strict loading, the audits and the probes use it. Source:
-docs/model.md "State dict".
+parameter is in the table. Conversion, strict loading, the audits and the probes use the table.
+Source: docs/model.md "State dict".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed.weight"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One row of the table: a parameter of a configuration."""
+    """Row of the weight table: one parameter of a configuration."""
 
     name: str
     """Name in the torch state dict, and the path of the leaf in the pytree."""
@@ -53,13 +53,13 @@ class Weight:
 
     @property
     def sensitive(self) -> bool:
-        """Whether it must be stored in at least float32."""
+        """Whether the parameter must be stored in at least float32."""
         return self.role in SENSITIVE
 
 
 @lru_cache(maxsize=64)
 def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
-    """Return the rows for a configuration, in pytree order, without allocating weights."""
+    """Return the weight table of a configuration, in pytree order, without allocating weights."""
     shapes = eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
     return tuple(
         Weight(name, tuple(leaf.shape), np.dtype(leaf.dtype), role_of(name))
@@ -86,7 +86,7 @@ def build_model(
         config: determines names, shapes and dtypes; sensitive parameters get at least float32.
         tensors: tensors by torch name. A tied `lm_head.weight` may be present if it equals the
             embedding; `*.inner.rope.inv_freq` buffers are ignored.
-        source: name of the tensors in errors.
+        source: origin of the tensors, named in errors.
 
     Raises:
         ValueError: tensors are missing, unexpected, mis-shaped or not floating-point, or a tied
@@ -104,7 +104,7 @@ def shape_problems(
     tensors: Mapping[str, Any],
     optional: Collection[str] = (),
 ) -> list[str]:
-    """List the differences between names and shapes of tensors and the expected ones.
+    """Return a line for each missing, unexpected or mis-shaped tensor.
 
     Args:
         expected: shapes by name.
@@ -133,7 +133,7 @@ def _floating(dtype: Any) -> bool:
     try:
         return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:
-        # NumPy does not know the names of packed formats.
+        # Names of packed formats, which NumPy does not know.
         return False
 
 

@@ -30,10 +30,10 @@ from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
 STRIPE = 512
-"""Queries processed at once within a chunk."""
+"""Queries processed at once within a chunk (a stripe)."""
 _LATE_TOKEN = (
-    "a layer takes rows beside a cache with their tokens on the left, and the mask has a token "
-    "behind padding. MegalodonModel moves them there; move them before you call a layer."
+    "with a cache, a layer expects the tokens of each row on the left, but the mask has a token "
+    "behind padding. Move the tokens to the left before the call, as MegalodonModel does."
 )
 
 
@@ -46,7 +46,7 @@ def attend(
     *,
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
-    """Return `softmax(q k^T) v` with scale 1; a query that sees no key gets 0.
+    """Return `softmax(q k^T) v`, without a factor 1/sqrt(d); a query that sees no key gets 0.
 
     Args:
         q, k, v: queries, keys and values, with heads on the second-to-last axis.
@@ -66,8 +66,8 @@ def attend(
         # Drawn for the whole array, so that shards draw the same values as one device.
         shape = (*batch, H, Q, k.shape[-3])
         keep = jax.random.bernoulli(key, 1.0 - config.attention_dropout, shape)
-    # Heads, rows and chunks become one axis inside, which is not possible for three axes cut by a
-    # mesh; so work on shards.
+    # `_attend` merges heads, rows and chunks into one axis, which is not possible while a mesh cuts
+    # all three; so it runs on shards.
     first = ("batch", "sequence")[: len(batch)]
     heads = (*first, None, "tensor", None)
     dims = (heads, heads, heads, (*first, None, None), (*first, "tensor", None, None))
@@ -92,7 +92,7 @@ def _attend(
     config: MegalodonConfig,
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
-    """Compute `attend` on one device; `keep` replaces `key` if the dropout mask is known."""
+    """Compute `attend` on one device; `keep` is a dropout mask drawn before, and replaces `key`."""
     *batch, Q, H, _ = q.shape
     q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
     mixed = _mixed(q, k, v, mask, keep, config, key, (*batch, H))
@@ -109,7 +109,10 @@ def _mixed(
     key: jax.Array | None,
     heads: tuple[int, ...],
 ) -> Float[Array, "N Q e"]:
-    """Compute `_attend` with heads first, in `config.compute_dtype`; `heads` is (*B, H)."""
+    """Compute `_attend` for operands in `config.compute_dtype` whose first axis is N = prod(heads).
+
+    `heads` is (*B, H).
+    """
     Q = q.shape[1]
     scores = contract("nqd,nkd->nqk", q, k, config)
     scores = scores.reshape(*heads, Q, k.shape[1]).astype(config.softmax_dtype)
@@ -129,7 +132,7 @@ def _mixed(
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
-    """Return contiguous (batch and head, L, d): on a CPU, strided heads take thrice as long."""
+    """Return `x` as contiguous (N, L, d), N = batch * heads; strided is 3 times slower on a CPU."""
     *batch, L, H, d = x.shape
     return jnp.swapaxes(x, -3, -2).reshape(math.prod(batch) * H, L, d)
 
@@ -162,18 +165,19 @@ class ChunkedAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H e"], AttentionCache | None]:
         """Attend from L tokens to themselves and to the cache.
 
-        Without a cache, chunks are counted from position 0 and a short tail is a separate chunk.
-        With a cache, given or requested, its size matters. If it holds one chunk, keys of earlier
-        chunks are never visible. If it holds more, a call is processed in blocks of at most C
-        tokens counted from its start, and each block sees the last `max_cache_len` keys up to its
-        own end. The result then depends on how a text is split into calls (as in megalodon-hf).
+        Without a cache, chunks are counted from position 0, and a remainder of fewer than C tokens
+        is a chunk too. With a cache, given or requested, the result depends on the cache's size. If
+        it holds one chunk, keys of earlier chunks are never visible. If it holds more, a call is
+        processed in blocks of at most C tokens counted from the start of the call, and each block
+        sees the last `max_cache_len` keys up to its own end. The result then depends on how a text
+        is split into calls (as in megalodon-hf).
 
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
             v: values (B, L, H, e).
-            mask: True where a key is valid. With a cache, given or requested, the tokens of a row
-                must come first; each row then has its own position, and outputs at padding are
-                meaningless.
+            mask: True where a key is valid. With a cache, given or requested, the valid tokens of a
+                row must precede its padding; each row then has its own position, and outputs at
+                padding are meaningless.
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
             positions: index of each token within its document, for packed documents. Chunks are
@@ -205,7 +209,7 @@ class ChunkedAttention(eqx.Module):
             mask = padding_of(mask, (B, L))
             if mask is not None:
                 q = checked(q, mask[:, 1:] & ~mask[:, :-1], _LATE_TOKEN)
-                # Padding comes after every token that counts, so none of them sees it.
+                # Padding comes after every valid token, so no valid token attends to it.
                 k, v = _silenced(mask, k, v)
                 ragged, mask = (lengths_of(mask),), None
         start = 0 if cache is None else cache.count
@@ -242,7 +246,7 @@ class ChunkedAttention(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks from position 0; a short tail is a separate chunk."""
+        """Attend within chunks counted from position 0; the last one may be shorter."""
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
@@ -268,7 +272,7 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         ring: AttentionCache | None = None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks of each document; `ring` holds the tokens to continue from."""
+        """Attend within chunks of each document; `ring` caches the tokens to continue from."""
         config, mesh = self.config, mesh_of(q)
         if q.shape[1] == 0:
             return v.astype(config.accum_dtype)
@@ -328,7 +332,7 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache | None,
         key: jax.Array | None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Run `_documents`; also return the ring for the next token of the last document."""
+        """Run `_documents`; also return the cache (a ring buffer) to continue the last document."""
         if mask is not None:
             raise ValueError(f"ChunkedAttention: {PACKED_MASK}")
         if not self._chunk_local:
@@ -342,7 +346,7 @@ class ChunkedAttention(eqx.Module):
         if L == 0:
             return out, ring
         new = jnp.minimum(positions[:, -1] + 1, L)
-        # If the last document started here, drop everything of the document before it.
+        # If the last document started in this call, drop the keys of the document before it.
         count, first = (
             jnp.where(positions[:, -1] < L, 0, counter) for counter in (ring.count, ring.first)
         )
@@ -358,14 +362,14 @@ class ChunkedAttention(eqx.Module):
         size: int,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within whole chunks of `size` tokens; only the first L columns of `mask` count."""
+        """Attend within whole chunks of `size` tokens; `mask` may have more than L columns."""
         B, L, H, _ = q.shape
         chunks = L // size
         causal = jnp.tril(jnp.ones((size, size), bool))[None, None]
         if mask is not None:
             causal = causal & mask[:, :L].reshape(B, chunks, 1, size)
         q, k, v = (a.reshape(B, chunks, size, H, a.shape[-1]) for a in (q, k, v))
-        # Queries of a stripe see no later keys, so products in the upper triangle are skipped.
+        # Queries of a stripe see no later keys, so products above the diagonal are skipped.
         stripes = range(0, size, STRIPE)
         outs = []
         for begin, stripe_key in zip(stripes, split_key(key, len(stripes)), strict=True):
@@ -385,9 +389,10 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend block by block in a loop, so that a long piece compiles as fast as a short one.
+        """Attend block by block in a loop, so that compile time does not grow with L.
 
-        `lengths` are the numbers of tokens of each row, if fewer than L.
+        `ring` is the cache, a ring buffer. `lengths` (B,) is the number of tokens of each row, if
+        some rows have fewer than L.
         """
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
@@ -421,23 +426,27 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         left: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend from at most C tokens to the ring and themselves; `left`: remaining tokens."""
+        """Attend from at most C tokens to the ring buffer and themselves.
+
+        `left` (B,) is the number of tokens of each row from here on; None if all rows are full.
+        """
         n = q.shape[1]
         new = queries = _numbered(ring.count, n)
         if left is None:
             after = ring.append(k, v)
         else:
-            # Padding is no key. As a query, it is placed at its row's end, where the window ends.
+            # Padding is no key. As a query it gets the position of its row's last token, because
+            # the window is counted back from the last query.
             lengths = jnp.minimum(left, n)
             last = (ring.count + lengths - 1)[:, None]
             new, queries = jnp.where(queries <= last, queries, -1), jnp.minimum(queries, last)
             after = ring.append(k, v, lengths)
         if n == 1:
-            # One token overwrites only a slot it may not see, so the ring itself holds all keys.
+            # One token overwrites only a slot it may not see, so the ring buffer holds all keys.
             return self._attend_ring(q, queries, after, key), after
         keys = jnp.concatenate([ring.k, k], axis=1)
         held = ring.positions()
-        # Rows with positions of their own may hold what is left of an earlier document.
+        # With a position per row, empty slots may hold NaN left over from an earlier document.
         earlier = _silenced(held >= 0, ring.v) if ring.per_row else (ring.v,)
         values = jnp.concatenate([*earlier, v], axis=1)
         positions = jnp.concatenate([held, new], axis=-1)
@@ -451,14 +460,14 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache,
         key: jax.Array | None,
     ) -> Float[Array, "B 1 H e"]:
-        """Attend from one token to the ring; early in a chunk, only its filled front is read."""
+        """Attend from one token to the ring buffer; early in a chunk, read only its filled part."""
         visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
             def mixed():
                 seen, k, v = visible[..., :size], ring.k[:, :size], ring.v[:, :size]
                 if ring.per_row:
-                    # What is left of an earlier document may be no number.
+                    # Empty slots may hold NaN left over from an earlier document.
                     (v,) = _silenced(seen[:, 0], v)
                 return attend(q, k, v, seen, self.config, key=key)
 
@@ -470,7 +479,7 @@ class ChunkedAttention(eqx.Module):
         # With chunk-local attention, slot s is position s of the chunk. Decoding is limited by
         # memory reads.
         sizes = (C // 16, C // 4, C)
-        # Rows with different positions read as far as the fullest one.
+        # Rows with different positions all read as far as the fullest row needs.
         filled = jnp.max(queries % C, initial=0) + 1 if ring.per_row else queries[0] % C + 1
         index = sum((filled > size).astype(jnp.int32) for size in sizes[:-1])
         return jax.lax.switch(index, [front(size) for size in sizes])
@@ -480,7 +489,7 @@ class ChunkedAttention(eqx.Module):
         queries: Int32[Array, " Q"] | Int32[Array, "B Q"],
         keys: Int32[Array, " K"] | Int32[Array, "B K"],
     ) -> Bool[Array, "#B Q K"]:
-        """Return `_visible` for all rows at once, or per row if they have their own positions."""
+        """Return `_visible` with a first axis: of size B if positions are per row, else 1."""
         if queries.ndim == 2:
             return jax.vmap(self._visible)(queries[:, :, None], keys[:, None, :])
         return self._visible(queries[:, None], keys[None, :])[None]
@@ -497,7 +506,7 @@ class ChunkedAttention(eqx.Module):
         return visible if window is None else visible & (keys > queries[-1:] - window)
 
     def empty_ring(self, batch_size: int, length: int) -> AttentionCache:
-        """Return an empty ring; an unbounded one has room for `length` tokens, in whole chunks."""
+        """Return an empty ring buffer; if unbounded, `length` tokens rounded up to whole chunks."""
         config = self.config
         capacity = config.effective_max_cache_len
         if capacity is None:
@@ -506,7 +515,7 @@ class ChunkedAttention(eqx.Module):
 
 
 def _keys_of_heads(key: jax.Array, rows: int, heads: int) -> Key[Array, "B H"]:
-    """Return a key of dropout for every row and head of the whole batch."""
+    """Return a dropout key for every row and head of the whole batch."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     numbers = jnp.arange(rows * heads, dtype=jnp.int32)
@@ -516,7 +525,7 @@ def _keys_of_heads(key: jax.Array, rows: int, heads: int) -> Key[Array, "B H"]:
 def _chunk_before(
     ring: AttentionCache, chunk: int
 ) -> tuple[Float[Array, "B C H d"], Float[Array, "B C H e"], Bool[Array, "B C"]]:
-    """Return keys, values and presence of the `chunk` tokens before the next one."""
+    """Return the last `chunk` cached keys and values of each row, and which of them exist."""
     at = ring.count[:, None] - jnp.arange(chunk, 0, -1, dtype=jnp.int32)
     slots = (at % ring.capacity)[..., None, None]
     k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
@@ -526,7 +535,10 @@ def _chunk_before(
 
 
 class MegalodonAttention(eqx.Module):
-    """TimestepNorm, CEMA, shared Q/K, chunked attention, gate (docs/model.md "Block order")."""
+    """First half of a block: TimestepNorm, complex EMA, shared Q/K, chunked attention, gate.
+
+    Source: docs/model.md "Block order".
+    """
 
     timenorm: TimestepNorm
     cema: ComplexEMA
@@ -568,10 +580,11 @@ class MegalodonAttention(eqx.Module):
         key: jax.Array | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map the block input (B, L, D) to `x + h`, and the layer's cache to the next one.
+        """Map the block input x (B, L, D) to `x + h`, and the layer's cache to the next one.
 
-        With a cache, the tokens of a row must come first, and a mask gives each row its own
-        position. `key` enables dropout; `positions` are those of packed documents.
+        With a cache, the valid tokens of a row must precede its padding, and a mask gives each row
+        its own position. `key` enables dropout. `positions` (B, L) is the index of each token
+        within its document, for packed documents.
         """
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
@@ -624,8 +637,8 @@ class MegalodonAttention(eqx.Module):
     ):
         """Apply the EMA over time; a single token of a stream uses the recurrence, not an FFT.
 
-        `lengths` (B,) are the numbers of tokens of each row, if a mask pads and there is a cache;
-        `packed` contains the positions of packed documents.
+        `lengths` (B,) is the number of tokens of each row, if there are a mask and a cache;
+        `packed` contains `positions` for packed documents.
         """
         h = None if state is None else state.h
         if h is not None and u.shape[1] == 1 and not packed:
@@ -643,14 +656,14 @@ class MegalodonAttention(eqx.Module):
     def queries_keys(
         self, m: Float[Array, "B L D"]
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Project to one z per head, normalise it, and derive query and key by affine maps."""
+        """Project to a vector z per head, normalise z, and derive q and k from z by affine maps."""
         H, d = self.config.num_heads, self.config.head_dim
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
         check_inputs("MegalodonAttention", **gains)
         B, L, _ = m.shape
         z = _heads(placed(self.wz(m), "batch", "sequence", "tensor"), H)
         z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))
-        # As rows of a matrix, for speed, and as in `norms` not on a mesh.
+        # As rows of a matrix, for speed, except on a mesh (see `norms._rows`).
         rows = z.reshape(B, L, H * d) if mesh_of(z) else z.reshape(B * L, H * d)
         scale = ((self.gamma + 1.0) / math.sqrt(d)).astype(z.dtype)
         shift = self.beta.astype(z.dtype)
@@ -659,7 +672,7 @@ class MegalodonAttention(eqx.Module):
 
 
 def _silenced(mask: Bool[Array, "B L"], *arrays: Float[Array, "B L H _"]) -> tuple[Array, ...]:
-    """Return keys and values, with 0 at padding."""
+    """Return the arrays (keys, values) with 0 where `mask` is False."""
     # A weight of 0 is not enough if a padding token is not finite: 0 * NaN is NaN.
     return tuple(jnp.where(mask[..., None, None], a, 0.0) for a in arrays)
 
@@ -673,7 +686,7 @@ def _numbered(
 
 
 def kept_norm(lengths: Int32[Array, " B"], new: NormState, before: NormState | None) -> NormState:
-    """Return the statistics after a piece; rows without a token keep their earlier ones."""
+    """Return the norm statistics after a call; rows without a token keep those before it."""
     if before is None:
         rows, groups = new.mean.shape
         before = NormState.fresh(rows, groups, new.mean.dtype)

@@ -6,8 +6,8 @@ Per channel d and order n (docs/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
 
 A trained EMA with a long memory has `alpha' delta'` near 1e-6. Rounding `1 - alpha' delta'` to
 float32 loses the decay rate, and `phi j` loses its phase at large j. So the radius is represented
-as `log1p(-alpha' delta')` and the phase in turns, both in float64, and only finished powers of q
-are rounded.
+as `log1p(-alpha' delta')` and the phase in turns (multiples of 2 pi), both in float64, and only
+finished powers of q are rounded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PowerTables(NamedTuple):
 class ComplexEMA(eqx.Module):
     """Complex EMA over time, with N complex poles for each of D channels.
 
-    Parameters are precision-sensitive: at least float32, whatever the model computes in.
+    Parameters are precision-sensitive: stored in at least float32, whatever the model's dtypes.
     """
 
     alpha: Float[Array, "D N 1"]
@@ -91,12 +91,13 @@ class ComplexEMA(eqx.Module):
             x: input in any float dtype; computations are in at least float32.
             h_init: state to continue from; None is zero.
             return_state: whether to compute the final state.
-            mask: True where a token is valid; masked inputs are replaced by 0, and time advances.
+            mask: True where a token is valid; masked inputs count as 0, and still decay the state.
             positions: index of each token within its document, for packed documents. Each document
                 starts from zero, but the first continues from `h_init` if its first index in `x` is
                 above 0.
-            lengths: instead of `mask`, the number of tokens of each row, on its left. The state is
-                that after the last of them, or the state before the call if there is none.
+            lengths: instead of `mask`, the number of tokens of each row, which come before its
+                padding. The returned state is that after a row's last token; a row without tokens
+                keeps its state.
 
         Returns:
             y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
@@ -127,9 +128,9 @@ class ComplexEMA(eqx.Module):
         lengths: Int32[Array, " B"] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """Filter each shard's rows, channels and tokens in place.
+        """Filter each shard's rows, channels and tokens on its device.
 
-        On shards, because a compiler that partitions an FFT gathers its input.
+        This runs inside `shard_map`, because XLA would gather the whole input of an FFT.
         """
         arrays, static = eqx.partition(self, eqx.is_array)
         B, D, L = x.shape
@@ -187,9 +188,9 @@ class ComplexEMA(eqx.Module):
             # of a zero amplifies 316 times, would add rounding noise to the gradients of the text.
             y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)
         # A filter that has seen only zeros has output 0. The FFT leaves rounding noise there, 1e-7
-        # of the loudest token, which the following norm would scale up to 1. This happens at the
+        # of the largest token, which the following norm would scale up to 1. This happens at the
         # first token if a group of TimestepNorm is a single feature.
-        # Only the value is subtracted: the derivative by an input that happens to be 0 is kept.
+        # Only the value is subtracted, so the derivative by an input that happens to be 0 remains.
         y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
@@ -208,7 +209,7 @@ class ComplexEMA(eqx.Module):
         positions: Int32[Array, "B L"],
         parts: int,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """Run `_filtered` on each document separately; `u` is wide, and 0 where masked."""
+        """Run `_filtered` on each document separately; `u` is at least float32, 0 where masked."""
         L, dtype, S = u.shape[-1], u.dtype, packed_ema.BLOCK
         p, gamma = self.gains(dtype)
 
@@ -237,9 +238,9 @@ class ComplexEMA(eqx.Module):
     def step(
         self, u: Float[Array, "B D"], h: Complex[Array, "B D N"]
     ) -> tuple[Float[Array, "B D"], Complex[Array, "B D N"]]:
-        """Advance the recurrence by one token: the definition, and the decode path.
+        """Advance the recurrence by one token, as in decoding; return y (B, D) and the new state.
 
-        u (B, D) and h (B, D, N) are float32/complex64 or wider; returns y (B, D) and the new state.
+        The input u (B, D) and the state h (B, D, N) are float32 and complex64, or wider.
 
         Raises:
             ValueError: a shape or a dtype does not fit, or is float16.
@@ -248,8 +249,8 @@ class ComplexEMA(eqx.Module):
         self._check(u.shape[0], h)
         p, gamma = self.gains(u.dtype)
         drive = p * u[..., None]
-        # Half an ulp of q is a constant phase error per token, which a long memory accumulates. So
-        # the rounding error of q is applied as well.
+        # An error of half an ulp in q is a constant phase error per token, which a long memory
+        # accumulates. So the rounding error of q is applied as well.
         lost = self._lost(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))
         h = self.q(u.dtype) * h + lost
         y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
@@ -271,7 +272,7 @@ class ComplexEMA(eqx.Module):
         return self._power(1, dtype)
 
     def _lost(self, dtype: DTypeLike, exponent: int = 1) -> Complex[Array, "D N"]:
-        """Return the rounding error of a power of q, as a constant for differentiation."""
+        """Return q^exponent minus its value rounded to `dtype`; gradients treat it as constant."""
         alpha, delta, theta = map(jax.lax.stop_gradient, (self.alpha, self.delta, self.theta))
         with jax.enable_x64(True):
             parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [exponent])
@@ -301,7 +302,7 @@ class ComplexEMA(eqx.Module):
         return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _skip(self, u: Float[Array, "B D L"]) -> Float[Array, "B D L"]:
-        """Return omega u, the skip path around the filter, multiplied in its memory layout."""
+        """Return omega u, the skip path around the filter, multiplied in u's layout (B L, D)."""
         B, D, L = u.shape
         rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
         return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)
@@ -314,16 +315,16 @@ class ComplexEMA(eqx.Module):
         tables: PowerTables,
         lengths: Int32[Array, " B"] | None = None,
     ) -> Complex[Array, "B D N"]:
-        """Return h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables, without a scan.
+        """Return h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the power tables, without a scan.
 
-        With `lengths`, L is that of each row, and later elements of `u` are 0.
+        With `lengths` (B,), L is the length of each row, beyond which `u` is 0.
         """
         B, D, L = u.shape
         N, A, S = self.ndim, tables.coarse.shape[1], tables.fine.shape[-1]
         if lengths is None:
             late_first = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S - L)))
         else:
-            # Backwards from each row's own last token: powers then only decay.
+            # Count backwards from each row's own last token, so that no power has to grow.
             backwards = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S)))
             late_first = jax.vmap(
                 lambda row, n: jax.lax.dynamic_slice_in_dim(row, L - n, A * S, axis=1)
@@ -341,9 +342,9 @@ class ComplexEMA(eqx.Module):
     def _power_of(
         self, exponents: Int32[Array, " B"], tables: PowerTables
     ) -> Complex[Array, "B D N"]:
-        """Return q to the power of each row's number of tokens, from 0 to the tables' length."""
+        """Return q^n for each row's exponent n, from 0 to the length of the tables."""
         N, S = self.ndim, tables.fine.shape[-1]
-        # The tables reach one less, so multiply by q once more; an empty row keeps its state.
+        # The tables end at q^(length-1), so multiply by q once more; an empty row keeps its state.
         before = jnp.maximum(exponents - 1, 0)
         coarse = jnp.moveaxis(tables.coarse, 1, 0)[before // S]
         fine = jnp.moveaxis(tables.fine, 2, 0)[before % S]
@@ -361,7 +362,7 @@ class ComplexEMA(eqx.Module):
 
 
 def _at_rest(u: Float[Array, "B D L"]) -> Bool[Array, "B D L"]:
-    """Return where all inputs of a channel up to and including a token are 0."""
+    """Return for each token whether it and all earlier inputs of its channel are 0."""
     started = u != 0
     first = jnp.where(jnp.any(started, axis=-1), jnp.argmax(started, axis=-1), u.shape[-1])
     return jnp.arange(u.shape[-1]) < first[..., None]
@@ -382,9 +383,9 @@ def pole_powers(
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
     """Return real and imaginary part of q^j for j in `exponents`, in float64, rounded once.
 
-    No float64 value leaves this function, so it can be traced again from any context. Its
+    No float64 value leaves this function, so it can also be traced where 64-bit types are off. The
     derivative needs neither float64 nor further exponentials: it is j times the powers themselves.
-    Rounded powers suffice for it, since what follows is summed in `dtype` anyway.
+    Rounded powers suffice for it, since later sums are computed in `dtype` anyway.
     """
     n, start, step = len(exponents), exponents.start, exponents.step
     S = math.isqrt(n - 1) + 1
@@ -427,7 +428,7 @@ def _log_pole_dots(
     delta_dot: Float[Array, "D N"],
     theta_dot: Float[Array, "D 1"],
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """Return derivatives of log|q| and of the phase in radians, (D, N), as sums of one sign."""
+    """Return the tangents of log|q| and of the phase in radians, (D, N), without cancellation."""
     N = alpha.shape[-1]
     (a, b), (d, e), (t, u) = (
         (jax.nn.sigmoid(x), jax.nn.sigmoid(-x)) for x in (alpha, delta, theta)
@@ -445,14 +446,14 @@ def _powers64(
     theta: Float[Array, "D 1"],
     exponents: list[int],
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Return real and imaginary part of q^j (D, N, S), float64; needs 64-bit types enabled."""
+    """Return real and imaginary part of q^j (D, N, S) in float64; call it with 64-bit types on."""
     decay, turns = _poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
     # Whole turns are subtracted before multiplying by 2 pi, so the phase is exact at large j.
     phase = turns[..., None] * j
     cos, sin = cos_sin(phase - jnp.round(phase))
     if exponents == [1]:
-        # Avoids a logarithm per pole, which is half of a decoded token's cost for the poles.
+        # Avoids a logarithm per pole, half of the time that a decoded token spends on its poles.
         radius = 1.0 - decay[..., None]
     else:
         radius = jnp.exp(jnp.log1p(-decay)[..., None] * j)
@@ -462,17 +463,20 @@ def _powers64(
 def _poles(
     alpha: Float[Array, "D N"], delta: Float[Array, "D N"], theta: Float[Array, "D 1"]
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """Return 1 - |q| and the phase in turns, (D, N), float64; needs 64-bit types enabled."""
+    """Return 1 - |q| and the phase / 2 pi, (D, N), in float64; call it with 64-bit types on."""
     N = alpha.shape[-1]
     product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
-    # At saturation |q| is 0 and its logarithm infinite; one ulp less is finite.
+    # At saturation |q| is 0 and its logarithm infinite; a decay just below 1 keeps it finite.
     decay = jnp.minimum(product, 1.0 - jnp.finfo(jnp.float64).eps)
     orders = jnp.arange(1, N + 1, dtype=jnp.float64) / N
     return decay, jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
 
 
 def _rounded(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Round float64 `x` to `dtype`; XLA may remove a conversion there and back."""
+    """Round float64 `x` to the precision of `dtype`, as float64.
+
+    A conversion to `dtype` and back would not do: XLA may remove it.
+    """
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 
@@ -480,7 +484,7 @@ def _rounded(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
 def response(
     weights: Complex[Array, "*B D N"], tables: PowerTables, length: int
 ) -> Float[Array, "*B D L"]:
-    """Return `Re sum_n w_n q_n^j` for j < length, as one batched matrix product."""
+    """Return `Re sum_n w_n q_n^j` for j < length and weights w, as one batched matrix product."""
     N = weights.shape[-1]
     real, imag = tables.coarse[..., :N], tables.coarse[..., N:]
     wr, wi = jnp.real(weights)[..., None, :], jnp.imag(weights)[..., None, :]

@@ -1,4 +1,4 @@
-"""Products of two arrays in the compute dtype, with sums and results in the wider one."""
+"""Products of two arrays rounded to the compute dtype, with sums and results in `accum_dtype`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.written_transpose import linear
 
 __tracebackhide__ = True
-"""An operation of this module is named by the line that calls it."""
+"""Reports name an operation of this module by the line that calls the module."""
 
 
 def contract(equation: str, a: Array, b: Array, config: MegalodonConfig) -> Array:
-    """Return an einsum of two arrays, multiplied in `compute_dtype`, in `accum_dtype`.
+    """Return an einsum of two arrays, rounded to `compute_dtype` and summed in `accum_dtype`.
 
-    If `compute_dtype` is narrower, the gradients round the cotangent to it as well, are summed in
-    `accum_dtype`, and are returned in the dtype of their operand. JAX's own transpose multiplies
-    the wide cotangent with the narrow operand, which a GPU does without its matrix units, and
-    rounds the sums to the narrow dtype (docs/speed.md "bfloat16"). Second derivatives are JAX's.
+    If `compute_dtype` is narrower, the products of the gradients round the cotangent to it too, sum
+    in `accum_dtype`, and return the dtype of their operand. JAX's own transpose multiplies the wide
+    cotangent with the narrow operand, for which a GPU does not use its matrix units, and rounds the
+    sums to the narrow dtype (docs/speed.md "bfloat16"). Higher derivatives follow the same rule.
 
     Args:
         equation: two operands and the result; each index occurs in at least two of the three.
@@ -36,15 +36,15 @@ def contract(equation: str, a: Array, b: Array, config: MegalodonConfig) -> Arra
     if compute.itemsize == accum.itemsize:
         operands = a.astype(compute), b.astype(compute)
         return jnp.einsum(equation, *operands, preferred_element_type=accum)
-    # Inside `shard_map` an operand that is equal on all shards is marked as varying, as JAX's own
-    # operations do: its gradient is then summed over the shards.
+    # Inside `shard_map`, mark an operand that is equal on all shards as varying, as JAX's own
+    # operations do, so that its gradient is summed over the shards.
     axes = _varying(a) | _varying(b)
     a, b = (jax.lax.pcast(x, tuple(axes - _varying(x)), to="varying") for x in (a, b))
     return _narrow(equation, compute, accum, None, a, b)
 
 
 def _product(equation: str, compute: Any, accum: Any, placed: Any, a: Array, b: Array) -> Array:
-    """Compute `contract`; `placed` is the sharding of the result on a mesh of explicit axes."""
+    """Compute `contract`; `placed` is the result's sharding if its mesh has Explicit axes."""
     operands = a.astype(compute), b.astype(compute)
     return jnp.einsum(equation, *operands, preferred_element_type=accum, out_sharding=placed)
 
@@ -58,9 +58,9 @@ def _narrow_jvp(
     left, right, result = equation.replace("->", ",").split(",")
     transposes = f"{result},{right}->{left}", f"{result},{left}->{right}"
     dtypes, places = [x.dtype for x in primals], _placements(primals)
-    # Of a frozen weight no gradient is computed, and what multiplies it need not be kept.
+    # A frozen weight gets no gradient, so the other operand need not be kept for one.
     moving = [i for i, dot in enumerate(tangents) if type(dot) is not SymbolicZero]
-    # A plain product: policies of rematerialisation do not look into a custom derivative.
+    # Not `_narrow`: rematerialisation policies do not see the product in a custom derivative.
     operands = [x.astype(compute) for x in primals]
     out = _product(equation, compute, accum, placed, *operands)
     if not moving:
@@ -81,7 +81,7 @@ def _narrow_jvp(
             gradients.append(gradient.astype(dtypes[i]))
         return tuple(gradients)
 
-    # Rounded before they are kept: half the memory, and the same products.
+    # The rounded operands are kept for the gradients: half the memory, and the same products.
     others = tuple(operands[1 - i] for i in moving)
     return out, linear(forward, backward, others, tuple(tangents[i] for i in moving), out)
 
@@ -90,15 +90,15 @@ _narrow.defjvp(_narrow_jvp, symbolic_zeros=True)
 
 
 def _varying(x: Array) -> frozenset[str]:
-    """Return the mesh axes along which `shard_map` knows an array to vary."""
+    """Return the mesh axes over which an array is marked as varying inside `shard_map`."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def _placements(arrays: Sequence[Array]) -> list[Any]:
-    """Return the shardings of arrays of a mesh with explicit axes, which their gradients need.
+    """Return the shardings of arrays on a mesh with Explicit axes, which their gradients must have.
 
-    An array that is on no mesh is whole on each device of that of the others; without such a mesh
-    all are None.
+    An array that is not on such a mesh counts as replicated on the mesh of another. If no array is
+    on such a mesh, all results are None.
     """
     shardings = [jax.typeof(x).sharding for x in arrays]
     explicit = [AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings]

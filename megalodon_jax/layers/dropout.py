@@ -17,10 +17,10 @@ def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float
 
 
 def kept(x: Float[Array, "..."], keep: Bool[Array, "..."], rate: float) -> Float[Array, "..."]:
-    """Zero elements that are not kept, and scale the others by 1/(1-rate)."""
+    """Zero each element where `keep` is False, and scale the others by 1/(1-rate)."""
     return jnp.where(keep, x / (1.0 - rate), 0.0) if rate < 1.0 else jnp.zeros_like(x)
 
 
 def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:
-    """Split a key that may be None."""
+    """Split a key into `num` keys; None gives `num` times None."""
     return (None,) * num if key is None else tuple(jax.random.split(key, num))

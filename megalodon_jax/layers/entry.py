@@ -1,7 +1,7 @@
 """Input checks of all layers: sizes, shapes, and supported dtypes.
 
-JAX broadcasts mismatched shapes and computes in any dtype, so a wrong width or float16 would
-silently give numbers. Shapes and dtypes are static: the checks cost nothing under `jax.jit`.
+JAX broadcasts mismatched shapes and computes in any dtype, so a wrong width or float16 would give
+wrong numbers without an error. Shapes and dtypes are static: the checks are free under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from megalodon_jax.config import DTYPES
 
 Shape = tuple[int | str | EllipsisType, ...]
-"""Sizes; a name stands for the same size throughout a call, and a leading `...` for any axes."""
+"""Expected shape: sizes, or names for sizes that must agree within a call; `...` may come first."""
 
 
 def check_sizes(owner: str, **sizes: Any) -> None:
     """Check that the sizes of a layer are positive integers.
 
     Raises:
-        ValueError: one is not; the message names the owner, the size and its value.
+        ValueError: a size is not; the message names the owner, the size and its value.
     """
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
@@ -32,10 +32,10 @@ def check_sizes(owner: str, **sizes: Any) -> None:
 
 
 def check_positive(owner: str, **numbers: Any) -> None:
-    """Check that numbers are positive and finite.
+    """Check that the numbers of a layer are positive and finite.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a number is not; the message names the owner, the number and its value.
     """
     for name, number in numbers.items():
         if not 0 < number < math.inf:
@@ -48,11 +48,11 @@ def check_inputs(owner: str, kind: Any = jnp.floating, **inputs: tuple[Any, Shap
     Args:
         owner: name of the layer, for errors.
         kind: expected kind of dtype, for `jnp.issubdtype`.
-        inputs: an array, or None if absent, and the shape it must have.
+        inputs: by name, an array (None if absent) and the shape it must have.
 
     Raises:
         ValueError: a shape or a dtype differs, or a dtype is float16; the message names the first
-            one with what was expected.
+            such array, and says what was expected.
     """
     sizes: dict[str, int] = {}
     for name, (array, shape) in inputs.items():
@@ -70,7 +70,7 @@ def check_parameters(layer: Any) -> None:
     """Check that the parameters of a layer have supported dtypes.
 
     Raises:
-        ValueError: one does not, for example because it was cast to float16.
+        ValueError: a parameter has another dtype, for example because it was cast to float16.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
         if hasattr(leaf, "dtype"):

@@ -48,12 +48,12 @@ class NormalizedFFN(eqx.Module):
     ) -> Float[Array, "B L D"]:
         """Map the attention output `y` and the block input `residual`, (B, L, D), to the output.
 
-        `key` enables dropout; None means deterministic. `scale` replaces a_i.
+        `key` enables dropout; None means deterministic. `scale` replaces the factor a_i.
         """
         shape = ("B", "L", self.config.model_dim)
         check_inputs("NormalizedFFN", y=(y, shape), residual=(residual, shape))
         hidden_key, out_key = split_key(key, 2)
-        # On a mesh, gather channels once for both products; their columns then stay cut.
+        # On a mesh, gather channels once for both products; the products' columns stay sharded.
         f = placed(self.norm(y), "batch", "sequence", None)
         s = jax.nn.silu(placed(self.fc1(f), "batch", "sequence", "tensor"))
         if self.fc3 is not None:

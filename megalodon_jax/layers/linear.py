@@ -1,4 +1,4 @@
-"""The matrix product of the model: operands in the compute dtype, result in the wider one."""
+"""Linear maps: their matrix product, initial weights and low-precision backends."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def matmul(
 ) -> Float[Array, "... out"]:
     """Return `x @ weight.T` in `accum_dtype`.
 
-    By default the operands are rounded to `compute_dtype`, as are cotangents in the products of
-    both gradients. Only the inputs of a multiplication are rounded, and nothing that is added
-    afterwards. That keeps the error of bfloat16 compute below that of an autocast which stores
-    every activation in bfloat16. Any other backend quantises the unrounded operands, also in both
-    gradients (`megalodon_jax.quantization.products`).
+    The default backend rounds the operands to `compute_dtype`, and in the products of both
+    gradients the cotangents too. Sums are not rounded to it. So the error of bfloat16 compute stays
+    below that of an autocast, which stores every activation in bfloat16. Any other backend
+    quantises the unrounded operands, also in both gradients
+    (`megalodon_jax.quantization.products`).
 
     Raises:
         ValueError: the widths differ, or an operand already has 8 bits or fewer, or is float16.
@@ -56,7 +56,7 @@ class Linear(eqx.Module):
     bias: Float[Array, " out"] | None
     config: MegalodonConfig = eqx.field(static=True)
     backend: str = eqx.field(static=True)
-    """Backend of its product; `MegalodonForCausalLM` resolves rules, which need full names."""
+    """GEMM backend of the product. Rules need full names: `MegalodonForCausalLM` resolves them."""
 
     def __init__(
         self,
@@ -96,7 +96,10 @@ def linear_maps(tree: Any) -> dict[str, Linear]:
 
 
 def with_backends(tree: Tree, backends: Mapping[str, str]) -> Tree:
-    """Return `tree` with the linear maps at these dotted paths set to these backends."""
+    """Return `tree` with the GEMM backends of some linear maps replaced.
+
+    `backends` holds the new backend by dotted path; other maps keep theirs.
+    """
 
     def moved(path: Any, node: Any) -> Any:
         if not _is_linear(node) or _dotted(path) not in backends:
@@ -128,10 +131,10 @@ def init_weight(
     """Draw a weight according to `config.init_mode` (docs/model.md "Initialisation").
 
     "he", the default, is meant for maps between features. For the embedding or the head it would
-    draw values so large that training starts at several times ln V. Instead, these are scaled so
-    that logits have a standard deviation of 1/2: the final norm divides by the deviation of group
-    means, which makes features about sqrt(D / G) in size, and a logit is a sum of D of them. The
-    initial loss is then 1/8 nat above ln V.
+    draw values so large that the loss starts at several times ln V. Instead, these two are scaled
+    so that logits have a standard deviation of 1/2: the final norm divides by the deviation of
+    group means, which makes features about sqrt(D / G) in size, and a logit is a weighted sum of D
+    features. The initial loss is then 1/8 nat above ln V.
 
     Args:
         shape: (out, in).
@@ -139,7 +142,8 @@ def init_weight(
         key: PRNG key.
         dim: for the embedding or the head, the width by which "gaussian" scales; None for a map
             between features, which "gaussian" draws at unit scale.
-        embedding: whether "none" means torch's embedding default (N(0, 1)) or its linear one.
+        embedding: whether "none" means torch's default for embeddings, N(0, 1), or that for linear
+            maps, uniform.
 
     Returns:
         An array in `config.param_dtype`, drawn in at least float32.

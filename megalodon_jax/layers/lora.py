@@ -22,15 +22,15 @@ from megalodon_jax.layers.linear import Linear, linear_maps, matmul
 
 Tree = TypeVar("Tree")
 _FIRST_KEY = 1 << 16
-"""First index of `fold_in` for adapters. `fold_in(key, i)` is the i-th key of `split(key)`, so
-adapters start after any key that a block splits off for its own dropout."""
+"""First index of `fold_in` for adapters. `fold_in(key, i)` is the i-th key of `split(key)`, so the
+indices of adapters begin after all keys that a block splits off for its own dropout."""
 
 
 class LoRALinear(Linear):
     """`x W^T + b + scale (x A^T) B^T`, with the weight and bias of the `Linear` it replaces.
 
-    It is a `Linear` whose weight keeps its name. So code that goes by names (checkpoints, meshes,
-    audits) finds the frozen matrix in its usual place, and the adapter beside it.
+    As a subclass of `Linear` it keeps the name of the weight. So code that uses names (checkpoints,
+    meshes, audits) finds the frozen matrix in its usual place, and the adapter beside it.
     """
 
     # PEFT's names, which its files use.
@@ -38,7 +38,7 @@ class LoRALinear(Linear):
     lora_B: Float[Array, "out rank"]  # noqa: N815
     alpha: float = eqx.field(static=True)
     rslora: bool = eqx.field(static=True)
-    """Whether the adapter is divided by the square root of its rank instead of the rank."""
+    """Whether alpha is divided by the square root of the rank instead of the rank."""
     dropout: float = eqx.field(static=True)
     """Dropout rate of the adapter's inputs (not the matrix's) in training."""
     key: jax.Array | None
@@ -67,7 +67,7 @@ class LoRALinear(Linear):
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Factor by which B A is multiplied before it is added to W."""
         return scale_of(self.alpha, self.rank, self.rslora)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
@@ -133,7 +133,7 @@ def init_adapter(
 
 
 def lora_maps(tree: Any) -> dict[str, LoRALinear]:
-    """Return the linear maps with an adapter by dotted path, in pytree order."""
+    """Return the linear maps that have an adapter, by dotted path, in pytree order."""
     return {name: node for name, node in linear_maps(tree).items() if is_lora(node)}
 
 
@@ -143,7 +143,7 @@ def is_lora(node: Any) -> TypeGuard[LoRALinear]:
 
 
 def with_dropout_keys(tree: Tree, key: jax.Array | None) -> Tree:
-    """Return a block whose adapters have dropout keys derived from `key`; None changes nothing."""
+    """Return a block whose adapters have dropout keys derived from `key`; unchanged for None."""
     if key is None or not any(node.dropout for node in lora_maps(tree).values()):
         return tree
     count = iter(range(_FIRST_KEY, 2 * _FIRST_KEY))

@@ -1,10 +1,10 @@
 """Chunked attention over packed documents, with chunks counted from each document's first token.
 
 A query sees the keys from the start of its chunk up to itself: a window of at most C tokens that
-ends at its own position, wherever in the row its document lies. Queries are processed in stripes.
-Of the C keys before a stripe, only as many are read as any of its queries sees. This number depends
-on data, so it selects a branch of the program rather than a mask. Source: docs/model.md "Packed
-documents".
+ends at its own position, wherever in the row its document lies. Queries are processed in stripes of
+consecutive queries. Of the C keys before a stripe, only as many are read as its queries see at
+most. This number depends on the data, so it selects one of several compiled branches. Source:
+docs/model.md "Packed documents".
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from megalodon_jax.layers.written_transpose import linear
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
-"""Attention with arguments q, k, v (heads first), the keys each query sees, and those it keeps."""
+"""Attention of q, k, v (heads first), the mask of visible keys, and `keep`, the dropout mask."""
 LEAST_STRIPE = 128
 """Queries per stripe, unless C is smaller: products of fewer rows are slow."""
 MOST_BRANCHES = 8
-"""Number of steps in which the count of earlier keys grows up to C."""
+"""Most steps in which the number of earlier keys grows from 0 to C, with a branch for each."""
 
 
 class Draws(NamedTuple):
-    """Keys and positions for dropout of the weights, by place in the whole array on every shard.
+    """Random keys for dropout of attention weights, which give the same draws on any mesh.
 
     Attributes:
-        keys: a key for each row and head.
-        first: number of the first query in its row, below 0 for tokens before the row.
-        rate: share of the weights that is dropped.
+        keys: a PRNG key for each row and head.
+        first: index of the first query in the whole row, also if a shard holds only a part of it.
+        rate: fraction of the weights that is dropped.
     """
 
     keys: Key[Array, "B H"]
@@ -44,9 +44,9 @@ class Draws(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Non-differentiable inputs: each query's offset in its chunk, and which keys count.
+    """Non-differentiable inputs: each query's offset in its chunk, valid keys, and dropout.
 
-    `valid` has C more columns than `offsets`, for the keys before the first query.
+    `valid` has C more columns than `offsets`, for the C keys before the first query.
     """
 
     offsets: Int32[Array, "B L"]
@@ -69,14 +69,14 @@ def packed_attention(
     """Attend within chunks of documents, on one of `parts` shards of the sequence.
 
     Args:
-        mix: attention from some queries to some keys.
-        q, k, v: queries, keys and values, with the heads of a row one after another.
+        mix: computes attention from some queries to some keys.
+        q, k, v: queries, keys and values; the first axis holds the heads of row 0, of row 1, ...
         positions: index of each token within its document.
-        mask: True where a key counts.
+        mask: True where a key is valid.
         chunk: tokens per chunk.
         draws: enables dropout.
         parts: number of shards; with several, each has at least `chunk` tokens.
-        earlier: k, v and mask of the `chunk` tokens before these, for a stream on one shard.
+        earlier: k, v and mask of the `chunk` tokens before these, to continue a cache (one shard).
     """
     L = q.shape[1]
     valid = jnp.ones(positions.shape, bool) if mask is None else mask
@@ -109,8 +109,8 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
     """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
 
-    The derivatives are explicit: the transpose of a loop with branches would store the weights of
-    every branch, whereas here each stripe is recomputed.
+    The derivatives are written by hand: JAX's transpose of a loop with branches would store the
+    attention weights of every branch, whereas here each stripe is recomputed.
     """
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
@@ -126,7 +126,7 @@ def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> 
 
 
 class _Seen(NamedTuple):
-    """One stripe and all keys it might see."""
+    """Queries of one stripe, and all keys that they might see."""
 
     q: Float[Array, "N Q d"]
     k: Float[Array, "N K d"]
@@ -137,8 +137,11 @@ class _Seen(NamedTuple):
 def _stripe(
     C: int, q: Array, k: Array, v: Array, tokens: Tokens, begin: Array
 ) -> tuple[_Seen, Array, list[int]]:
-    """Cut out the stripe at `begin`; return it, the index of the smallest sufficient number of
-    earlier keys, and the possible numbers."""
+    """Cut out the stripe at `begin`, and choose how many keys before it to read.
+
+    Returns the stripe, an index, and the possible numbers of earlier keys in ascending order. The
+    index is that of the smallest number that covers every query's window.
+    """
     stripe = min(C, LEAST_STRIPE)
 
     def cut(x: Array, size: int) -> Array:
@@ -172,14 +175,15 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
 def drawn(
     draws: Draws, queries: Int32[Array, " Q"], keys: Int32[Array, " K"]
 ) -> Bool[Array, "B H Q K"]:
-    """Return which weights dropout keeps, of queries and keys counted from the first query.
+    """Return which attention weights dropout keeps; `queries`, `keys` count from `draws.first`.
 
     A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-    the number of a weight is a hash of its row, head, query and key, as many rounds as a number of
-    a sequence costs. It depends neither on how a row is cut into stripes nor on the mesh.
+    the random number of a weight is a hash of its row, head, query and key, at the cost of one
+    number of a sequential generator. It depends neither on the stripes nor on the mesh.
     """
     of_queries = jax.vmap(jax.random.fold_in, (None, 0))
-    # Twice the same nest: each query's key from its head's, each weight's from its query's.
+    # Both steps use the same nested vmap: a PRNG key per query from the head's key, then one per
+    # weight from the query's key.
     for_each = jax.vmap(jax.vmap(of_queries, (0, None)), (0, None))
     weights = jax.vmap(for_each, (2, None), 2)
     words = weights(for_each(draws.keys, draws.first + queries), draws.first + keys)
@@ -229,7 +233,7 @@ def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any,
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
     """Return the cotangents of q, k and v."""
     q, k, v, tokens = inputs
-    # Up to nine stripes add to one key's gradient, so not in bfloat16.
+    # Up to nine stripes add to one key's gradient, so the sums are in at least float32.
     zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))
 
     def step(sums: tuple[Array, Array], begin: Array) -> tuple[tuple[Array, Array], Array]:

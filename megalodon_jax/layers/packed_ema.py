@@ -1,11 +1,13 @@
 """The complex EMA over packed documents, with exact zeros between them.
 
-An FFT over a row would leave noise of 1e-7 of the loudest document in all others. So tokens are
-processed in blocks, and contributions to later tokens are selected, never subtracted: within a
-block by taps and by halves, between blocks through the state.
+An FFT over a row would leave rounding noise in every document, 1e-7 of the largest document's
+values. So tokens are processed in blocks, and contributions to later tokens are selected, never
+subtracted: within a block from close neighbours (`_taps`) and from first to second halves
+(`_second_halves`), between blocks through the state (`_from_states`).
 
-Products are batched over channels, so arrays here are (D, B, L). A token `r` places back belongs to
-the same document if `positions >= r`. Source: docs/model.md "Packed documents".
+Products are batched over channels, so arrays here are (D, B, L). The token `r` places before a
+token is in the same document if the token's position is at least `r`. Source: docs/model.md "Packed
+documents".
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex, Float, Int32
 
 BLOCK = 32
-"""Tokens per block. Twice as many need more products inside, half as many need more states."""
+"""Tokens per block. Larger blocks need more products inside, smaller blocks need more states."""
 SPAN = 256
-"""Tokens processed at once: those of all channels fit into a cache."""
+"""Tokens processed at once: their values in all channels fit into a processor's cache."""
 TAPS = 4
-"""Neighbours summed one by one; matrix products of smaller halves are slower."""
+"""Tokens per run that are summed one by one; matrix products of smaller halves are slower."""
 
 
 class Coefficients(NamedTuple):
     """Coefficients of the block filter, with each power rounded once from float64.
 
-    powers is q^0 .. q^S (real and imaginary part) for S = `BLOCK`, power is q^S again, lost its
-    rounding error, p and gamma the gains, omega the skip gain.
+    `powers` is q^0 .. q^S (real and imaginary part) for S = `BLOCK`; `power` is q^S again, and
+    `lost` its rounding error; `p` and `gamma` are the input and output gains; `omega` is the skip
+    gain.
     """
 
     powers: tuple[Float[Array, "D N S1"], Float[Array, "D N S1"]]
@@ -46,16 +49,16 @@ def filtered(
     coefficients: Coefficients,
     h_init: Complex[Array, "B D N"] | None,
 ) -> Float[Array, "B D L"]:
-    """Filter every document, starting from zero.
+    """Filter every document separately, starting from a zero state.
 
     Args:
         u: input.
         positions: index of each token within its document.
         coefficients: coefficients of the filter.
-        h_init: state that the first document continues from, if it started earlier.
+        h_init: state from which the first document continues, if it started before this call.
     """
     B, D, L = u.shape
-    # A loop over spans rather than over blocks of the whole row: XLA would fuse the preceding norm
+    # A loop over spans, not one pass over the whole row: there XLA would fuse the preceding norm
     # into every tap and every half, and these into every reader of the following norm.
     span = min(SPAN, L + -L % BLOCK)
     short = -L % span
@@ -88,7 +91,7 @@ def filtered(
 
 
 def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Return which tokens belong to the document of the last token."""
+    """Return which tokens are in the same document as the last token of their row."""
     L = positions.shape[1]
     return positions[:, -1:] >= jnp.arange(L - 1, -1, -1, dtype=jnp.int32)
 
@@ -96,7 +99,7 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Sum contributions from tokens within the same run of `TAPS`."""
+    """Sum contributions from the token itself and earlier ones in its run of `TAPS` tokens."""
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
     y = kernel[:, 0, None, None] * u
@@ -114,8 +117,8 @@ def _second_halves(
 ) -> Float[Array, "D B L"]:
     """Return the contribution of the first half of every `2 half` tokens to the second half.
 
-    Only the document that contains the last token before the middle lies on both sides of it. So
-    the contribution is one matrix product with a mask on each side.
+    Only the document that contains the last token before the middle lies on both sides of the
+    middle. So the contribution is one matrix product with a mask on each side.
     """
     D, B, L = u.shape
     at = positions.reshape(B, L // (2 * half), 2, half)
@@ -134,8 +137,10 @@ def _from_states(
     coefficients: Coefficients,
     h: Complex[Array, "D B N"],
 ) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
-    """Return each block's contribution from earlier blocks, starting at state `h`, and the last
-    state."""
+    """Return the contribution of earlier blocks to each block, and the state after the last block.
+
+    `h` is the state before the first block.
+    """
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers
     p, gamma = coefficients.p, coefficients.gamma
@@ -153,8 +158,8 @@ def _from_states(
     def step(h: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
         end, whole = block
         kept = jnp.where(whole, h, 0.0)
-        # As in `ComplexEMA.step`: the rounding error of the power would turn the phase of a long
-        # memory by a constant amount per block.
+        # As in `ComplexEMA.step`: without `lost`, the rounding error of the power would shift the
+        # phase of a long memory by a constant amount per block.
         after = power * kept + (lost * kept + jax.lax.complex(end[..., :N], end[..., N:]))
         return after, h
 

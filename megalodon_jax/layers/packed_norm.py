@@ -1,8 +1,8 @@
 """Running statistics of packed documents: counts, means and variances that restart at each one.
 
-The sum over a document is never computed as a difference of two sums over the row: if a loud
-document precedes a quiet one, the difference would lose the quiet one's digits. Source:
-docs/model.md "Packed documents".
+The sum over a document is never computed as a difference of two sums over the row: if a document of
+large values precedes one of small values, the difference would lose the digits of the small ones.
+Source: docs/model.md "Packed documents".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ VARIANCE_FLOOR = 1e-6
 
 
 class PackedMoments(NamedTuple):
-    """Mean and floored variance at each token, relative to an origin per document and group.
+    """Mean and variance at each token; `mean` is relative to `origin`, per document and group.
 
-    `final` is the state after the last token.
+    The variance is at least `VARIANCE_FLOOR`. `final` is the state after the last token.
     """
 
     origin: Float[Array, "B L G"]
@@ -44,7 +44,7 @@ def packed_moments(
 
     Args:
         groups: features by group.
-        state: state that the first document continues from, if it started earlier.
+        state: state from which the first document continues, if it started before this call.
         mask: True where a token is valid.
         positions: index of each token within its document.
         parts: number of shards of the sequence, of which this is one.
@@ -133,7 +133,7 @@ def _before_shard(
     valid: Bool[Array, "B L"],
     positions: Int32[Array, "B L"],
 ) -> Moments:
-    """Return the moments, before this shard, of the first token's document."""
+    """Return the moments of the first token's document over its tokens before this shard."""
     dtype = averages.dtype
     reach = shards_back(positions)
     from_state = reach > jax.lax.axis_index(SEQUENCE)

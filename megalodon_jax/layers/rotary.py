@@ -18,7 +18,7 @@ from megalodon_jax.sharding.axes import SEQUENCE, mesh_of, on_shards, shards, sp
 
 
 class RotaryEmbedding(eqx.Module):
-    """Rotate pairs (first half real, second half imaginary) by `position * base^(-2j/d)`."""
+    """Rotary embedding: rotates features (j, j + d/2) by the angle `position * base^(-2j/d)`."""
 
     dim: int = eqx.field(static=True)
     base: float = eqx.field(static=True)
@@ -69,8 +69,8 @@ class RotaryEmbedding(eqx.Module):
     ) -> tuple[Float[Array, "B L 1 half"], Float[Array, "B L 1 half"]]:
         """Return cosine and sine at any positions, computed in float64 and rounded once.
 
-        Computed one by one, with polynomials. Rows of a table would have to be gathered, and on a
-        mesh every device would hold the table for the longest possible document.
+        Each position is computed directly, with polynomials. Rows of a table would have to be
+        gathered, and on a mesh every device would hold the table for the longest possible document.
         """
         with jax.enable_x64(True):
             turns = jnp.asarray(self._rates() / (2.0 * math.pi))
@@ -86,12 +86,12 @@ class RotaryEmbedding(eqx.Module):
     def tables(
         self, start_index: int | Int[Array, ""] | Int[Array, " B"], length: int, dtype: DTypeLike
     ) -> tuple[Float[Array, "*B L 1 half"], Float[Array, "*B L 1 half"]]:
-        """Return cosine and sine (L, 1, d/2), computed in float64 and rounded once.
+        """Return cosine and sine of L = `length` positions, computed in float64 and rounded once.
 
-        They are (B, L, 1, d/2) if each row has its own start.
+        They are (L, 1, d/2), or (B, L, 1, d/2) if each row has its own start.
 
         In float32, the angle at position 10^6 would be off by a sixteenth of a radian. By the
-        addition theorem, about 2 sqrt(L) rows of sines and cosines and a product give all L.
+        addition theorem, about 2 sqrt(L) rows of sines and cosines and a product give all L rows.
         """
         half = self.dim // 2
         S = max(1, math.isqrt(length))

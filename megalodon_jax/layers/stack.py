@@ -1,9 +1,9 @@
 """The stack of blocks, run one after another, or as one loop over equal neighbours.
 
-A loop is traced and compiled once, however many blocks it runs. Outside of the loop the model
-normally stays a tuple of blocks, stacked inside the call, so checkpoints, optimiser states and
-gradients have the usual names. Alternatively it holds them stacked (`StackedBlocks`); then nothing
-around the loop grows with the depth either.
+A loop is traced and compiled once, however many blocks it runs. Normally the model stays a tuple of
+blocks that are stacked inside the call, so checkpoints, optimiser states and gradients have the
+usual names. Alternatively the model holds its blocks stacked (`StackedBlocks`); then the program
+around the loop does not grow with the depth either.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from megalodon_jax.types import LayerCache
 
 
 class StackedBlocks(eqx.Module):
-    """Blocks of one kind with stacked parameters: arrays have a first axis of layers.
+    """Blocks of equal sizes with stacked parameters: the first axis of every array is the layer.
 
-    Iterating copies the layers out, one by one.
+    Iterating yields the blocks one by one, as copies.
     """
 
     block: Any
-    """A block with the arrays of all layers; its `ffn.scale` is 1 and unused."""
+    """One block whose arrays hold all layers; its `ffn.scale` is 1 and unused."""
     scales: tuple[float, ...] = eqx.field(static=True)
     """The `ffn.scale` of each layer."""
 
@@ -46,10 +46,10 @@ class StackedBlocks(eqx.Module):
 
 
 def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
-    """Stack blocks of one kind.
+    """Stack blocks that have equal sizes, dtypes and GEMM backends.
 
     Raises:
-        ValueError: they differ in sizes, dtypes or backends, there are none, or they hold shapes.
+        ValueError: the blocks differ in these, there are none, or their leaves are shapes.
     """
     if not blocks:
         raise ValueError("stack_layers: expected layers, and the model has none.")
@@ -57,7 +57,7 @@ def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
     if shape := next((n for n, x in named[0].items() if not eqx.is_array(x)), None):
         raise ValueError(
             f"stack_layers: expected arrays, and {shape} is a {type(named[0][shape]).__name__}; "
-            "of shapes it is eqx.filter_eval_shape(stack_layers, tree)."
+            "to stack shapes, call eqx.filter_eval_shape(stack_layers, tree)."
         )
     for i, block in enumerate(blocks):
         if _kind(block, None) == _kind(blocks[0], None):
@@ -68,8 +68,8 @@ def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
             found = f"{name}, {kinds[0]} and not {kinds[1]}" if kinds[0] != kinds[1] else found
         raise ValueError(
             "stack_layers: expected layers of equal sizes, dtypes and GEMM backends, but layer "
-            f"{i} differs from layer 0 in {found}; `scan_layers=True` makes a loop of those "
-            "neighbours that are equal."
+            f"{i} differs from layer 0 in {found}. Do not stack this model; scan_layers=True loops "
+            "over those neighbours that are equal."
         )
     scales = tuple(float(block.ffn.scale) for block in blocks)
     return StackedBlocks(_stacked([_unscaled(block) for block in blocks]), scales)
@@ -85,8 +85,8 @@ def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
     for name, leaf in named_leaves(arrays).items():
         if leaf.shape[:1] != (len(stack),):
             raise ValueError(
-                f"unstack_layers: expected a first axis of {len(stack)} layers, and {name} has "
-                f"shape {leaf.shape}: leaves must be shaped as their parameters are."
+                f"unstack_layers: expected a first axis of {len(stack)} layers, but {name} has "
+                f"shape {leaf.shape}; each leaf must have the shape of its parameter."
             )
     layers = (jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(stack)))
     return tuple(
@@ -116,7 +116,7 @@ def run_blocks(
         caches: cache of each block; None for an empty one.
         return_cache: whether to return caches; otherwise there are none.
         keys: dropout key of each block, or None.
-        scan: whether neighbours of one kind (sizes, dtypes, backends) become one loop. Their
+        scan: whether neighbours with equal sizes, dtypes and backends become one loop. Their
             parameters and caches are then stacked at every call.
         rematerialise: whether the backward pass recomputes each block.
         positions: index of each token within its document, for packed documents.
@@ -170,7 +170,8 @@ def _rematerialised(
 
 
 def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> Any:
-    # Gathered inside of the rematerialised function, so not kept for the backward pass.
+    # Parameters are gathered inside of the rematerialised function, so the gathered copies are not
+    # kept for the backward pass.
     return gathered(block, x)(x, *rest, **options)
 
 
@@ -183,7 +184,7 @@ def _looped(
     return_cache: bool,
     positions: Int32[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
-    """Run blocks of one kind, stacked or not, in a loop; `loop` is (blocks, caches, keys)."""
+    """Run equal blocks, stacked or not, in a loop; `loop` is (blocks, caches, keys)."""
     blocks, caches, keys = loop
     stack = blocks if isinstance(blocks, StackedBlocks) else stack_blocks(blocks)
     arrays, static = eqx.partition(stack.block, eqx.is_array)
@@ -199,13 +200,13 @@ def _looped(
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    """Stack the arrays of equal trees; everything else is taken from the first."""
+    """Stack the arrays of trees with one structure; other leaves are taken from the first tree."""
     arrays, rest = eqx.partition(list(trees), eqx.is_array)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
 
 
 def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator[slice]:
-    """Split the stack into runs of one kind, or into single blocks."""
+    """Split blocks into runs of equal ones if `scan`, else into single blocks; yield slices."""
     kinds = map(_kind, blocks, caches) if scan else range(len(blocks))
     start = 0
     for _, run in groupby(kinds):
@@ -215,7 +216,10 @@ def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator
 
 
 def _kind(block: Any, cache: LayerCache | None) -> Any:
-    """Return what blocks of one program must share: all but values and the FFN's scale."""
+    """Return a key that is equal for blocks which may share a program.
+
+    It contains everything except array values and the FFN's scale.
+    """
     leaves, structure = jax.tree.flatten((_unscaled(block), cache))
     return structure, [(x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves]
 

@@ -29,7 +29,7 @@ class TimestepNorm(eqx.Module):
     """Normalise each token by the running mean and variance of its groups.
 
     The statistics are those of the per-token group means `mu_1 .. mu_t`, up to and including the
-    token itself, without masked tokens. The output is
+    token itself, without masked tokens. The output at token t is
     `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input. Source:
     docs/model.md "TimestepNorm".
     """
@@ -69,7 +69,7 @@ class TimestepNorm(eqx.Module):
         mask: Mask | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Normalise (B, L, D), continuing from `state`; return the output and the state after it.
+        """Normalise (B, L, D), continuing from `state`; return the output and the new state.
 
         With `positions`, the index of each token within its document, every document has its own
         statistics. The first continues from `state` if its first index in `x` is above 0, and the
@@ -104,7 +104,7 @@ class TimestepNorm(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         positions: Int32[Array, "B L"] | None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Normalise each shard's rows, tokens and groups in place."""
+        """Normalise each shard's rows, tokens and groups on its device."""
         check_divisible(mesh, "tensor", norm_num_groups=self.num_groups)
         B, L, _ = x.shape
         parts = shards(mesh, "sequence")
@@ -199,9 +199,9 @@ def _origin(
 def _before(
     groups: Float[Array, "B L G g"], state: NormState, mask: Bool[Array, "B L"] | None
 ) -> Moments:
-    """Return the moments of everything before this shard of a sequence.
+    """Return the moments of all tokens before this shard of a sequence.
 
-    The variance floor is not applied: it belongs to the divisor, not to what is added up.
+    They do not include the variance floor, which applies only where the output is divided.
     """
     B, L = groups.shape[:2]
     dtype = groups.dtype
@@ -244,7 +244,7 @@ def _running(
     m2 = m2 + jnp.cumsum(moved, axis=1)
     var = m2 / n
     if L == 1:
-        # A stream of single tokens rounds its variance once per call: update it incrementally.
+        # A stream of single tokens rounds its variance at every call, so update it incrementally.
         var = var0[:, None] + (moved - var0[:, None] * (n - jnp.maximum(n0, 1.0))) / n
     var = jnp.where(seen, var, var0[:, None])
     return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]

@@ -1,9 +1,9 @@
-"""Linear functions with a transpose of their own, for derivatives in both directions.
+"""Linear functions with an explicit transpose, for derivatives in forward and reverse mode.
 
-`jax.custom_vjp` cannot run forward. A `jax.custom_jvp` whose tangent is `linear(...)` runs both
-ways: forward by the function, backward by the transpose that is written down. `linear_call` of
-`jax.custom_derivatives` knows neither second derivatives nor `vmap`; here both are those of the
-functions themselves.
+`jax.custom_vjp` has no forward mode. A `jax.custom_jvp` whose tangent is `linear(...)` has both:
+forward mode runs the function, reverse mode the given transpose. `linear_call` of
+`jax.custom_derivatives` supports neither second derivatives nor `vmap`; here JAX derives both from
+the two functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 Function = Callable[[Any, Any], Any]
-"""Takes residuals and linear arguments."""
+"""Function of residuals and of the arguments in which it is linear."""
 
 
 def linear(
@@ -27,13 +27,13 @@ def linear(
 
     Args:
         function: takes `residuals` and `arguments`, returns an array of the type of `like`.
-        transpose: takes `residuals` and a cotangent of the result, returns one of `arguments`.
-        residuals: any arrays; None in it stays None.
+        transpose: takes `residuals` and the result's cotangent, returns those of `arguments`.
+        residuals: a pytree of arrays; None in it stays None.
         arguments: arrays.
-        like: has the shape and dtype of the result.
+        like: an array with the shape and dtype of the result.
     """
     held, structure = jax.tree.flatten(residuals)
-    # The functions outlive the trace that they are made in, so they hold none of its arrays.
+    # `run` and `pull` outlive the trace that they are made in, so they hold none of its arrays.
     number = len(held)
 
     def run(flat: Sequence[Array]) -> list[Array]:
@@ -58,7 +58,7 @@ def _run(*flat: Array, run: Any, **_: Any) -> list[Array]:
 
 
 def _jvp(primals: Any, tangents: Any, *, run: Any, **_: Any) -> Any:
-    # Of a higher order: the function's own derivative, in residuals too.
+    # For derivatives of higher order, differentiate the function itself, also in the residuals.
     moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
 
     def moved(*some: Array) -> list[Array]:
@@ -74,7 +74,7 @@ def _transpose(cotangents: Any, *flat: Any, pull: Any, number: int, **_: Any) ->
     (bar,) = cotangents
     if type(bar) is ad.Zero:
         return [None] * len(flat)
-    # What follows is no call of the primitive: second derivatives are those of the transpose.
+    # `pull` does not bind this primitive, so second derivatives are those of the transpose.
     return [None] * number + pull(flat[:number], bar)
 
 

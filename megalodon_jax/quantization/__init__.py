@@ -1,4 +1,4 @@
-"""Low-precision products: matrices quantised in blocks with a common scale, and their products."""
+"""Low-precision matrix products, with operands quantised in blocks that share a scale."""
 
 from megalodon_jax.quantization.formats import (
     MX,

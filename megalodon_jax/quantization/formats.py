@@ -1,6 +1,6 @@
 """Block-scaled quantisation in JAX, bit-exact on every platform.
 
-The last axis is the contraction. It is cut into blocks with a common scale, and the last block is
+The last axis, along which a product sums, is cut into blocks with a common scale; the last block is
 padded with zeros. Three rules make the results exact:
 
 - Exponents are read from the bits, never from a float logarithm.
@@ -28,9 +28,9 @@ MODES = ("ceil", "floor", "even")
 E4M3, E2M1 = jnp.float8_e4m3fn, jnp.float4_e2m1fn
 MX_BLOCK, NV_BLOCK, TILE = 32, 16, 128
 LARGEST = float(np.finfo(np.float32).max)
-# So that no scale is 0.
+# Keeps every scale above 0.
 SMALLEST_AMAX = 1e-4
-"""Lower bound of the largest magnitude in DeepSeek's scales."""
+"""Lower bound of amax, the largest magnitude in a block, when `deepseek` computes a scale."""
 _BIAS, _FRACTION, _INFINITY, _NAN_BYTE = 127, 23, 0x7F800000, 255
 
 
@@ -43,7 +43,7 @@ class MX(NamedTuple):
     """Biased exponent of the block's scale, 2^(byte - 127); 255 is NaN."""
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values; infinite on overflow, flushed below 2^-126 on a CPU."""
+        """Return float32 values; infinite on overflow, and on a CPU 0 below 2^-126."""
         exponent = self.scale.astype(jnp.int32)[..., None] - _BIAS
         half = exponent >> 1
         wide = self.values * _power(half) * _power(exponent - half)
@@ -61,11 +61,11 @@ class Scaled(NamedTuple):
     """Scale of the tensor."""
 
     def inner(self) -> Float[Array, "... n block"]:
-        """Return values times block scale; exact for NVFP4, with at most 6 significant bits."""
+        """Return values times block scale; for NVFP4 exact, with at most 6 significant bits."""
         return self.values * self.scale[..., None]
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values, flushed below 2^-126 on a CPU."""
+        """Return float32 values; on a CPU 0 below 2^-126."""
         return self.inner() * self.outer
 
 
@@ -112,9 +112,10 @@ def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: in
 def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
     """Quantise float32 to NVFP4: e2m1, an e4m3 scale per block of 16, a float32 scale per tensor.
 
-    Encode scale g = min(448 * 6 / amax, FLT_MAX), block scale s = e4m3(amax_b * (g / 6)), values
-    x * min(1 / (s / g), FLT_MAX) clamped to 6. Every operation is rounded to 24 bits, also below
-    2^-126. amax is taken over finite values; a block with non-finite values has scale NaN.
+    The encode scale is g = min(448 * 6 / amax, FLT_MAX), with amax over the tensor's finite values.
+    A block with largest magnitude amax_b has the scale s = e4m3(amax_b * (g / 6)) and the values
+    x * min(1 / (s / g), FLT_MAX), clamped to 6. Every operation is rounded to 24 bits, also below
+    2^-126. A block with non-finite values has scale NaN.
 
     Args:
         x: values of any shape; blocks run along the last axis.
@@ -149,13 +150,14 @@ def deepseek(
     """Quantise float32 to e4m3 with a float32 scale per `rows` x 128 block, max(amax, 1e-4) / 448.
 
     Args:
-        x: values; at least two axes if `rows` is above 1. Blocks run along the last axes.
+        x: values; at least two axes if `rows` is above 1. Blocks lie along the last two axes.
         rows: 1 for activations, 128 for weights.
         power_of_two: round scales up to powers of two, as for hardware with E8M0 scales.
         dtype: the element format.
 
     Returns:
-        The blocks, with the scale repeated for each row. A block with a non-finite value is NaN.
+        The blocks, with the scale repeated for each row of a block. The scale is NaN for a block
+        with a non-finite value.
 
     Raises:
         ValueError: `x` is not float32.
@@ -178,10 +180,10 @@ def deepseek(
 
 
 def nearest(x: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
-    """Round float32 values to the nearest number of `dtype`, ties to even, saturating; float32 out.
+    """Round float32 values to the nearest number of `dtype`, ties to even; the result is float32.
 
-    NaN and infinity are kept. Subnormals of bfloat16 are subnormals of float32, which the CPU
-    flushes to zero.
+    Values beyond the range saturate; NaN and infinity are kept. Subnormals of bfloat16 are
+    subnormals of float32, which the CPU flushes to zero.
     """
     info = _info(dtype)
     x = _clamped(x, dtype)
@@ -201,7 +203,7 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
     format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below that flush to zero.
 
     Args:
-        x: float32 values of any shape; saturating, with NaN and infinity kept.
+        x: float32 values of any shape. Those beyond the range saturate; NaN and infinity are kept.
         dtype: the format to round to.
         key: PRNG key; the same key rounds the same way.
     """
@@ -223,9 +225,9 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
 def key_from(x: Float[Array, "..."]) -> jax.Array:
     """Return a PRNG key that depends only on the bits of float32 values.
 
-    The key is the sum of the bits as integers, which does not depend on order: on any device and in
-    any sharding, the same tensor gives the same key. A tensor computed in floating point is equal
-    only up to rounding, which changes the key; so pass a stored tensor such as a weight.
+    The key is the sum of the bits as integers, which does not depend on the order: on any device
+    and in any sharding, the same tensor gives the same key. The result of a computation differs
+    between devices by rounding, which changes the key; so pass a stored tensor such as a weight.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return jax.random.key(jnp.sum(bits, dtype=jnp.uint32))
@@ -285,9 +287,10 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Return x * 2^exponent, also for subnormal x; results below 2^-102 are too small to matter.
+    """Return x * 2^exponent, also for subnormal x; inexact below 2^-102 and beyond 2^126.
 
-    Results beyond 2^126 are inexact; they saturate in every format they are rounded to.
+    In every format that callers round to, the former are too small to matter and the latter
+    saturate.
     """
     bits, magnitude = jax.lax.bitcast_convert_type(x, jnp.int32), _magnitude(x)
     biased = magnitude >> _FRACTION
@@ -300,7 +303,7 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _saturated(x: jax.Array, dtype: Any) -> jax.Array:
-    """Clamp to the format's range, infinity included: casting infinity would give NaN."""
+    """Clamp to the format's range, also infinity, which a cast would turn into NaN."""
     top = _info(dtype).max
     return jnp.clip(x, -top, top)
 

@@ -1,9 +1,9 @@
 """Low-precision matrix products: both operands quantised along the contraction, summed in float32.
 
 A linear map has three products: forward, gradient of the input and gradient of the weight. Each
-contracts another axis, so each quantises its own two operands, starting from what the default
-backend would multiply. Master weights, activations between products and everything else keep their
-precision, and checkpoints do not depend on backends.
+sums over another axis, so each quantises its own two operands, from unquantised values. Master
+weights, activations between products and everything else keep their precision, and checkpoints do
+not depend on backends.
 
     mxfp8                     MXFP8 in all three (e4m3, blocks of 32, scales rounded up)
     nvfp4                     NVFP4 in all three; output gradients are rounded stochastically, and
@@ -18,12 +18,12 @@ Stochastic rounding needs no external key. The key is derived from the bits of t
 (`formats.key_from`), and each element's random number from its position in the whole array. So the
 same weights give the same noise on every machine, with 64-bit types on or off, in every sharding
 under `jax.jit`, and when a block is recomputed. After an update, and for another matrix, the noise
-differs. Gradients would not do as a source: their last bits depend on the order of sums, and so on
-the machine and the sharding.
+differs. Gradients are not suitable as the source of the key: their last bits depend on the order of
+sums, and so on the machine and the sharding.
 
-Microbatches of one step have the same weights and so the same noise. It is applied to different
-values in each, so their sum is still unbiased. Inside `jax.shard_map` an array is a shard, and all
-shards with equally many tokens draw the same noise.
+Microbatches of one step have the same weights and so the same noise. Each applies the noise to
+different values, so the sum of their gradients is still unbiased. Inside `jax.shard_map` an array
+is a shard, and all shards with equally many tokens draw the same noise.
 
 Only reverse-mode differentiation is supported: gradients are separate products with their own
 quantisation, not transposes of a map that could run forward. `jax.jvp` through a low-precision
@@ -62,7 +62,7 @@ class Backend:
     stochastic: bool = False
     """Whether output gradients are rounded stochastically."""
     rotated: bool = False
-    """Whether a Hadamard transform spreads outliers over tokens before the weight gradient."""
+    """Whether a Hadamard transform over tokens spreads outliers, in the weight gradient only."""
 
 
 BACKENDS = {
@@ -113,7 +113,7 @@ def operands(
             weight^T (in, out); "weight_grad", dy^T (out, tokens) by x^T (in, tokens).
         backend: the formats and options.
         x, weight: float32.
-        dy: gradient of the output, float32; not used for "forward".
+        dy: gradient of the output, float32; None for "forward".
     """
     if dy is None:
         return _quantised(backend.forward, x), _quantised(backend.forward, weight)
@@ -127,7 +127,7 @@ def operands(
 
 
 def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
-    """Return the product of two quantised operands, (rows, k) by (columns, k), in float32."""
+    """Return `a @ b.T` for the quantised operands a (rows, k) and b (columns, k), in float32."""
     a, b = pair
     if isinstance(a, MX) and isinstance(b, MX):
         if path == "scaled matmul":
@@ -158,10 +158,10 @@ def path_of() -> Path:
 def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
     """Apply the random 16-point Hadamard transform along the last axis, padded with zeros.
 
-    It is orthogonal, so the product of two rotated operands is unchanged.
+    The transform is orthogonal, so rotating both operands does not change their product.
 
-    Sums are computed as butterflies: elementwise additions in a fixed order. The order of additions
-    in a matrix product depends on the processor and the library, and a difference of one ULP in the
+    It adds in a fixed order, by elementwise additions (butterflies). The order of additions in a
+    matrix product would depend on the processor and the library, and a difference of one ULP in the
     largest magnitude of a tensor changes its NVFP4 scale, and thereby every element of the product.
     """
     short = -x.shape[-1] % NV_BLOCK
@@ -184,8 +184,8 @@ def check_widths(*operands: jax.Array) -> None:
     for operand in operands:
         if operand.dtype.itemsize < 2 or operand.dtype == jnp.float16:
             raise ValueError(
-                f"matmul: an operand is {operand.dtype.name}, expected float32 or bfloat16. A "
-                "backend quantises for itself: write x.astype(jnp.float32), and set gemm_backend."
+                f"matmul: an operand is {operand.dtype.name}, expected float32 or bfloat16. Pass "
+                "x.astype(jnp.float32); for low precision set gemm_backend, which quantises."
             )
 
 
@@ -193,7 +193,7 @@ def _rotation() -> np.ndarray:
     hadamard = np.ones((1, 1), np.float32)
     while len(hadamard) < NV_BLOCK:
         hadamard = np.kron(np.array([[1, 1], [1, -1]], np.float32), hadamard)
-    # Drawn once for all layers and steps: it only matters that no token is special.
+    # The signs are drawn once for all layers and steps: they only need to treat no token specially.
     signs = np.random.default_rng(NV_BLOCK).choice(np.array([-1, 1], np.float32), NV_BLOCK)
     return signs[:, None] * hadamard / np.sqrt(np.float32(NV_BLOCK))
 
@@ -238,9 +238,10 @@ def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array
 def _emulated(
     a: Float[Array, "rows n block"], b: Float[Array, "columns n block"]
 ) -> Float[Array, "rows columns"]:
-    """Multiply blocks of values with at most 6 significant bits, which are exact in bfloat16 too.
+    """Return the product of blocks of values that have at most 6 significant bits, in float32.
 
-    So a GPU can use its tensor cores, while a CPU, which is slow in bfloat16, uses float32.
+    Such values are exact in bfloat16, so a GPU can use its tensor cores. A CPU, which is slow in
+    bfloat16, uses float32.
     """
     dtype = jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16
     left, right = (q.reshape(q.shape[0], -1).astype(dtype) for q in (a, b))

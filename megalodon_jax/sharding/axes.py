@@ -1,9 +1,9 @@
-"""Mesh axes that the model knows, and the placement of arrays while a program is traced.
+"""Mesh axes that the model uses, and the placement of arrays while a program is traced.
 
 The type of an array on a mesh includes its mesh, also in a traced function. So layers need no mesh
-argument: they ask their input. Without a mesh, every function here returns its input, and the
-program is bit-identical to that of one device. Axes that a surrounding `shard_map` has taken are
-ignored, since inside it an array is a shard.
+argument: they get the mesh from their input (`mesh_of`). Without a mesh, arrays are not placed, and
+the program is bit-identical to that of one device. Axes that are manual in a surrounding
+`shard_map` are ignored, since inside it an array is a shard.
 
 Source: docs/sharding.md "Where things lie".
 """
@@ -25,7 +25,7 @@ Dims: TypeAlias = tuple[str | None, ...]
 """Meaning of each axis of an array: "batch", "sequence", "tensor", or None for none of these."""
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
-"""Names of mesh axes. The rows of a batch lie on the first two, the tokens on the last."""
+"""Names of mesh axes. Rows of a batch are divided over the first two, tokens over the last."""
 MEANING: dict[str, tuple[str, ...]] = {
     "batch": (DATA, FSDP),
     "sequence": (SEQUENCE,),
@@ -34,10 +34,10 @@ MEANING: dict[str, tuple[str, ...]] = {
 
 
 def mesh_of(x: Any) -> AnyMesh | None:
-    """Return the mesh of an array, or None if there is nothing to split.
+    """Return the mesh of an array, or of the context; None if no axis of `AXES` is longer than 1.
 
-    A mesh counts if one of our axes is longer than 1 and no axis is Explicit. With Explicit axes,
-    JAX itself determines the placement of results (`automatic` works around that).
+    The result is also None if an axis of the mesh is Explicit: then JAX itself determines the
+    placement of results (`automatic` converts such axes).
     """
     mesh: Any = None
     if isinstance(x, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,23 +52,22 @@ def mesh_of(x: Any) -> AnyMesh | None:
 
 
 def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
-    """Return the sizes of our axes of a mesh by name, except those a `shard_map` has taken."""
+    """Return sizes of the mesh axes in `AXES`, by name, except those manual in a `shard_map`."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return {n: mesh.shape[n] for n, kind in kinds if n in AXES and kind != AxisType.Manual}
 
 
 def shards(mesh: AnyMesh | None, meaning: str) -> int:
-    """Return into how many parts a mesh cuts an axis of this meaning; 1 without a mesh."""
+    """Return into how many parts a mesh cuts "batch", "sequence" or "tensor"; 1 without a mesh."""
     sizes = {} if mesh is None else axis_sizes(mesh)
     return math.prod(sizes.get(name, 1) for name in MEANING[meaning])
 
 
 def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
-    """Return the placement of an array on a mesh.
+    """Return the placement of an array of this shape on a mesh.
 
     An axis of the array whose size the mesh does not divide is not cut: a batch of one row is
-    replicated on every device. Sizes that must be divisible are checked before
-    (`check_divisible`).
+    replicated on every device. Callers check sizes that must be divisible (`check_divisible`).
     """
     sizes, entries = axis_sizes(mesh), []
     for size, meaning in zip(shape, dims, strict=True):
@@ -79,7 +78,7 @@ def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
 
 
 def placed(x: Tree, *dims: str | None) -> Tree:
-    """Constrain an array to the placement `dims`; return it unchanged without a mesh."""
+    """Constrain an array to the placement given by `dims`; without a mesh, return it unchanged."""
     mesh = mesh_of(x)
     return x if mesh is None else constrained(x, mesh, spec_of(mesh, x.shape, dims))  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -99,8 +98,8 @@ def on_shards(
         mesh: the mesh.
         arguments: pytrees of arrays.
         ins: specs of each argument.
-        outs: specs of the result. Along axes they do not name, it must be equal on all devices,
-            which JAX checks.
+        outs: specs of the result. Along axes not in its spec, a result must be equal on all
+            devices, which JAX checks.
     """
     names = frozenset(axis_sizes(mesh))
     call = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, axis_names=names)
@@ -110,9 +109,9 @@ def on_shards(
 def as_varied(tree: Tree, specs: Any, like: PartitionSpec) -> Tree:
     """Mark parameters on a shard as varying over every axis that an activation varies over.
 
-    Their values do not vary. But then JAX sums over shards the gradients of the parameters
-    themselves, rather than those of whatever is first combined with the activation, such as a
-    kernel as long as the sequence.
+    Their values are equal on all shards. But with this mark JAX sums over shards the gradients of
+    the parameters, not those of a larger intermediate result that first meets the activation, such
+    as a kernel as long as the sequence.
 
     Args:
         tree: parameters, inside a function called by `on_shards`.
@@ -133,10 +132,10 @@ def _names(spec: PartitionSpec) -> list[str]:
 
 
 def check_divisible(mesh: AnyMesh, meaning: str, **sizes: int) -> None:
-    """Check that a mesh divides sizes.
+    """Check that the parts into which a mesh cuts `meaning` divide sizes, which are given by name.
 
     Raises:
-        ValueError: it does not; the message has both numbers.
+        ValueError: a size is not divisible; the message has it and the number of parts.
     """
     count = shards(mesh, meaning)
     names = " x ".join(name for name in MEANING[meaning] if name in mesh.axis_names)
@@ -152,8 +151,8 @@ def automatic(function: Callable[[Any], Any], tree: Any, outs: Callable[[AnyMesh
     """Return `function(tree)`, traced with Auto axes if arrays of `tree` lie on Explicit ones.
 
     With Explicit axes, JAX's default, every operation must state the placement of its result. The
-    model states it in a few places and leaves the rest to the compiler. The types of the results
-    are Explicit again, and gradients get the types of what they belong to.
+    model states it in a few places and leaves the rest to the compiler. The results have Explicit
+    types again, and a gradient has the type of its parameter.
 
     Args:
         function: the function to call.
@@ -197,15 +196,16 @@ def make_mesh(
 ) -> Mesh:
     """Return a mesh with the Auto axes `data`, `fsdp`, `tensor` and `sequence` of these sizes.
 
-    Axes of size 1 are left out, except `data` if all are 1. Devices adjacent in `jax.devices()`
-    differ in the last axes, which communicate most in each layer. Any other mesh with these axis
-    names works too, including Explicit ones.
+    Axes of size 1 are left out, except `data` if all are 1. Adjacent devices of `jax.devices()` lie
+    along the last axes, which communicate most in each layer. Any other mesh with these axis names
+    works too, including one with Explicit axes.
 
     Args:
         data: number of model replicas, each with its own rows of the batch.
-        fsdp: as `data`, but each holds a part of every parameter.
+        fsdp: number of further parts of the batch's rows; each device of this axis stores only a
+            part of every matrix.
         tensor: number of parts of heads, channels, FFN columns and vocabulary.
-        sequence: number of parts of the tokens, in whole chunks.
+        sequence: number of parts of the tokens, each of whole chunks.
         devices: devices to use; by default the first of `jax.devices()`.
 
     Raises:
@@ -220,9 +220,9 @@ def make_mesh(
     if number > len(available):
         raise ValueError(
             f"make_mesh: {' x '.join(f'{n}={s}' for n, s in sizes.items())} asks for {number} "
-            f"devices, and there are {len(available)}. On a CPU, "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={number}, set before JAX is "
-            "imported, makes virtual ones."
+            f"devices, and there are {len(available)}. On a CPU, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={number} before JAX is imported, "
+            "which makes virtual devices."
         )
     names = tuple(name for name, size in sizes.items() if size > 1) or (DATA,)
     grid = np.array(available[:number]).reshape([sizes[name] for name in names])

@@ -1,4 +1,4 @@
-"""Placement of a stream's cache on a mesh: rows as a batch, heads and channels on `tensor`.
+"""Placement of a cache on a mesh: rows like those of a batch, heads and channels on `tensor`.
 
 Source: docs/sharding.md "Generation".
 """
@@ -25,7 +25,7 @@ _DIMS: dict[str, Dims] = {
     "h": ("batch", "tensor", None),
 }
 _COUNTERS = ("count", "first", "position", "document")
-"""Counters shared by all rows, or one per row."""
+"""Names of counters, which are scalars shared by all rows, or (B,)."""
 
 
 def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
@@ -48,8 +48,9 @@ def shard_cache(cache: ModelCache, mesh: AnyMesh) -> ModelCache:
 
 
 def placed_cache(cache: Tree, x: Any) -> Tree:
-    """Place a cache made by the model where the next call expects it: another placement would
-    compile the step again.
+    """Place a cache that the model returns where the next call expects it.
+
+    With another placement, the next call would compile again.
 
     Args:
         cache: cache returned by a model.
@@ -69,23 +70,25 @@ def full_cache_specs(
     per_row: bool = False,
     packed: bool = False,
 ) -> Any:
-    """Return the specs of the cache a model returns.
+    """Return the specs of the cache that a model returns.
 
-    `per_row`: each row has its own position. `packed`: the cache holds each row's document.
+    `per_row` is whether each row has its own position, and `packed` whether the cache stores the
+    document of each row.
     """
     shapes = jax.eval_shape(lambda: init_cache(config, batch_size, per_row=per_row, packed=packed))
     return cache_specs(shapes, mesh)
 
 
 def check_no_sequence(mesh: AnyMesh) -> None:
-    """Check that no axis cuts the tokens of a stream, which is computed token by token.
+    """Check that a mesh does not cut the tokens of a call with a cache.
 
     Raises:
-        ValueError: `sequence` is longer than 1.
+        ValueError: the mesh axis `sequence` is longer than 1.
     """
     parts = axis_sizes(mesh).get("sequence", 1)
     if parts > 1:
         raise ValueError(
             f"sharding: a cache does not go with {parts} parts of the mesh axis sequence, expected "
-            "1: a stream has one end. Prefill and decode on data x tensor."
+            "1: the tokens of a call with a cache cannot be split over devices. Prefill and decode "
+            "on a mesh of data x tensor."
         )

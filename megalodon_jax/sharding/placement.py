@@ -16,18 +16,18 @@ from megalodon_jax.sharding.rules import partition_specs
 
 Tree = TypeVar("Tree")
 FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0, "segment_ids": None}
-"""Fill values of `padded_batch` by array name; they do not affect any result. None repeats the last
-element of each row, which continues its last document."""
+"""Fill values of `padded_batch` by array name; none affects a result. None repeats the last element
+of each row, so that padding belongs to its last document."""
 
 
 def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
-    """Place every parameter of a model, or of its gradients, on a mesh by the rules.
+    """Place every leaf of a model, or of its gradients, on a mesh by the rules of `sharding.rules`.
 
-    Values and structure do not change. Inside jit this constrains the placement of a result, which
-    keeps an updated model where the old one was.
+    Values and structure do not change. Inside jit this constrains the placement of a result, so
+    that an updated model stays where the old one was.
 
     Raises:
-        ValueError: the mesh does not divide the model; the message has both numbers.
+        ValueError: the mesh does not divide a size of the model; the message has both numbers.
     """
     specs = partition_specs(model, mesh)
 
@@ -38,7 +38,7 @@ def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
 
 
 def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
-    """Place an optimiser state, with the leaves of each parameter where that parameter is.
+    """Place an optimiser state on a mesh, with each parameter's leaves where that parameter is.
 
     A leaf belongs to a parameter if its path ends in the parameter's name and it has the same
     shape, as optax's moments do. All other leaves, such as a count, are replicated.
@@ -49,7 +49,7 @@ def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
         mesh: the mesh.
 
     Raises:
-        ValueError: the mesh does not divide the model, or layers are stacked.
+        ValueError: the mesh does not divide a size of the model, or layers are stacked.
     """
     specs = state_specs(state, model, mesh)
 
@@ -86,7 +86,7 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
         batch: a pytree of arrays (B, L), or (k, B, L) for k micro-batches, or (B,); every process
             passes the whole batch.
         mesh: the mesh.
-        chunk_size: chunk size of the model; every device holds whole chunks.
+        chunk_size: chunk size of the model; every device must get whole chunks.
 
     Raises:
         ValueError: rows or tokens are not divisible (the message has both numbers; `padded_batch`
@@ -97,7 +97,7 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
         if not hasattr(leaf, "ndim"):
             raise ValueError(
                 f"shard_batch: expected a pytree of arrays, got {type(leaf).__name__} {leaf!r} in "
-                "it; make an array of a list first, with np.asarray."
+                "it; convert lists to arrays with np.asarray first."
             )
         if leaf.ndim not in (1, 2, 3):
             raise ValueError(
@@ -117,14 +117,15 @@ def padded_batch(
 ) -> dict[str, Any]:
     """Pad a batch on the right to a multiple of a length, without effect on the loss.
 
-    Everything in the model is causal, and ignored or masked labels do not count, so the loss and
-    the logits of the original positions are unchanged.
+    The model is causal, and ignored or masked labels do not count, so the loss and the logits of
+    the original positions are unchanged.
 
     Args:
         batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`,
-            `segment_ids`. None is left out; a mask is added if there is none.
-        multiple: for example the chunk size times the size of `sequence`.
-        ignore_index: label that does not count.
+            `segment_ids`. Arrays that are None are left out; a mask is added if there is none.
+        multiple: L is rounded up to a multiple of this, such as the chunk size times the size of
+            the mesh axis `sequence`.
+        ignore_index: label of positions that do not count.
 
     Raises:
         ValueError: an array has another name, or `multiple` is not a positive integer.
@@ -148,17 +149,17 @@ def padded_batch(
 
 
 def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
-    """Check that every device of `sequence` holds whole chunks.
+    """Check that a length can be cut into whole chunks on every device of the axis `sequence`.
 
     Raises:
-        ValueError: it would not; the message has the numbers.
+        ValueError: the length is not divisible; the message has the multiple that it must be.
     """
     parts = shards(mesh, "sequence")
     if parts > 1 and length % (parts * chunk_size):
         raise ValueError(
             f"sharding: a length of {length} tokens does not divide into {parts} parts of the mesh "
             f"axis sequence of whole chunks of {chunk_size}; it must be a multiple of "
-            f"{parts * chunk_size}. sharding.padded_batch fills up with tokens that do not count."
+            f"{parts * chunk_size}. sharding.padded_batch adds tokens that do not count."
         )
 
 

@@ -1,14 +1,15 @@
-"""Placement rules: which mesh axis each axis of a parameter is cut by, according to its role.
+"""Placement rules: the mesh axes that cut a parameter, according to its role.
 
     embedding, head     rows (the vocabulary) on `tensor`
-    linear              rows on `tensor` (heads, FFN columns, channels); columns for `wh2` and
+    linear              rows on `tensor` (heads, FFN columns, channels); but columns of `wh2` and
                         `fc2`, whose inputs are cut already
     bias, norm, cema    channels on `tensor`, so that a norm's group is where its channels are
     q/k affine          heads on `tensor`
     lora                the axis shared with its matrix is cut like the matrix; the rank is not cut
 
 `fsdp` cuts the other axis of a matrix. Vectors and the EMA, a thousandth of a model, are replicated
-on it, since each would need a separate collective. Source: docs/sharding.md "Where things lie".
+over `fsdp`, since each would need a separate collective. Source: docs/sharding.md "Where things
+lie".
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
 def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
     """Return the placement in which a parameter is stored.
 
-    If `tensor` does not divide the vocabulary, its rows are not cut, and columns are cut instead;
-    the program pads it with rows that no token uses. A parameter without a rule (`Role.OTHER`) is
-    replicated, because nothing says how its layer reads it.
+    If `tensor` does not divide the vocabulary, the columns of embedding and head are cut instead of
+    their rows; the program then pads both with rows that no token uses. A parameter without a rule
+    (`Role.OTHER`) is replicated, because how its layer reads it is unknown.
     """
     sizes, dim, role = axis_sizes(mesh), _tensor_dim(name), role_of(name)
     if role is Role.OTHER:
@@ -59,7 +60,7 @@ def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> Partitio
 
 
 def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
-    """Return the placement in which every parameter is stored, by name.
+    """Return the placement in which each parameter is stored, by name.
 
     Args:
         model: a `MegalodonForCausalLM` of arrays or shapes.
@@ -75,10 +76,11 @@ def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
 
 
 def check_config(config: MegalodonConfig, mesh: AnyMesh) -> None:
-    """Check that a mesh divides the sizes of a model that it must divide.
+    """Check that a mesh divides heads, norm groups, FFN width and model width of a configuration.
 
     Raises:
-        ValueError: it does not; the message has the field, its value and the number of parts.
+        ValueError: a size is not divisible; the message has the field, its value and the number of
+            parts.
     """
     check_divisible(
         mesh,
@@ -98,8 +100,8 @@ def check_config(config: MegalodonConfig, mesh: AnyMesh) -> None:
 def gathered(tree: Tree, x: Any) -> Tree:
     """Return parameters as a layer reads them: gathered over `fsdp`, still cut by `tensor`.
 
-    Call it where they are used, once per block: gathered parameters live only while the block runs,
-    and their gradients are summed into the parts.
+    Call this once per block, where the parameters are used: gathered parameters live only while the
+    block runs, and their gradients are summed into the parts.
 
     Args:
         tree: a block, or any pytree whose leaves have the names of parameters.
@@ -125,7 +127,7 @@ def gathered(tree: Tree, x: Any) -> Tree:
 
 
 def _shared_dim(name: str) -> int:
-    """Return the axis that an adapter's matrix shares with the matrix it adapts."""
+    """Return the axis (0 or 1) that an adapter's matrix shares with the matrix it adapts."""
     return int("lora_A" in name)
 
 
@@ -143,7 +145,10 @@ def _divides(sizes: dict[str, int], names: tuple[str, ...], size: int) -> bool:
 def _spec(
     sizes: dict[str, int], shape: tuple[int, ...], cuts: dict[int, tuple[str, ...]]
 ) -> PartitionSpec:
-    """Return cuts as a spec, without axes of size 1 and axes that do not divide."""
+    """Return a spec from `cuts`, the mesh axes by array axis.
+
+    Mesh axes of size 1, and mesh axes that do not divide the array's axis, are left out.
+    """
     entries: list[Any] = []
     for dim, size in enumerate(shape):
         names = tuple(name for name in cuts.get(dim, ()) if sizes.get(name, 1) > 1)

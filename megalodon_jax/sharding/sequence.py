@@ -1,8 +1,9 @@
 """Communication between shards of a sequence: states and single tokens, never activations.
 
-To be called on shards, inside `axes.on_shards`. Each function gathers a few numbers per row and
-channel from all shards in one collective, whose size does not depend on the length. Every device
-then combines what lies before it, so no shard waits for the one before.
+Except for `following`, call these functions on shards, inside `axes.on_shards`. `incoming_state`
+and `incoming_moments` gather a few numbers per row and channel from all shards, in collectives
+whose size does not depend on the length. Every device then combines the numbers of the shards
+before it, so no shard waits for its predecessor.
 
 Source: docs/sharding.md "What crosses".
 """
@@ -39,18 +40,18 @@ def incoming_state(
     start: Complex[Array, "B D N"] | None,
     reach: Int32[Array, " B"] | None = None,
 ) -> Complex[Array, "B D N"]:
-    """Return the state of a complex EMA before this shard.
+    """Return the state of a complex EMA before the first token of this shard.
 
-    It is linear in the states, so no shard waits:
-    `h_k = q^(kL) start + sum_{j<k} q^(L(k-1-j)) end_j`.
+    For shard k this is `h_k = q^(kL) start + sum_{j<k} q^(L(k-1-j)) end_j`, linear in the ends of
+    earlier shards, so no shard waits for another.
 
     Args:
         end: the state after this shard's L tokens, starting from zero.
         powers: q^(jL) for j below the number of shards, each rounded once from float64: a product
             of rounded powers would change the phase of a long memory.
         start: the state before the first shard; None is zero.
-        reach: for packed documents, how many shards before this one the document of its first token
-            extends (`shards_back`). The end of a shard is that of its last document.
+        reach: for packed documents, into how many earlier shards the document of this shard's first
+            token extends (`shards_back`); `end` is then the state of a shard's last document.
     """
     parts, here = powers.shape[-1], jax.lax.axis_index(SEQUENCE)
     # Real and imaginary part side by side, since NCCL has no complex numbers.
@@ -73,7 +74,7 @@ def incoming_state(
 def shards_back(positions: Int32[Array, "B L"]) -> Int32[Array, " B"]:
     """Return how many earlier shards of equal length the first token's document extends into.
 
-    If it started before the row, the result is larger than the number of earlier shards.
+    If that document started before the row, the result exceeds the number of earlier shards.
     """
     return -(-positions[:, 0] // positions.shape[1])
 
@@ -81,11 +82,11 @@ def shards_back(positions: Int32[Array, "B L"]) -> Int32[Array, " B"]:
 def incoming_moments(
     own: Moments, start: Moments, reach: Int32[Array, " B"] | None = None
 ) -> Moments:
-    """Return the moments of everything before this shard, with `start` first.
+    """Return the moments of all tokens before this shard: `start`, then all earlier shards.
 
-    With `reach` (see `incoming_state`), only the document of this shard's first token is counted;
-    then `own` is about the shard's last document, and `start` about that before the shard's first
-    token.
+    With `reach` (see `incoming_state`), only the document of this shard's first token is counted.
+    Then `own` has the moments of the shard's last document, and `start` those of the first token's
+    document before the row.
 
     This is the parallel formula of Chan, Golub and LeVeque (1983) for all shards at once: the mean
     of the means weighted by counts, with their deviations from it added to the sums of squares.
@@ -103,7 +104,7 @@ def incoming_moments(
         jnp.concatenate([first[None], rest])
         for first, rest in zip(start[1:], jnp.moveaxis(gathered, 1, 0), strict=True)
     )
-    # The first stretch with a token; if none has one, the origin this shard itself would use.
+    # The origin of the first part that has a token; without any, the one this shard would use.
     seen = counts > 0
     first = jnp.argmax(seen, axis=0)
     origin = jnp.take_along_axis(origins, first[None, :, None], axis=0)[0]
@@ -119,14 +120,14 @@ def incoming_moments(
         m2s + weights * jnp.square(moved - mean),
         0.0,
     )
-    # Before the first token of the stream, the mean is the initial one.
+    # If no token came before, the mean is the initial one.
     fresh = start.origin - origin + start.mean
     mean = jnp.where((count > 0)[:, None], mean, fresh)
     return Moments(count, origin, mean, jnp.sum(m2, axis=0))
 
 
 def last_shards(tree: Any) -> Any:
-    """Return the last shard's values on every shard, leaf by leaf."""
+    """Return the last shard's value of every leaf, on all shards."""
     last = jax.lax.axis_index(SEQUENCE) == jax.lax.axis_size(SEQUENCE) - 1
 
     def sent(x: Array) -> Array:
@@ -138,9 +139,10 @@ def last_shards(tree: Any) -> Any:
 def following(
     x: Shaped[Array, "... B L"], fill: int | Int[Array, ""], mesh: AnyMesh | None
 ) -> Shaped[Array, "... B L"]:
-    """Return `x` shifted left by one token, with `fill` at the end: each token gets the next one's.
+    """Return `x` shifted left by one token, with `fill` at the end.
 
-    On shards of a sequence, the first token of each goes to its left neighbour; nothing else moves.
+    On shards of a sequence, the first token of each shard is sent to its left neighbour; nothing
+    else is communicated. Call this on whole arrays, outside of `on_shards`.
 
     Raises:
         ValueError: the length is not divisible by the number of shards.
@@ -165,9 +167,9 @@ def following(
 
 
 def stretch(x: Float[Array, "B L G"], valid: Any, origin: Float[Array, "B G"]) -> Moments:
-    """Return the moments of one shard's values, which are given relative to `origin`.
+    """Return the moments of one shard's values where `valid`; `x` is relative to `origin`.
 
-    Uses two passes, since the shard has all of its values: a difference of squares would cancel.
+    This takes two passes over the values: a difference of sums of squares would cancel.
     """
     wide = widened(x.dtype)
     count = jnp.sum(valid, axis=1, dtype=jnp.int32)

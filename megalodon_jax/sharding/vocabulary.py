@@ -1,8 +1,8 @@
 """The vocabulary on the axis `tensor`: rows of the embedding, columns of the logits.
 
-If the axis does not divide the vocabulary, the program pads it with rows that no token uses: they
-are never looked up, and their logits are -inf, which does not affect a softmax. The stored size
-does not change.
+If the axis does not divide the vocabulary, the program pads the matrices with rows that no token
+uses: these are never looked up, and their logits are -inf, which does not affect a softmax. The
+stored size does not change.
 
 Source: docs/sharding.md "Vocabulary".
 """
@@ -17,7 +17,7 @@ from megalodon_jax.sharding.axes import TENSOR, AnyMesh, on_shards, placed, shar
 
 
 def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"]:
-    """Return a vocabulary table padded to W rows, with its rows on `tensor`."""
+    """Return embedding or head padded to W rows, which `tensor` divides and cuts."""
     short = -table.shape[0] % shards(mesh, "tensor")
     return placed(jnp.pad(table, ((0, short), (0, 0))), "tensor", None)
 
@@ -25,7 +25,7 @@ def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"
 def rows_of(
     table: Float[Array, "W D"], ids: Int32[Array, "B L"], size: int, mesh: AnyMesh
 ) -> Float[Array, "B L D"]:
-    """Return the rows of ids, with channels on `tensor`; NaN for an id outside [0, size).
+    """Return the table's row for each id, with channels on `tensor`; NaN if not in [0, size).
 
     Each shard looks up its own rows and contributes zeros otherwise, so the sum over shards is
     exact.
@@ -50,7 +50,7 @@ def rows_of(
 
 
 def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B L W"]:
-    """Return logits with -inf in padding columns."""
+    """Return logits with -inf in padding columns, those from `size` on."""
     if logits.shape[-1] == size:
         return logits
     return jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
@@ -59,9 +59,9 @@ def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B 
 def at_target(
     logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], mesh: AnyMesh
 ) -> Float[Array, "B L"]:
-    """Return the target's logit at each position; NaN if the target is not a column.
+    """Return the target's logit at each position; NaN if the target is not in [0, W).
 
-    Each shard looks up its own columns; indexing an axis that is cut would gather the logits first.
+    Each shard looks up its own columns: indexing a sharded axis would gather all logits first.
     """
     parts = shards(mesh, "tensor")
 

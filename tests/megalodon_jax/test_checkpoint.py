@@ -328,7 +328,7 @@ def test_a_folder_that_is_no_checkpoint_is_not_replaced(saved: Path, tmp_path: P
     (tmp_path / "weights" / "model.safetensors").write_text("exported", encoding="utf-8")
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     for folder in (saved, tmp_path / "weights", tmp_path / "file"):
-        with pytest.raises(ValueError, match="is not a checkpoint of ours"):
+        with pytest.raises(ValueError, match="is not a checkpoint folder"):
             save_checkpoint(folder, model_of(TINY), step=4)
     assert load_checkpoint(saved).step == 3
     (tmp_path / "empty").mkdir()

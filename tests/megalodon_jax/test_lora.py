@@ -427,7 +427,7 @@ def test_an_adapter_of_other_sizes_is_refused(saved) -> None:
     tensors = load_file(file)
     name = f"{PREFIX}model.layers.1.attn.wv.lora_B.weight"
     save_file(tensors | {name: tensors[name][:-1]}, file)
-    with pytest.raises(ValueError, match=r"attn.wv is of \(12, 8\), its adapter of \(11, 8\)"):
+    with pytest.raises(ValueError, match=r"attn.wv has shape \(12, 8\), its adapter \(11, 8\)"):
         load_lora(model_of(CONFIG), saved)
 
 

@@ -101,9 +101,9 @@ def test_old_steps_go_and_the_others_can_be_asked_for(run) -> None:
     folder, *_ = run
     assert latest(folder) == 2
     assert same(restore(folder, step=1).model, model_of(NARROW, seed=1))
-    with pytest.raises(FileNotFoundError, match="step 0 is not there, complete are 1, 2"):
+    with pytest.raises(FileNotFoundError, match=r"step 0 is not there; .* are 1, 2"):
         restore(folder, step=0)
-    with pytest.raises(FileNotFoundError, match="a complete step is not there, complete are none"):
+    with pytest.raises(FileNotFoundError, match=r"a complete step is not there; .* are none"):
         restore(folder.parent)
 
 

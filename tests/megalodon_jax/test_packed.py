@@ -486,9 +486,9 @@ WIDE = dataclasses.replace(TINY, max_cache_len=2 * TINY.chunk_size)
 @pytest.mark.parametrize(
     ("config", "given", "named"),
     [
-        (TINY, {"cache": init_cache(TINY, B)}, "the cache is of calls without segment_ids"),
+        (TINY, {"cache": init_cache(TINY, B)}, "this cache is from calls without segment_ids"),
         (TINY, {"attention_mask": jnp.arange(L)[None] < jnp.full((B, 1), 7)},
-         "segment_ids take no attention_mask with padding"),
+         "cannot be combined with an attention_mask that has padding"),
         (UNBOUNDED, {}, "need a cache of chunk_size tokens"),
         (WIDE, {"cache": init_cache(WIDE, B, packed=True)}, "need a cache of chunk_size tokens"),
     ],

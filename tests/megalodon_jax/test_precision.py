@@ -98,5 +98,5 @@ def test_what_has_no_role_is_listed_and_sensitive_only_when_told() -> None:
     assert audit_sensitive_param_dtypes(narrow, also=["*.lora_a"]) == {name: jnp.bfloat16}
     mended = ensure_sensitive_param_dtype(narrow, also=["*.lora_a"])
     assert audit_sensitive_param_dtypes(mended, also=[name]) == {}
-    with pytest.raises(ValueError, match=r"no parameter is called \*\.lora_c; .*lora_a"):
+    with pytest.raises(ValueError, match=r"also=\*\.lora_c matches no parameter; .*lora_a"):
         audit_sensitive_param_dtypes(model, also=["*.lora_c"])
