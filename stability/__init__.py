@@ -1,1 +1,1 @@
-"""Stability: effects of low precision on a model, each with its number, source and remedy."""
+"""Probes of how low precision affects a model; each finding has a number, a source and a remedy."""

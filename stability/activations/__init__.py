@@ -1,6 +1,7 @@
-"""Ranges of activations and attention logits, and what narrow formats would lose of them.
+"""Ranges of activations and attention logits, and their losses in bfloat16 and float16.
 
-`measure_ranges` and `measure_heads` run one step; the findings report the losses in bfloat16.
+`measure_ranges` runs one training step, and `measure_heads` one forward pass. `range_findings` and
+`attention_findings` judge the losses.
 """
 
 from stability.activations.attention import (

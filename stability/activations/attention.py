@@ -1,8 +1,9 @@
 """Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
-When logits grow until a softmax sees a single key, training fails. A logit of magnitude x has a
-rounding error of up to x * 2^-9 in bfloat16; the relative error of its softmax weight is the
-exponential of that, minus 1. Source: docs/formats.md "Activations and attention".
+If logits grow until the softmax puts all weight on one key, training fails. In bfloat16 a logit of
+magnitude x has a rounding error of up to x * 2^-8 (2^-9 just below a power of two). The relative
+error of its softmax weight is the exponential of that, minus 1. Source: docs/formats.md
+"Activations and attention".
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import by_name
 
 WEIGHT_ERROR = 0.1
-"""Relative error of a softmax weight, from rounding its logit, above which a warning is given."""
+"""Largest relative error of a softmax weight, from rounding its logit, without a warning."""
 FLAT, PEAKED = 0.98, 0.05
-"""Relative entropy above which a head attends to all keys equally, below which to one key."""
+"""Relative entropy above which a head counts as attending to all keys equally, and below which it
+counts as attending to a single key."""
 SOURCE = "half a unit in the last place of the format at the largest logit, exponentiated"
 ENTROPY_SOURCE = "entropy over that of equal weights on the visible keys; 0 is one key"
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention of one layer: float32 arrays (H,) over its heads, for all valid queries."""
+    """Statistics of one layer's attention over all valid queries: float32 arrays (H,), by head."""
 
     largest: np.ndarray
-    """Largest |logit| of any query."""
+    """Largest |logit| of any query and visible key."""
     entropy: np.ndarray
-    """Mean entropy of the weights, in nats."""
+    """Mean entropy of a query's softmax weights, in nats."""
     relative: np.ndarray
-    """Mean of the entropy divided by the logarithm of the number of visible keys, over queries with
-    at least two; NaN if there are none."""
+    """Mean of the entropy divided by the logarithm of the number of visible keys, over queries that
+    see at least two keys; NaN if there are no such queries."""
 
 
 def measure_heads(
@@ -52,7 +54,7 @@ def measure_heads(
     mask: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
 ) -> tuple[Heads, ...]:
-    """Measure logits and entropies of every layer for one uncached batch.
+    """Measure attention logits and entropies of every layer for one batch, without a cache.
 
     Logits are computed in float32 from the model's queries and keys.
 
@@ -60,7 +62,8 @@ def measure_heads(
         model: the model.
         ids: token ids (B, L) int32, L at least 1.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
-        segment_ids: integers (B, L), the document of each token, where rows hold several.
+        segment_ids: number of each token's document, integers (B, L), for packed rows; None: each
+            row is one document.
 
     Raises:
         ValueError: `ids` are not integers (B, L), or empty, or `segment_ids` have another shape.
@@ -75,7 +78,7 @@ def measure_heads(
 
 
 def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
-    """Return findings per layer and head: logits in bfloat16 and float16, and entropy."""
+    """Return three findings per layer and head: logits in bfloat16 and in float16, and entropy."""
     findings = []
     for layer, found in enumerate(heads):
         rows = zip(found.largest, found.entropy, found.relative, strict=True)
@@ -88,7 +91,10 @@ def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
 
 
 def weight_error(logit: float, fmt: str) -> float:
-    """Return the largest relative error of exp(logit) when the logit is rounded to a format."""
+    """Return the largest relative error of exp(logit) if the logit is rounded to format `fmt`.
+
+    Infinite if the logit is not finite or exceeds the format's range.
+    """
     storage = by_name(fmt)
     if not np.isfinite(logit) or logit > storage.max:
         return float("inf")
@@ -161,7 +167,7 @@ def _heads(
 
     queries, keys = tuple(map(chunks, (q, valid, offsets))), tuple(map(chunks, (k, valid)))
     if positions is not None:
-        # A chunk of a document may have begun in the chunk of the row before.
+        # Chunks count from the start of a document, so one may begin in the row's previous chunk.
         keys = tuple(jnp.concatenate([_chunk_before(x), x], axis=2) for x in keys)
     # One chunk at a time, so that the scores of only one chunk are in memory.
     flat = (x.reshape(-1, *x.shape[2:]) for x in (*queries, *keys))
@@ -175,8 +181,11 @@ def _chunk_before(x: Array) -> Array:
 
 
 def _chunk(parts: tuple[Array, ...]) -> tuple[Float[Array, " H"], ...]:
-    """Return largest |logit|, sum of entropies, number of queries, sum of relative entropies, and
-    number of queries with at least two keys."""
+    """Return statistics of one chunk, each (H,).
+
+    They are the largest |logit|, the sum of entropies, the number of queries, the sum of relative
+    entropies, and the number of queries with at least two keys.
+    """
     q, valid, offsets, k, there = parts
     C, K = q.shape[0], k.shape[0]
     distance = jnp.arange(K - C, K, dtype=jnp.int32)[:, None] - jnp.arange(K, dtype=jnp.int32)
@@ -184,7 +193,8 @@ def _chunk(parts: tuple[Array, ...]) -> tuple[Float[Array, " H"], ...]:
     scores = jnp.einsum("qhd,khd->hqk", q, k, precision=jax.lax.Precision.HIGHEST)
     visible = jnp.broadcast_to(seen, scores.shape)
     largest = jnp.max(jnp.where(visible, jnp.abs(scores), 0.0), axis=(1, 2))
-    # A query without keys gets zeros in place of -inf, which would give NaN; it is not counted.
+    # A query without visible keys gets logits of 0, since a row of -inf would give NaN. It does not
+    # count in the sums.
     safe = jnp.where(visible.any(-1, keepdims=True), jnp.where(visible, scores, -jnp.inf), 0.0)
     log_weights = jax.nn.log_softmax(safe, axis=-1)
     terms = jnp.where(visible, jnp.exp(log_weights) * log_weights, 0.0)

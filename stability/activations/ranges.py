@@ -1,7 +1,8 @@
-"""Ranges of activations and gradients, and what bfloat16 or float16 would lose of them.
+"""Ranges of activations and gradients, with overflow and underflow in bfloat16 and float16.
 
-Ranges per intermediate and per cotangent, and gradient norms by module in float32, from one forward
-and one backward pass. Source: docs/formats.md "Activations and attention".
+One forward and one backward pass give the range of every intermediate, of every cotangent (the
+derivative of the loss by an intermediate) and of every gradient, and the gradient norm of each
+module in float32. Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from stability.core.number_formats import by_name
 
 FORMATS = ("bfloat16", "float16")
 HEADROOM = 2.0**-4
-"""Fraction of a format's maximum above which a range gives a warning: training changes ranges by
-more than this factor of 16."""
+"""Fraction of a format's maximum above which a range gives a warning. Ranges can grow by a factor
+of 16 and more during training."""
 LOST_SHARE = 0.01
 """Fraction of the nonzero elements that may underflow to 0 without a warning."""
 REPLAY = "replay the step with stability.nonfinite.replay.locate"
@@ -43,9 +44,11 @@ class Range(NamedTuple):
     """Range of one array and its losses in narrow formats; float32 scalars."""
 
     largest: Float[Array, ""]
+    """Largest finite magnitude."""
     smallest: Float[Array, ""]
     """Smallest nonzero magnitude; infinite if there is none."""
     rms: Float[Array, ""]
+    """Root mean square, with 0 for elements that are not finite."""
     bad: Float[Array, ""]
     """Fraction of the elements that are NaN or infinite."""
     lost: dict[str, Float[Array, ""]]
@@ -57,8 +60,9 @@ class Ranges:
     """Ranges of all arrays of one step, by name, in order of computation."""
 
     intermediates: Mapping[str, Range]
+    """Ranges by name of the intermediate (forward pass)."""
     cotangents: Mapping[str, Range]
-    """Ranges by `bar/<intermediate>`."""
+    """Ranges by `bar/<intermediate>` (backward pass)."""
     gradients: Mapping[str, Range]
     """Ranges by parameter name."""
     norms: Mapping[str, float]
@@ -74,14 +78,15 @@ def measure_ranges(
 ) -> Ranges:
     """Measure ranges of all intermediates, cotangents and gradients for one batch.
 
-    All of them are in memory at once: about 30 arrays (B, L, D) per layer.
+    All these arrays are in memory at once: about 30 arrays (B, L, D) per layer.
 
     Args:
         model: the model, in any dtypes.
         ids: token ids (B, L) int32.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
         labels: (B, L) int32; None: the ids themselves.
-        segment_ids: integers (B, L), the document of each token, where rows hold several.
+        segment_ids: number of each token's document, integers (B, L), for packed rows; None: each
+            row is one document.
 
     Raises:
         ValueError: `ids` are not integers (B, L), `labels` or `segment_ids` have another shape, or
@@ -101,7 +106,8 @@ def measure_ranges(
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
     def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:
-        # Compiled once per size, which layers share; a single program for all would take minutes.
+        # One program per array size, shared by all layers. A single program for all arrays would
+        # take minutes to compile.
         return {name: jax.device_get(_summed(jnp.ravel(array))) for name, array in arrays.items()}
 
     def in_order(arrays: Mapping[str, Array]) -> dict[str, Range]:
@@ -123,7 +129,7 @@ def token_ids(ids: ArrayLike, caller: str) -> Int32[Array, "B L"]:
     """Return token ids as int32.
 
     Raises:
-        ValueError: they are not integers (B, L).
+        ValueError: `ids` are not integers (B, L); the message begins with `caller`.
     """
     ids = jnp.asarray(ids)
     if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -135,7 +141,7 @@ def documents_of(ids: Array, segment_ids: ArrayLike | None) -> Integer[Array, "B
     """Return segment ids as an array; None stays None.
 
     Raises:
-        ValueError: they are no integers of the shape of `ids`.
+        ValueError: `segment_ids` are not integers of the shape of `ids`.
     """
     if segment_ids is None:
         return None
@@ -145,11 +151,12 @@ def documents_of(ids: Array, segment_ids: ArrayLike | None) -> Integer[Array, "B
 
 
 def range_findings(ranges: Ranges) -> list[Finding]:
-    """Return a finding per array and format, and the gradient norm of each module.
+    """Return a finding per array and format, and a note with the gradient norm of each module.
 
-    Overflow is an error. A warning is given for a range within a factor of 16 of overflow, and if
-    more than 1 % of the nonzero elements underflow. In float16, which this project does not use for
-    storage, all three are notes. Norms are notes.
+    An array with NaN or infinity has one error finding instead. Overflow in bfloat16 is an error. A
+    warning is given for a range within a factor of 16 of overflow, and if more than 1 % of the
+    nonzero elements underflow. In float16, which this project does not use for storage, all three
+    are notes. A norm that is not finite is an error.
     """
     gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
     arrays = {**ranges.intermediates, **ranges.cotangents, **gradients}
@@ -180,8 +187,8 @@ def _of_array(name: str, found: Range) -> list[Finding]:
         if fmt == "float16" and severity is not Severity.OK:
             severity = Severity.NOTE  # this project stores nothing in float16
         message = (
-            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of what is not 0 rounds to "
-            f"it; rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
+            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of the nonzero elements "
+            f"underflow to 0; rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
         )
         metric = f"largest_{fmt}"
         findings.append(
@@ -191,7 +198,7 @@ def _of_array(name: str, found: Range) -> list[Finding]:
 
 
 def _of_norm(module: str, norm: float) -> Finding:
-    # optax sums squares in the gradients' dtype, so the squared norm must be representable too.
+    # optax sums squares in the gradients' dtype, so the square of the norm must be in range too.
     square, formats = np.square(np.float64(norm)), map(by_name, FORMATS)
     gone = [f.name for f in formats if square > f.max or 0.0 < square < f.min_subnormal]
     outside = f"; its square is outside {' and '.join(gone)}" if gone else ""
@@ -204,7 +211,7 @@ def _of_norm(module: str, norm: float) -> Finding:
 
 @jax.jit
 def summary(x: Array) -> Range:
-    """Return the range of an array of any shape; non-finite elements are counted in `bad` only."""
+    """Return the range of an array of any shape; NaN and infinity count in `bad` only."""
     wide = x.astype(jnp.float32)
     finite = jnp.isfinite(wide)
     magnitude = jnp.where(finite, jnp.abs(wide), 0.0)
@@ -216,7 +223,7 @@ def summary(x: Array) -> Range:
     def share(flags: Array, of: ArrayLike) -> Array:
         return jnp.sum(flags, dtype=jnp.float32) / jnp.maximum(jnp.asarray(of, jnp.float32), 1.0)
 
-    # Zeros are excluded: those of unused tokens would hide the losses of the other elements.
+    # Only nonzero elements count: zeros of unused tokens would hide the losses of other elements.
     at_risk = jnp.sum(nonzero, dtype=jnp.float32)
 
     return Range(
@@ -224,7 +231,7 @@ def summary(x: Array) -> Range:
         smallest=jnp.min(jnp.where(nonzero, magnitude, jnp.inf), initial=jnp.inf),
         rms=scale * jnp.sqrt(jnp.mean(jnp.square(magnitude / scale))),
         bad=share(~finite, x.size),
-        # Half the smallest subnormal is a tie, which rounds to 0 (even).
+        # Half of the smallest subnormal is a tie, and ties to even round it to 0.
         lost={
             f: share(nonzero & (magnitude <= np.float32(by_name(f).min_subnormal / 2)), at_risk)
             for f in FORMATS

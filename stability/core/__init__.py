@@ -1,7 +1,4 @@
-"""Shared by all probes: findings, number formats, named leaves, rounding in jit, dtype rules.
-
-The other packages of `stability` import everything they need from here.
-"""
+"""Modules shared by all probes: findings, number formats, named leaves, rounding in jit, dtypes."""
 
 from __future__ import annotations
 

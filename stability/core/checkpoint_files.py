@@ -34,9 +34,9 @@ class CheckpointFiles:
     leaves: dict[str, Leaf]
     """Parameters by name; empty if only an optimiser state was saved."""
     states: dict[str, Mapping[str, Any]]
-    """Optimiser states in the form of `optimizer.state_dict()`, by where they were found."""
+    """Optimiser states in the form of `optimizer.state_dict()`, by file or key in the file."""
     summary: str
-    """One line on what was used and what was skipped."""
+    """One line that lists the parts of the file that are used ("taken") and skipped ("left")."""
     ordered: bool = True
     """Whether the leaves are in the module's order. torch files keep that order. safetensors sorts
     tensors by name, and so does the shard index that transformers writes."""
@@ -50,20 +50,23 @@ class CheckpointFiles:
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Open a checkpoint; tensors are read on access.
 
+    If the weights' file holds no optimiser state, one of `OPTIMISER_FILES` in the same folder is
+    read, provided `path` is a folder.
+
     Args:
         path: a safetensors or torch file, a shard index, or a folder with one of them.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ImportError: it is a torch file and torch is not installed.
-        ValueError: it cannot be read, or holds neither parameters nor an optimiser state.
+        ImportError: the checkpoint is a torch file and torch is not installed.
+        ValueError: the file cannot be read, or holds neither parameters nor an optimiser state.
     """
     place = Path(path)
     file, ordered = checkpoint_file(place), True
     if file.name.endswith(".index.json") or reads_as_safetensors(file):
         leaves, states, left = stored_leaves(open_tensors(file)), {}, []
         if not leaves:
-            raise ValueError(f"{file} holds no tensor: nothing was saved in it.")
+            raise ValueError(f"{file} holds no tensor: name a file with saved parameters.")
         leaves, ordered = _in_module_order(file, leaves)
         taken = [_counted(file.name, len(leaves))]
     else:
@@ -83,13 +86,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
 
 
 def _in_module_order(file: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Leaf], bool]:
-    """Return the leaves in the module's order, and whether that order is known."""
+    """Return the leaves of a safetensors file or shard index, and whether their order is known.
+
+    If it is known, the leaves are in the module's order.
+    """
     if not file.name.endswith(".index.json"):
         return leaves, False
     places = read_json_object(file)["weight_map"]
     if list(places) != sorted(places):
         return {n: leaves[n] for n in map(printable, places) if n in leaves}, True
-    # torch shards split the module's parameters in its order.
+    # Shards in torch's format hold the parameters in the module's order; safetensors sorts them.
     shards = {file.parent / shard for shard in places.values()}
     return leaves, not any(reads_as_safetensors(shard) for shard in shards)
 

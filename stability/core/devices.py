@@ -1,7 +1,7 @@
 """Number formats that a device's matrix units support, looked up by its capability.
 
-A capability is CUDA's compute capability, AMD's gfx target or Google's TPU generation; a device
-name is first mapped to one. The formats of a capability are from the vendors' tables: CUDA C++
+A capability is CUDA's compute capability, AMD's gfx target or Google's TPU generation. A device
+name is first mapped to a capability, whose formats are from the vendors' tables: CUDA C++
 Programming Guide, "Compute Capabilities"; ROCm, "Data types and precision support"; Google Cloud
 TPU, "TPU versions". Used for docs/mla-moe.md "Precision".
 """
@@ -19,6 +19,7 @@ CUDA, ROCM, TPU = (
 )
 """Vendors' tables from which the formats are taken."""
 MEASURED = "docs/speed.md, bfloat16 on a processor"
+"""Source for CPUs, for which there is no vendor's table: a measurement of this project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ class Capability:
 
 
 def cuda(major: int, minor: int) -> Capability:
-    """Return the formats of a CUDA compute capability; later ones keep those of earlier ones."""
+    """Return the formats of CUDA compute capability `major.minor`.
+
+    A later capability has all formats of the earlier ones.
+    """
     at = (major, minor)
     return Capability(
         f"compute capability {major}.{minor}",
@@ -78,7 +82,8 @@ _GFX = {
     "gfx1201": {"bf16": True, "fp8": True},
 }
 _NVIDIA_FAMILIES = (
-    # In this order: "RTX 6000 Ada" before Turing's "RTX 6000", "RTX PRO 6000" before both.
+    # The order matters, as the first match counts: "RTX PRO 6000" comes before "RTX 6000 Ada", and
+    # that before Turing's "RTX 6000".
     (r"\b(GB|B)300\b", (10, 3)),
     (r"\b(GB|B)[12]00\b", (10, 0)),
     (r"\bGB10\b", (12, 1)),
@@ -119,7 +124,7 @@ def capability_of(device: Any) -> Capability | None:
 
     Args:
         device: a device of `jax.devices()`, looked up by `compute_capability`, then `device_kind`;
-            or a name as in `device_kind` and `torch.cuda.get_device_name`.
+            or a name, as `device_kind` or `torch.cuda.get_device_name` gives it.
     """
     if isinstance(device, str):
         return _by_name(device)
@@ -150,7 +155,7 @@ def _by_name(name: str) -> Capability | None:
     for pattern, fixed in _TPU_NAMES:
         if match := re.search(pattern, name, re.IGNORECASE):
             return tpu(*(fixed or _generation(*match.groups())))
-    # AMD names are looked up first: NVIDIA's short patterns would match some of them.
+    # AMD names are looked up before NVIDIA's, whose short patterns would match some of them.
     if re.search(r"\bAMD\b|\bRadeon\b|\bMI\d{2,3}[ACX]?\b", name, re.IGNORECASE):
         target = _first(_AMD_FAMILIES, name)
         return _gfx(target) if target else None

@@ -1,7 +1,7 @@
-"""Documents: results that a command measured once and the repository stores; no run owns them.
+"""Documents: committed results of slow measurements, which are not repeated in every run.
 
-They are JSON files in `stability/data/`. Pages and docs show them with the package versions that
-produced them.
+A document is a JSON file in `stability/data/`, written by one command (`COMMANDS`). Pages and docs
+show it with the package versions that produced it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ COMMANDS = {
     DEFECTS: "megalodon-numerics subject defects",
     TRAINING: "megalodon-numerics subject train",
 }
-"""Command that measures each document again, by document name."""
+"""Command that measures and writes a document, by document name."""
 KEYS = {DRILL: ("variants", "quantiles"), DEFECTS: ("defects",), TRAINING: ("plan", "variants")}
-"""Required keys of each document, which a page draws."""
+"""Keys that a document must have, since a page shows them, by document name."""
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
@@ -38,8 +38,8 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """Read a document by its name, a key of `COMMANDS`.
 
     Raises:
-        ValueError: it is missing, unreadable or incomplete, or has another schema; the message
-            names the command that writes it.
+        ValueError: the file is missing, unreadable or incomplete, or has another schema. The
+            message names the command that writes it.
     """
     path = path_of(name, folder)
     try:
@@ -59,7 +59,7 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a document can be written, before the minutes of training that produce it.
+    """Check that a document can be written; called before the minutes of training it takes.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -68,7 +68,9 @@ def check_writable(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first.")
     if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"{path}: nothing can be written into {path.parent}; pass --out.")
+        raise PermissionError(
+            f"{path}: the folder {path.parent} is not writable; name another file with --out."
+        )
 
 
 def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:

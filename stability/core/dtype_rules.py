@@ -1,6 +1,6 @@
-"""Storage dtype of each parameter: rules as in `megalodon_jax.policy`, with dtypes as values.
+"""Storage dtype of each parameter, chosen by rules on its name, for any architecture.
 
-Independent of the architecture. Source: docs/mla-moe.md "The
+The rules are those of `megalodon_jax.policy`, with dtypes as values. Source: docs/mla-moe.md "The
 stability guide" (critical parameters stay wide while the rest is float8).
 """
 
@@ -47,14 +47,16 @@ class Policy:
         for pattern, dtype in self.rules:
             if fnmatchcase(name, pattern):
                 return jnp.dtype(dtype)
-        raise ValueError(f"policy {self.name}: no rule for parameter {name!r}; end with '*'.")
+        raise ValueError(
+            f"policy {self.name}: no rule for parameter {name!r}; add one, or a last rule for '*'."
+        )
 
     def apply(self, tree: Tree) -> Tree:
-        """Cast every floating-point leaf to its dtype, clamped to the dtype's range."""
+        """Return the tree with floating-point leaves cast to their dtypes, clamped to its range."""
         return replace_leaves(tree, {n: _cast(x, self.dtype(n)) for n, x in _floating(tree)})
 
     def bytes(self, tree: Any) -> int:
-        """Return the bytes of all floating-point leaves under the policy."""
+        """Return the total bytes of all floating-point leaves if stored by the policy."""
         return sum(x.size * self.dtype(n).itemsize for n, x in _floating(tree))
 
 

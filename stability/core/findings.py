@@ -13,12 +13,13 @@ from enum import StrEnum
 RESTORE = "restore the last checkpoint without non-finite values"
 """Remedy for NaN and infinity in stored parameters."""
 DIFFERENCES = "changes"
-"""Metric of a finding that counts all differences of one comparison. Each difference has a finding
-with the same probe and source, so an earlier one without its finding is mended."""
+"""Metric of a finding that counts all differences found by one comparison. Each difference has its
+own finding, with the same probe and source. A difference of an earlier run that has no finding now
+is therefore known to be gone, not unmeasured."""
 
 
 class Severity(StrEnum):
-    """How severe a finding is, mildest first."""
+    """Severity of a finding, in ascending order."""
 
     OK = "ok"
     NOTE = "note"
@@ -26,7 +27,7 @@ class Severity(StrEnum):
     ERROR = "error"
 
     def gravity(self) -> int:
-        """Return the rank of the severity, 0 for the mildest."""
+        """Return the rank of the severity: 0 for OK to 3 for ERROR."""
         return list(Severity).index(self)
 
 
@@ -35,17 +36,22 @@ class Finding:
     """Result of one probe for one parameter or operation."""
 
     probe: str
+    """Name of the probe (the kind of test), such as "survival"."""
     severity: Severity
     subject: str
     """Name of the parameter or operation."""
     metric: str
+    """Name of the measured number."""
     value: float
+    """The measured number; NaN if it could not be measured."""
     threshold: float
-    """Value at which the severity changes; NaN if there is none."""
+    """Value at which the severity changes; NaN if there is no such value."""
     source: str
     """Source of the threshold."""
     message: str
+    """The result as a sentence, without the subject."""
     remedy: str = ""
+    """Instruction for the user; empty if nothing needs to be done."""
 
 
 def judge(
@@ -61,12 +67,12 @@ def judge(
     least: bool = False,
     severity: Severity = Severity.WARNING,
 ) -> Finding:
-    """Return a finding that is OK up to its threshold and has `severity` beyond it, or if NaN.
+    """Return a finding that is OK up to its threshold, and has `severity` beyond it or for NaN.
 
     Args:
         probe, subject, metric, value, threshold, source, message, remedy: see `Finding`; an OK
             finding has no remedy.
-        least: the threshold is a minimum instead of a maximum.
+        least: whether the threshold is a minimum, and values below it are beyond it.
         severity: severity of a value beyond the threshold.
     """
     if value >= threshold if least else value <= threshold:
@@ -75,7 +81,7 @@ def judge(
 
 
 def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -> list[Finding]:
-    """Return notes: numbers without a threshold."""
+    """Return one finding of severity NOTE per number (metric -> value), without a threshold."""
     return [
         Finding(probe, Severity.NOTE, subject, metric, value, math.nan, source, "")
         for metric, value in numbers.items()
@@ -83,7 +89,10 @@ def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -
 
 
 def non_finite(name: str, count: int, size: int, source: str, more: str = "") -> Finding:
-    """Return the error finding for a parameter of which `count` values are NaN or infinite."""
+    """Return an ERROR finding: `count` of a parameter's `size` values are NaN or infinite.
+
+    `more` is appended to the message.
+    """
     message = f"{count:,} of {size:,} values are NaN or infinite{more}"
     error, value = Severity.ERROR, float(count)
     return Finding("finite", error, name, "non_finite", value, 0.0, source, message, RESTORE)

@@ -62,21 +62,21 @@ class Format:
     def clamp(self, x: np.ndarray | np.floating) -> np.ndarray:
         """Clamp finite float32 values to the range of the format; keep NaN and infinity.
 
-        Every cast here clamps first: a plain cast to e4m3 turns values beyond its range into NaN.
+        All casts in this module clamp first: a plain cast to e4m3 turns larger values into NaN.
         """
         x = np.asarray(x, np.float32)
         return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
 
     def encode(self, x: np.ndarray | np.floating) -> np.ndarray:
-        """Round float32 values to this format's dtype, ties to even, saturating."""
+        """Return float32 values in this format's dtype: nearest, ties to even, saturating."""
         return self.clamp(x).astype(self.dtype)
 
     def round(self, x: np.ndarray | np.floating) -> np.ndarray:
-        """Round float32 values to the nearest number of this format, ties to even; float32 out."""
+        """Return float32 values rounded as by `encode`, again in float32."""
         return self.encode(x).astype(np.float32)
 
     def spacing(self, x: np.ndarray) -> np.ndarray | np.floating:
-        """Return the distance from each |x| to the next larger number of the format; float64."""
+        """Return the distance from |x| to the next larger number of the format, float64."""
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
         normal = np.maximum(exponent - 1, self.min_exponent)
         floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
@@ -85,14 +85,14 @@ class Format:
     def distinct(
         self, x: np.ndarray, times: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct stored values of x, float64, and the count of each.
+        """Return the distinct values of x rounded to this format, (k,) float64, and their counts.
 
-        A 16-bit format has at most 65,536 values, so a statistic over all of them is exact and its
-        cost does not depend on the size of the leaf.
+        A 16-bit format has at most 65,536 values. A statistic over the distinct values is therefore
+        exact, and its cost hardly depends on the size of the leaf.
 
         Args:
             x: values of any shape.
-            times: multiplicity of each value; None: one.
+            times: how often to count each value, (x.size,); None: once.
         """
         kind = np.uint8 if self.bytes == 1 else np.uint16
         counts = np.zeros(1 << (8 * self.bytes), np.int64)
@@ -111,7 +111,7 @@ class Format:
 
 
 _BLOCK = 1 << 22
-"""Number of elements rounded at a time, to bound the memory for a leaf of any size."""
+"""Number of elements that `distinct` rounds at a time, which bounds its memory."""
 
 BF16 = Format("bfloat16", np.dtype(ml_dtypes.bfloat16))
 FP16 = Format("float16", np.dtype(np.float16))
@@ -121,19 +121,19 @@ FORMATS = (BF16, FP16, E4M3, E5M2)
 """Formats in which a parameter can be stored."""
 E2M1 = Format("float4_e2m1fn", np.dtype(ml_dtypes.float4_e2m1fn))
 E8M0 = Format("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu))
-"""Powers of two, without sign or zero: scales of blocks (`block_formats`)."""
+"""Format of block scales (`block_formats`): powers of two, without sign or zero."""
 
 
 def format_of(dtype: DTypeLike) -> Format | None:
-    """Return the format of a dtype; None for float32 and wider."""
+    """Return the member of `FORMATS` with this dtype; None for others, such as float32."""
     return {fmt.dtype: fmt for fmt in FORMATS}.get(np.dtype(dtype))
 
 
 def by_name(name: str) -> Format:
-    """Return a format by its dtype's name, such as "bfloat16" or "float8_e4m3fn".
+    """Return a member of `FORMATS` by its dtype's name, such as "bfloat16" or "float8_e4m3fn".
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no format of that name.
     """
     for fmt in FORMATS:
         if fmt.name == name:

@@ -1,8 +1,8 @@
-"""Named leaves of any container of parameters, and reproducible samples of them.
+"""Named leaves (parameter arrays) of any container of parameters, and reproducible samples of them.
 
-Supported are pytrees (a Megalodon, another Equinox module, a Flax-style dict), state dicts of torch
-tensors, and checkpoints on disk. Leaves are read one at a time. torch is not imported; a tensor is
-recognised by `.detach().cpu()`.
+Supported containers are pytrees (a Megalodon, another Equinox module, a Flax-style dict), state
+dicts of torch tensors, and checkpoints on disk. Leaves are read one at a time. torch is not
+imported; an object with `detach` and `cpu` counts as a tensor.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Leaf:
     dtype: str
     """Name of the stored dtype."""
     load: Callable[[], np.ndarray]
+    """Function that reads the values, in the stored dtype where NumPy has it."""
 
     @property
     def size(self) -> int:
@@ -50,17 +51,20 @@ class Leaf:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds real floating-point numbers that an optimiser can update."""
+        """Whether the leaf holds real floating-point numbers that an optimiser can update.
+
+        False for buffers, and for formats that pack two numbers into a byte.
+        """
         packed = self.dtype.endswith("_x2")
         return self.dtype.startswith(("float", "bfloat")) and not packed and not self.buffer
 
     @property
     def buffer(self) -> bool:
-        """Whether its name is that of a running statistic or table, which is not trained."""
+        """Whether the name is that of a running statistic or RoPE table, which is not trained."""
         return self.name.endswith(_BUFFERS)
 
     def read(self) -> np.ndarray:
-        """Return its values in float32, in its own shape."""
+        """Return the values in float32, in the leaf's shape."""
         return np.asarray(self.load(), np.float32)
 
     def non_finite(self) -> int:
@@ -69,15 +73,17 @@ class Leaf:
 
 
 def leaves_of(source: Any) -> dict[str, Leaf]:
-    """Return the leaves of a pytree, torch state dict or checkpoint by name, in their order.
+    """Return the leaves of a pytree, torch state dict or checkpoint by name, in the source's order.
+
+    A Megalodon's table of RoPE frequencies, which is no parameter, is left out.
 
     Args:
-        source: a pytree of arrays; a mapping from names to torch tensors; or the path of a
-            safetensors or torch file, a shard index, or a directory with one of them.
+        source: a pytree of arrays; a mapping from names to torch tensors or to `Leaf`s; or the path
+            of a safetensors or torch file, a shard index, or a directory with one of them.
 
     Raises:
         FileNotFoundError: the path holds no checkpoint.
-        ValueError: it has no array, or the file is corrupt.
+        ValueError: the source has no array, or the file is corrupt.
     """
     if isinstance(source, Mapping) and any(isinstance(x, Leaf) for x in source.values()):
         leaves = dict(source)
@@ -99,7 +105,7 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
 
 
 def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
-    """Return the leaves of a file's tensors, with printable names.
+    """Return the leaves of a file's tensors by name, with unprintable characters escaped.
 
     A torch tensor stored under several names, such as a tied head, is one parameter; its first name
     is used.
@@ -116,7 +122,10 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
 
 
 def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
-    """Return the leaf of this name, or the only one whose name differs by a wrapper's prefix."""
+    """Return the leaf of this name, or the only one whose name differs by a prefix; else None.
+
+    Wrappers add prefixes: `module.fc.weight` fits `fc.weight`.
+    """
     name = printable(name)
     if name in leaves:
         return leaves[name]
@@ -128,21 +137,21 @@ def parameters_of(source: Any) -> dict[str, Leaf]:
     """Return the leaves of `source` after checking that an optimiser could train all of them.
 
     Raises:
-        ValueError: see `leaves_of`; or leaves hold integers or non-finite values. The error names
-            all of them.
+        ValueError: see `leaves_of`; or leaves hold integers, NaN or infinity. The message counts
+            these leaves and names the first.
     """
     leaves = leaves_of(source)
     integers = [f"{n} ({leaf.dtype})" for n, leaf in leaves.items() if not leaf.floating]
     if integers:
         raise ValueError(
             f"expected floating-point parameters, found {len(integers)} leaves that are not: "
-            f"{listed(integers)}. Leave them out; optimisers do not move counters or indices."
+            f"{listed(integers)}. Pass a tree without these leaves; optimisers do not update them."
         )
     spoiled = [f"{n} ({count:,})" for n, leaf in leaves.items() if (count := leaf.non_finite())]
     if spoiled:
         raise ValueError(
             f"expected finite parameters, found NaN or infinity in {len(spoiled)} leaves: "
-            f"{listed(spoiled)}. No update survives there; restore a checkpoint from before."
+            f"{listed(spoiled)}. Restore an earlier checkpoint without such values."
         )
     return leaves
 
@@ -150,8 +159,10 @@ def parameters_of(source: Any) -> dict[str, Leaf]:
 def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
     """Check that the leaves are those of a Megalodon of this configuration.
 
+    A head beside a tied embedding is allowed.
+
     Raises:
-        ValueError: names or shapes differ.
+        ValueError: a parameter is missing, is not the model's, or has another shape.
     """
     table = {row.name: row.shape for row in weight_table(config)}
     missing = [n for n in table if n not in leaves]
@@ -163,34 +174,39 @@ def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
             "these are not the weights of a Megalodon of this configuration: "
             f"{len(missing)} missing ({listed(missing)}), {len(extra)} of another model "
             f"({listed(extra)}), {len(wrong)} of another shape ({listed(wrong)}). Pass the "
-            "config.json the checkpoint was trained with, or none to probe it as any pytree."
+            "config.json the checkpoint was trained with, or no config.json to probe it as any "
+            "other model."
         )
 
 
 def is_megalodon(names: Iterable[str]) -> bool:
-    """Whether all names are names of a Megalodon's parameters; they may be a subset."""
+    """Whether all names are names of a Megalodon's parameters; not all of them need to be given."""
     return all(_MEGALODON.fullmatch(name) for name in names)
 
 
 def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
-    """Whether weight decay applies. In a Megalodon: linear weights and those of adapters. In other
-    models: parameters with at least two axes."""
+    """Whether weight decay applies to a parameter.
+
+    In a Megalodon it applies to linear weights and to adapters, in other models to parameters with
+    at least two axes.
+    """
     return role_of(name) in (Role.LINEAR, Role.LORA) if megalodon else len(shape) >= 2
 
 
 def kind_of(name: str) -> str:
-    """Return a leaf's path with its layer numbers replaced: `model.layers.*.ffn.norm.weight`."""
+    """Return a leaf's path with * for numbers: `model.layers.*.ffn.norm.weight`."""
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 
 
 def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
-    """Return at most `size` elements, float32, drawn without replacement and seeded by the name.
+    """Return about `size` elements of a leaf, float32, drawn without replacement.
 
     Args:
         values: the leaf.
-        name: seed of the draw, so that a leaf always has the same sample.
+        name: name of the leaf, which seeds the draw: a leaf always has the same sample.
         size: number of elements to draw; a smaller leaf is returned whole.
-        matrix: keep two axes and draw whole rows and columns in the leaf's own proportions.
+        matrix: whether to return a matrix instead of a vector: the crossings of drawn rows with
+            drawn columns, in the proportions of the leaf.
     """
     rng = np.random.default_rng(seed_of(name))
     if values.size <= size:
@@ -216,7 +232,7 @@ def seed_of(name: str) -> int:
 
 
 def listed(names: list[str], most: int = 4) -> str:
-    """Return the first names of a list as text, with the number of the others."""
+    """Return text such as "a, b and 3 more", with the first `most` names; "none" if empty."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more if names else "none"
 

@@ -1,4 +1,4 @@
-"""Recommended training precision for a device, from its capability, with the source.
+"""Recommended training precision for a device, derived from the formats of its matrix units.
 
 Source: docs/mla-moe.md "Precision" and "The stability guide". The guide names five GPUs and allows
 float16 on all others. Megalodon's moving average remembers for longer than float16's range allows,
@@ -55,8 +55,9 @@ def recommend(device: Any) -> Advice:
         name = device if isinstance(device, str) else getattr(device, "device_kind", device)
         return Advice(
             UNKNOWN,
-            f"{str(name)!r} is in none of the tables, and it reports no compute capability; look "
-            "up whether its matrix units support bfloat16, and train in float32 until then",
+            f"{str(name)!r} is not in the vendors' tables used here, and it reports no compute "
+            "capability; look up whether its matrix units support bfloat16, and train in float32 "
+            "until then",
             "none",
         )
     precision, reason, guided = _decide(found)
@@ -65,7 +66,7 @@ def recommend(device: Any) -> Advice:
 
 
 def _decide(found: Capability) -> tuple[str, str, bool]:
-    """Return precision, reason, and whether the guide itself covers the device."""
+    """Return precision, reason, and whether the stability guide covers the device."""
     name, guided = found.name, found.name in _GUIDED
     bf16 = f"bfloat16 products in hardware ({name}), {_MASTERS}"
     if name == "CPU":
@@ -74,7 +75,7 @@ def _decide(found: Capability) -> tuple[str, str, bool]:
         formats = " and ".join(found.blocks)
         return _BF16_FP8, f"{formats} products in hardware ({name}); {_WIDE}", guided
     if name == _ADA:
-        # The guide lists float8 for Ada but trains an RTX 4090 in bfloat16.
+        # The guide lists float8 for Ada, but trains an RTX 4090 in bfloat16.
         return _BF16, f"{bf16}; float8 products too, for after convergence, if at all", guided
     if found.fp8:
         return _BF16_FP8, f"float8 products in hardware ({name}); {_WIDE}", guided
@@ -83,6 +84,6 @@ def _decide(found: Capability) -> tuple[str, str, bool]:
         return _BF16, f"{bf16}; {fnuz}", guided
     if found.bf16:
         return _BF16, bf16, guided
-    # Row "Other GPUs" of the guide's table.
+    # The guide's row "Other GPUs" applies, but recommends float16.
     reason = f"no bfloat16 matrix units ({name}); float16, the guide's choice there, breaks the EMA"
     return _FP32, reason, True

@@ -1,8 +1,7 @@
 """A training step that also returns a small summary of each value it computes, by name.
 
-The values themselves do not leave the compiled program. What is summarised is up to the caller:
-whether a value is finite (`stability.nonfinite.flags`), or a digest of its bits
-(`stability.digests`).
+The values themselves do not leave the compiled program. The caller chooses the summary: whether a
+value is finite (`stability.nonfinite.flags`), or a digest of its bits (`stability.repeat.digests`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from megalodon_jax.weights import named_leaves
 from parity.engine.measure.quantity import LOSS, Quantity, Role
 
 Reduce = Callable[[jax.Array], jax.Array]
-"""Summarises an array of any shape and dtype; the shape of its result does not depend on them."""
+"""Function that summarises an array of any shape and dtype in a result of one fixed shape."""
 Capture = Callable[..., Callable[..., tuple[Any, dict[str, jax.Array]]]]
-"""Returns a function with its named intermediates, as `parity.engine.programs.instrument.capture`;
-takes `offsets`."""
+"""Function `capture(function, offsets=...)` that makes named intermediates a second result, as
+`parity.engine.programs.instrument.capture` does; offsets are added to the intermediates."""
 
 
 def reduced_leaves(tree: Any, reduce: Reduce, prefix: str = "") -> dict[str, jax.Array]:
-    """Return the summary of each array of a tree but PRNG keys, named `prefix` + dotted path."""
+    """Return the summary of each array of a tree, by `prefix` + dotted path; skip PRNG keys."""
     return {
         prefix + name: reduce(leaf)
         for name, leaf in named_leaves(tree).items()
@@ -49,15 +48,16 @@ def reduced_loss(
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
         reduce: summarises a value.
-        capture: makes intermediates a result.
-        intermediates: also summarise the forward pass; otherwise only the loss and the gradients.
-        cotangents: also summarise the backward pass by intermediate. Every cotangent then stays in
-            memory, which costs more.
+        capture: returns named intermediates as a second result.
+        intermediates: whether to summarise the forward pass too; otherwise only the loss and the
+            gradients.
+        cotangents: whether to summarise the backward pass by intermediate too. Every cotangent then
+            stays in memory. Has no effect without `intermediates`.
     """
 
     def reduced(model: Any, *args: Any) -> tuple[tuple[jax.Array, Any], dict[str, jax.Array]]:
         params, static = eqx.partition(model, eqx.is_inexact_array)
-        # JAX sorts the dictionaries that pass through its transformations.
+        # The order of computation is kept here, since JAX sorts dictionaries that it transforms.
         names: list[str] = []
 
         def plain(params: Any, *args: Any) -> jax.Array:

@@ -18,12 +18,18 @@ from stability.core.number_formats import Format
 
 
 def nearest(x: jax.Array, fmt: Format) -> jax.Array:
-    """Round float32 values to the nearest number of `fmt` (`quantization.formats.nearest`)."""
+    """Round float32 values to the nearest number of `fmt`, ties to even; the result is float32.
+
+    See `megalodon_jax.quantization.formats.nearest`.
+    """
     return formats.nearest(x, fmt.dtype)
 
 
 def stochastic(x: jax.Array, fmt: Format, key: jax.Array) -> jax.Array:
-    """Round float32 values to a neighbour in `fmt` (`quantization.formats.stochastic`)."""
+    """Round float32 values up or down in `fmt` at random, so that the mean is exact.
+
+    See `megalodon_jax.quantization.formats.stochastic`.
+    """
     return formats.stochastic(x, fmt.dtype, key)
 
 
@@ -35,7 +41,7 @@ def check_conversion(fmt: Format) -> None:
     F16C it emits a call to a library function that is not linked, and the program does not load.
 
     Raises:
-        ValueError: the conversion does not compile here.
+        ValueError: the conversion does not compile on this processor.
     """
     try:
         both = jax.jit(lambda wide, narrow: (wide.astype(fmt.dtype), narrow.astype(np.float32)))
@@ -43,18 +49,19 @@ def check_conversion(fmt: Format) -> None:
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(
             f"{fmt.name} cannot be computed on this processor: XLA compiles no conversion between "
-            "float32 and it. For float16 that takes the F16C instructions, which x86 processors "
-            "have had since 2012: run this on one that has them, without a limit such as "
-            f"--xla_cpu_max_isa in XLA_FLAGS, or ask about another format. XLA said: {error}"
+            f"float32 and {fmt.name}. For float16 it needs the F16C instructions, which x86 "
+            "processors have had since 2012: run this on one that has them, without a limit such "
+            "as --xla_cpu_max_isa in XLA_FLAGS, or ask about another format. XLA's error: "
+            f"{error}"
         ) from error
 
 
 @lru_cache(maxsize=16)
 def check_rounding(fmt: Format) -> None:
-    """Check that rounding happens in compiled code; every probe that rounds calls this first.
+    """Check that compiled code rounds as NumPy's cast does; every rounding probe calls this first.
 
     Raises:
-        RuntimeError: the compiled program returned values that NumPy's cast would have rounded.
+        RuntimeError: a value that the compiled program returned differs from NumPy's cast.
     """
     rng = np.random.default_rng(0)
     scale = np.float32(2.0) ** rng.integers(-6, 6, 256).astype(np.float32)
@@ -63,7 +70,7 @@ def check_rounding(fmt: Format) -> None:
     wrong = int(np.sum(got != fmt.round(x)))
     if wrong:
         raise RuntimeError(
-            f"rounding to {fmt.name} did not happen: {wrong} of {x.size} values that the compiled "
-            "program returned differ from the cast. A compiler flag such as "
-            "xla_allow_excess_precision may have removed it; no result of this probe would hold."
+            f"rounding to {fmt.name} did not happen: {wrong} of {x.size} values from the compiled "
+            "program differ from NumPy's cast, so this probe's results would be wrong. A flag such "
+            "as xla_allow_excess_precision may have removed the rounding: check XLA_FLAGS."
         )

@@ -1,7 +1,8 @@
-"""Dtypes in which a model computes: jaxpr, compiled program, torch, and a policy for all three.
+"""Audit of the dtypes in which a model computes: jaxpr, compiled program and torch reference.
 
-`audit_step` and `audit_model` build the table of operations. `load_policy().check` lists violations
-of the policy, and `pinned_findings` changes since the committed table.
+`audit_step` and `audit_model` return a table of operations with their dtypes. `load_policy().check`
+lists violations of the dtype policy. `pinned_findings` lists changes since the committed (pinned)
+table.
 """
 
 # Former names, kept for existing imports.

@@ -1,7 +1,8 @@
-"""Families of operations, common to JAX primitives, HLO instructions and ATen operators.
+"""Families of operations (dot, sum, exp, ...), common to JAX primitives, HLO and ATen operators.
 
-Only operations that round, accumulate or change dtype are listed, not data movement. Source:
-docs/formats.md "The dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
+The tables `JAXPR`, `HLO` and `ATEN` give the family of an operation by its name. They list only
+operations that round, accumulate or change dtype, not data movement. Source: docs/formats.md "The
+dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
 """
 
 from __future__ import annotations

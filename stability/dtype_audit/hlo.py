@@ -1,8 +1,8 @@
-"""Audit of a compiled program: the dtypes XLA computes in, read from its HLO text.
+"""Audit of a compiled program: the dtypes in which XLA computes, read from the program's HLO text.
 
-`preferred_element_type` only determines the dtype of a product's result. The compiler chooses the
-dtype of the accumulation, may omit a rounding, and may widen operations that the hardware lacks.
-Source: docs/formats.md "The dtype audit".
+The jaxpr does not determine them: `preferred_element_type` is only the dtype of a product's result.
+The compiler chooses the dtype of the accumulation, may omit a rounding, and may widen operations
+that the hardware lacks. Source: docs/formats.md "The dtype audit".
 """
 
 from __future__ import annotations
@@ -42,22 +42,30 @@ _TARGETS = ((r"matmul|dot|gemm|conv", DOT), (r"fft", FFT), (r"softmax", "softmax
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of HLO text."""
+    """One instruction (line) of HLO text, with the dtypes of its result and operands."""
 
     computation: str
+    """Name of the computation that contains the instruction."""
     name: str
     op: str
+    """Opcode; for a library call `custom-call:<target>`."""
     output: str
+    """Dtype of the result; of the first array if the result is a tuple."""
     inputs: tuple[str, ...]
+    """Dtypes of the operands, in order."""
     op_name: str
+    """JAX's name stack, from the metadata; empty if there is none."""
     called: str
     """Computation that a reduction applies to pairs; empty for other instructions."""
 
 
 def rows_of_hlo(text: str) -> tuple[Row, ...]:
-    """Return the table of a compiled program, from `compiled.as_text()`.
+    """Return the audit table of a compiled program.
 
-    Counts are of instructions in the text, not of executions.
+    Counts are numbers of instructions in the text, not of executions.
+
+    Args:
+        text: HLO, from `compiled.as_text()`.
     """
     instructions = tuple(parse(text))
     peaks = {i.computation for i in instructions if i.op in ("maximum", "minimum")}
@@ -94,7 +102,7 @@ def parse(text: str) -> Iterator[Instruction]:
 
 
 def _arguments(rest: str) -> str:
-    """Return the text before the parenthesis that closes the operands."""
+    """Return the operands: the text up to the parenthesis that closes the list."""
     depth = 1
     for at, character in enumerate(rest):
         depth += (character == "(") - (character == ")")

@@ -34,21 +34,22 @@ _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "beartype", "num
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One equation and its location."""
+    """One equation of a jaxpr and its location."""
 
     eqn: JaxprEqn
     stack: str
     """Name stack from the outermost program on, with `/` between calls."""
     source: str
-    """File and line, relative to the import path; empty if unknown."""
+    """File and line, relative to the project or import path; empty if unknown."""
     trips: int
-    """Product of the iterations of the enclosing scans; a while loop counts as one."""
+    """Number of executions: the product of the lengths of the enclosing scans. A while loop counts
+    as one iteration."""
     consumers: tuple[JaxprEqn, ...]
     """Equations of the same jaxpr that read its first output; empty if the jaxpr returns it."""
 
 
 def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
-    """Return the table of a closed jaxpr from `jax.make_jaxpr`."""
+    """Return the audit table of a closed jaxpr, such as `jax.make_jaxpr` returns."""
     return aggregated(row for site in walk(closed.jaxpr) if (row := _row(site)) is not None)
 
 
@@ -58,7 +59,8 @@ def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Ite
     Args:
         jaxpr: an open jaxpr.
         stack: name stack of the caller.
-        source: location given to all inner equations, for a library function; empty: their own.
+        source: location to report for all equations, as for a library function; empty: each
+            equation's own location.
         trips: number of times the jaxpr is executed.
     """
     readers = _readers(jaxpr)
@@ -71,13 +73,15 @@ def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Ite
             continue
         times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
         for inner in inner_jaxprs(eqn):
-            # A library's jitted function is traced once, with the lines of its first caller.
+            # A library's jitted function is traced once, with the lines of its first caller. So the
+            # line of this call is reported instead.
             yield from walk(inner, here, line if is_library(inner) else source, times)
 
 
 def is_library(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr is that of a function defined by JAX, such as `jax.nn.silu`, or by a module
-    that hides itself.
+    """Whether a jaxpr's function is defined by JAX, as `jax.nn.silu`, or by a hidden module.
+
+    A module is hidden if it sets `__tracebackhide__ = True`.
     """
     info = getattr(jaxpr, "debug_info", None)
     source = str(getattr(info, "func_src_info", "") or "")
@@ -86,7 +90,7 @@ def is_library(jaxpr: Jaxpr) -> bool:
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """Return file and line of the innermost frame outside libraries; empty if there is none."""
+    """Return "file:line" of the innermost frame outside libraries; empty if there is none."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
         if not (_is_library_file(frame.file_name) or is_hidden(frame.file_name)):
@@ -165,7 +169,7 @@ def _widened_again(site: Site) -> bool:
 
 
 def _readers(jaxpr: Jaxpr) -> dict[Var, list[JaxprEqn]]:
-    """Return the equations that read each variable, without variables that the jaxpr returns."""
+    """Return the equations that read a variable, by variable; returned variables have no entry."""
     readers: dict[Var, list[JaxprEqn]] = defaultdict(list)
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:

@@ -1,7 +1,8 @@
-"""Pinned rows: committed dtype tables, and changes since.
+"""Pinned rows: committed tables of the dtype audit, and changes since they were written.
 
-One file per table in `stability/data/audits/`. `megalodon-numerics dtypes renew` writes them,
-`check` prints the differences, `show` prints tables side by side. Line numbers are not compared.
+There is one file per table in `stability/data/audits/`. `megalodon-numerics dtypes renew` writes
+the tables, `check` prints the differences, `show` prints tables side by side. Line numbers of the
+source are not compared.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1
 PROBE = "dtype_golden"
-"""Name of the probe in stored runs, which still use the former word."""
+"""Name of the probe. Stored runs have it, so it keeps "golden", the former word for pinned."""
 PLAIN = MegalodonConfig(swiglu=True)
 NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
 RENEW = "megalodon-numerics dtypes renew"
@@ -45,7 +46,8 @@ PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
     "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
 }
-"""Functions that compute the committed tables: two of the model, two of the reference."""
+"""Functions that compute the committed tables, by table name: two of this project's model, two of
+the torch reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,12 @@ class PinnedRows:
 
     name: str
     versions: Mapping[str, str]
-    """Versions of jax or torch, and the platform."""
+    """Versions of jax and the platform, or of torch and megalodon-hf."""
     rows: tuple[Row, ...]
 
 
 def versions_now(name: str) -> dict[str, str]:
-    """Return the versions that a table made now would record."""
+    """Return the versions in use now, in the form in which a table records them."""
     if name.startswith("torch"):
         return {package: _version(package) for package in ("torch", "megalodon-hf")}
     return {"jax": jax.__version__, "platform": jax.default_backend()}
@@ -76,7 +78,7 @@ def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
     """Read a committed table.
 
     Raises:
-        ValueError: there is no table of this name, or its file has another schema.
+        ValueError: there is no table of this name, or its file is unreadable or has another schema.
     """
     path = folder / f"{name}.json"
     if not path.is_file():
@@ -96,7 +98,7 @@ def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
 
 
 def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
-    """Write a table, one row per line, so that changes are readable as a diff."""
+    """Write a table to `<name>.json`, one row per line, so that a diff shows changed rows."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(entry) for entry in to_json(rows))
     head = f' "schema": {SCHEMA},\n "versions": {json.dumps(versions_now(name))},\n'
@@ -111,20 +113,21 @@ def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tupl
 
 
 def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
-    """Return how many rows of a committed table changed, then one finding per difference.
+    """Return a finding with the number of changed rows, then one finding per difference.
 
-    A difference in the jaxpr is an error with the same version of jax: the model computes in other
-    dtypes than committed. With another version of jax it is a warning. A difference in torch is a
-    warning with the same versions. A difference in a compiled program is a note: XLA decides by
-    version and processor.
+    A difference in the jaxpr is an error if jax has the version of the table: the model computes in
+    other dtypes than were committed. With another version it is a warning. A difference in torch is
+    a warning with the same versions, else a note. A difference in a compiled program is a note: XLA
+    chooses dtypes by version and processor.
     """
     pinned = read_pinned(name, folder)
     now = versions_now(name)
     source = f"stability/data/audits/{name}.json"
     changes = diff(pinned.rows, rows)
-    severity = Severity.NOTE if changes else Severity.OK  # each difference has its own
+    # At most a note, since each difference has a finding with its own severity.
+    severity = Severity.NOTE if changes else Severity.OK
     message = f"{len(pinned.rows)} rows, {len(changes) or 'none'} changed"
-    # Also with differences: it shows that a difference which is no longer among them is mended.
+    # Present with differences too: see `findings.DIFFERENCES`.
     count = Finding(PROBE, severity, name, DIFFERENCES, float(len(changes)), 0.0, source, message)
     same = dict(pinned.versions) == now
     made = ", ".join(f"{k} {v}" for k, v in pinned.versions.items())
@@ -139,7 +142,7 @@ def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> li
             source,
             f"{change.kind} in {change.row.view}: {change.row.describe()}, {change.before} -> "
             f"{change.after} (pinned with {made})",
-            f"if it is meant, run `{RENEW}` and commit",
+            f"if the change is intended, run `{RENEW}` and commit the table",
         )
         for change in changes
     ]

@@ -1,6 +1,6 @@
-"""The dtype policy: rules read from a file, and their application to an audit table.
+"""The dtype policy: rules on the dtypes a model may compute in, and their check on an audit table.
 
-The file is `stability/data/dtype_policy.toml`; its header explains the kinds of rules.
+Rules are read from `stability/data/dtype_policy.toml`, whose header explains the kinds of rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ _RULE_KEYS = {"name", "kind", "severity", "remedy", "dtypes", "allowed", *_SCOPE
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Selects the rows of a rule or an exception; an empty field matches everything."""
+    """Selection of rows for a rule or an exception; an empty field selects all rows.
+
+    Attributes:
+        modules: shell patterns for `Row.module`.
+        families, phases, views: allowed values of these fields of `Row`.
+    """
 
     modules: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
@@ -36,7 +41,7 @@ class Scope:
     views: tuple[str, ...] = ()
 
     def holds(self, row: Row) -> bool:
-        """Whether a row is in this scope."""
+        """Whether all fields select the row."""
         return (
             (not self.modules or any(fnmatchcase(row.module, m) for m in self.modules))
             and (not self.families or row.family in self.families)
@@ -51,10 +56,13 @@ class Rule:
 
     name: str
     kind: str
+    """One of `KINDS`; see `broken_by`."""
     severity: Severity
+    """Severity of a violation."""
     remedy: str
     scope: Scope = field(default_factory=Scope)
     dtypes: tuple[str, ...] = ()
+    """Forbidden dtypes; only for the kind "forbidden"."""
     allowed: tuple[tuple[Scope, str], ...] = ()
     """Exceptions: pairs (scope, reason)."""
 
@@ -69,8 +77,8 @@ class Policy:
         """Return a finding per violating row and rule, and one `ok` per rule without violations.
 
         Args:
-            rows: tables of one or several views of the same program. `rounding_kept` compares the
-                jaxpr with the compiled program and finds nothing without both.
+            rows: tables of one or several views (jaxpr, HLO, torch) of the same program. Rules of
+                the kind "elided" find nothing unless rows of the jaxpr and of HLO are given.
         """
         table = tuple(rows)
         findings: list[Finding] = []
@@ -88,8 +96,9 @@ def load_policy(path: Path | None = None) -> Policy:
     """Read a policy file; None: the committed one.
 
     Raises:
-        ValueError: the file is not a policy, or a rule has an unknown key, kind, severity or
-            family, or an exception without a reason.
+        ValueError: the file is not a policy, or a rule is invalid: an unknown key, kind, severity
+            or family, a missing remedy, or an exception without a reason. The message names the
+            rule.
     """
     file = path or resources.files("stability") / "data" / "dtype_policy.toml"
     try:
@@ -105,7 +114,12 @@ def load_policy(path: Path | None = None) -> Policy:
 
 
 def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
-    """Return the rows that violate a rule, before exceptions are applied."""
+    """Return the rows that violate a rule, before exceptions are applied.
+
+    Violations by kind: "forbidden": a dtype is among the rule's. "wide": an input or the result is
+    narrower than 32 bits. "accumulator": the result is. "promotion": an operand was converted
+    implicitly. "elided": the compiled program lacks a rounding of the jaxpr.
+    """
     inside = [row for row in table if rule.scope.holds(row)]
     match rule.kind:
         case "forbidden":
@@ -121,7 +135,7 @@ def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
 
 
 def _elided(rows: list[Row]) -> list[Row]:
-    """Return roundings of the jaxpr that are missing in the compiled code of the same module."""
+    """Return jaxpr rows of roundings that the compiled code of the same module and phase lacks."""
     compiled = [row for row in rows if row.view == "hlo"]
     if not compiled:
         return []

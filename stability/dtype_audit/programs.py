@@ -1,4 +1,4 @@
-"""Audited programs: the forward pass and gradient of a loss, as jaxpr and as compiled."""
+"""Dtype audit of programs: any function, or a loss with its gradient, as jaxpr and compiled."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
-"""Rows of a batch; with at least two, the program contains sums over the batch."""
+"""Rows of the audited batch: at least two, so that the program sums over the batch."""
 
 
 def audit_function(
     function: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Audit any function: its jaxpr and, if requested, its compiled program.
+    """Return the audit table of a function: rows of its jaxpr and of its compiled program.
 
-    Rows have module paths if `args` hold models returned by `announced`.
+    Rows have module paths only if models in `args` were passed through `scopes.announced`.
 
     Args:
         function: the function; it is traced and compiled, but not run.
         args: pytrees of arrays or of shapes (`jax.ShapeDtypeStruct`); other leaves are static.
-        compiled: also compile, for the view `hlo`; takes seconds.
+        compiled: whether to compile too, for the rows of the view `hlo`; it takes seconds.
 
     Returns:
         Rows of both views, aggregated.
@@ -57,10 +57,10 @@ def audit_function(
 def audit_step(
     model: Any, loss: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Audit `loss(model, *args)` and its gradient with respect to the model.
+    """Return the audit table of `loss(model, *args)` and of its gradient by the model.
 
     Args:
-        model: any pytree; Equinox modules in it give rows their paths.
+        model: any pytree; rows have the paths of its Equinox modules.
         loss: returns a scalar.
         args: further arguments, arrays or shapes.
         compiled: see `audit_function`.
@@ -72,9 +72,9 @@ def audit_step(
 
 
 def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Audit a Megalodon's loss and its gradient, on padded rows.
+    """Return the audit table of a Megalodon's loss and gradient, on a padded batch.
 
-    The text has two whole chunks and a short tail, which covers every path of a training step.
+    Each row has two full chunks and a short one, which covers every path of a training step.
     """
     B, L = BATCH, 2 * model.config.chunk_size + 3
     ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -83,10 +83,9 @@ def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[
 
 
 def audit_config(config: MegalodonConfig, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Audit a configuration, shrunk to one layer and small sizes.
+    """Return the audit table of a configuration, shrunk to one layer and small sizes.
 
-    Dtypes do not depend on sizes. The configuration's dtypes, `swiglu`, masks and affine norms are
-    kept.
+    Dtypes do not depend on sizes. All other fields of the configuration are kept.
     """
     return audit_model(abstract_model(shrunk(config)), compiled=compiled)
 
@@ -114,7 +113,13 @@ def shrunk(config: MegalodonConfig) -> MegalodonConfig:
 def dtype_findings(
     config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
 ) -> list[Finding]:
-    """Return violations of the policy by a configuration, and `ok` for the other rules."""
+    """Return a finding per violation of the policy by a configuration, and `ok` for other rules.
+
+    Args:
+        config: the configuration.
+        policy: the rules; None: the committed ones.
+        compiled: see `audit_function`.
+    """
     return (policy or load_policy()).check(audit_config(config, compiled=compiled))
 
 

@@ -1,8 +1,8 @@
-"""Rows of the audit table: input, output and accumulation dtypes of operations, by module.
+"""Rows of the dtype audit's table: input, output and accumulation dtypes of operations, by module.
 
-One row stands for all equations that differ in their location only. Line numbers are shown but not
-compared, so that pinned rows survive edits above the line. Source: docs/formats.md "The dtype
-audit".
+One row stands for all operations that differ in their source line only. Lines are shown but not
+compared, so that edits elsewhere in a file do not change committed (pinned) rows. Source:
+docs/formats.md "The dtype audit".
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 View = Literal["jaxpr", "hlo", "torch"]
 Phase = Literal["forward", "jvp", "backward"]
-"""A forward program, or the forward or backward part of a gradient program."""
+"""`forward`: a program without a gradient; `jvp`, `backward`: forward and backward part of one with
+a gradient."""
 Identity = tuple[str, ...]
 
 COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum", "how")
@@ -24,7 +25,7 @@ COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Operations of one kind in one module, with equal dtypes."""
+    """All operations of one name in one module and phase with equal dtypes."""
 
     view: View
     phase: Phase
@@ -40,17 +41,18 @@ class Row:
     accum: str = ""
     """`preferred_element_type` of a product. It does not determine the accumulator's dtype."""
     how: str = ""
-    """`promotion`: an implicit conversion. `round trip`: a rounding that is undone immediately."""
+    """For conversions: `promotion` if implicit, because another operand is wider; `round trip` if
+    to a narrower dtype and widened again by all readers; else empty."""
     count: int = 1
     """Number of executions, with iterations of scans; in a compiled program, of instructions."""
     trips: int = 1
-    """Iterations of the enclosing loops."""
+    """Largest product of the lengths of enclosing scans."""
     source: str = ""
     """One of the source lines, relative to the import path."""
 
     @property
     def identity(self) -> Identity:
-        """Key of the row: all fields except counts and line."""
+        """Key of the row: all fields except `count`, `trips` and `source`."""
         inputs = ",".join(self.inputs)
         plain = (self.view, self.phase, self.module, self.family, self.op)
         return (*plain, inputs, self.output, self.accum, self.how)
@@ -61,14 +63,14 @@ class Row:
         return frozenset({*self.inputs, self.output, self.accum} - {""})
 
     def describe(self) -> str:
-        """Describe the row, such as `backward reduce_sum (bfloat16) -> bfloat16`."""
+        """Return the row as text, such as `backward reduce_sum (bfloat16) -> bfloat16`."""
         accum = f" accumulating in {self.accum}" if self.accum else ""
         how = f" [{self.how}]" if self.how else ""
         return f"{self.phase} {self.op} ({', '.join(self.inputs)}) -> {self.output}{accum}{how}"
 
 
 def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Return one row per identity, with summed counts, sorted."""
+    """Merge rows of equal identity, with summed counts; return them sorted by identity."""
     groups: dict[Identity, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.identity].append(row)
@@ -96,7 +98,7 @@ class RowChange:
 
 
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
-    """Return rows that were added, removed or whose count changed, sorted by row.
+    """Return the rows that were added or removed, or whose count changed, sorted by identity.
 
     Counts of a compiled program are ignored: they depend on fusion.
     """
@@ -115,22 +117,22 @@ def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
 
 
 def to_json(rows: Iterable[Row]) -> list[list[Any]]:
-    """Return rows as JSON values: identity, count and trips, without line numbers."""
+    """Return rows as JSON lists of the `COLUMNS`, count and trips; source lines are left out."""
     return [[*row.identity, row.count, row.trips] for row in aggregated(rows)]
 
 
 def from_json(values: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
-    """Inverse of `to_json`.
+    """Return the rows that `to_json` wrote.
 
     Raises:
-        ValueError: an entry has another length.
+        ValueError: an entry has another number of fields.
     """
     rows = []
     for entry in values:
         if len(entry) != len(COLUMNS) + 2:
             raise ValueError(
                 f"audit table: an entry has {len(entry)} fields, expected {len(COLUMNS) + 2} "
-                f"({', '.join(COLUMNS)}, count, trips); renew the pinned rows."
+                f"({', '.join(COLUMNS)}, count, trips); run `megalodon-numerics dtypes renew`."
             )
         named: dict[str, Any] = dict(zip(COLUMNS, entry, strict=False))
         inputs = tuple(named.pop("inputs").split(",")) if named["inputs"] else ()
@@ -141,24 +143,25 @@ def from_json(values: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the comparison of tables: module, phase, family, and a cell per table."""
+    """One line of the comparison of tables: dtypes of a family of operations in a module."""
 
     module: str
     phase: str
     family: str
     cells: Mapping[str, str]
-    """Cells by table name: `bfloat16 x bfloat16 -> float32`, joined by ` | `; empty if absent."""
+    """Dtypes by table name, such as `bfloat16 x bfloat16 -> float32`, several joined by ` | `;
+    empty if the table lacks the family here."""
 
     @property
     def agrees(self) -> bool:
-        """Whether all tables that have the family here have it in the same dtypes."""
+        """Whether all tables that have the family in this module and phase have equal dtypes."""
         return len({cell for cell in self.cells.values() if cell}) <= 1
 
 
 def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
-    """Merge tables into one, sorted by module, phase and family.
+    """Return the lines that compare tables, sorted by module, phase and family.
 
-    The forward part of a gradient program is omitted: it repeats the forward program.
+    Rows of the phase `jvp`, the forward part of a gradient, are omitted: they repeat `forward`.
     """
     cells: dict[tuple[str, str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, rows in tables.items():
@@ -173,7 +176,10 @@ def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
 
 
 def by_view(name: str, rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
-    """Split a table for `side_by_side`: `name jaxpr`, `name hlo`, or `name` for torch."""
+    """Split a table by view, for `side_by_side`.
+
+    The keys are `<name> jaxpr`, `<name> hlo`, and `<name>` for torch.
+    """
     views: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         views[name if row.view == "torch" else f"{name} {row.view}"].append(row)

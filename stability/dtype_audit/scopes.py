@@ -1,7 +1,7 @@
-"""Name scopes for modules: their paths appear in the name stack of every equation.
+"""Name scopes for modules, which put a module's path into the name stack of each of its equations.
 
-`announced` copies a model into classes whose methods run inside `jax.named_scope`. These are not
-the model's own classes, so the copy and the model do not share entries of JAX's trace caches.
+`announced` copies a model so that every method of its modules runs inside `jax.named_scope`. The
+copy has classes of its own, so that it shares no entries of JAX's trace caches with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stability.dtype_audit.rows import Phase
 Model = TypeVar("Model")
 
 ROOT = "root"
-"""Name of the outermost module's `__call__`; its other methods have their own names."""
+"""Scope of the outermost module's `__call__`; its other methods run in scopes of their names."""
 _MARK = "~"
 _SCOPE = re.compile(rf"{_MARK}([\w.*]+)")
 
@@ -28,8 +28,8 @@ _SCOPE = re.compile(rf"{_MARK}([\w.*]+)")
 def announced(model: Model) -> Model:
     """Return a copy of the model in which every Equinox module runs inside a scope of its path.
 
-    Members of a list or tuple share the name `*`, so that equal layers share one trace. Arrays are
-    not copied. Objects that are not Equinox modules are returned unchanged.
+    Members of a list or tuple are all called `*`, so that equal layers share one trace. Arrays are
+    not copied. Other objects are returned unchanged.
     """
     return _announced(model, "")
 
@@ -69,7 +69,7 @@ def _join(path: str, name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _announcing(cls: type, path: str, methods: tuple[tuple[str, Any], ...]) -> type:
-    """Return the scoped subclass of a module class, cached so that traces are shared.
+    """Return the subclass whose methods run inside scopes, cached so that traces are shared.
 
     The methods are an argument, so that a class with a replaced method gets a new subclass.
     """
@@ -86,7 +86,7 @@ def _methods(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _plain_method(cls: type, name: str) -> Any:
-    """Return a method as a function, or None for other members: properties, static methods."""
+    """Return a method as a function; None for properties, static methods and other members."""
     if name.startswith("_") and name != "__call__":
         return None
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)

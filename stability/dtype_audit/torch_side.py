@@ -1,6 +1,7 @@
-"""Audit of megalodon-hf: operations dispatched by torch, in the vocabulary of the other views.
+"""Dtype audit of megalodon-hf: the operations that torch dispatches, as rows like those of JAX.
 
-Its findings are notes: the reference is not ours to change, and checkpoints were trained with it.
+Violations are notes only: this project cannot change the reference, and checkpoints were trained
+with it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from stability.dtype_audit.scopes import ROOT
 
 MODES: tuple[Mode, ...] = ("autocast", "bfloat16")
 _SAME = {"lm_head": ROOT, "": ROOT}
-"""Modules of the reference whose work JAX does in another module."""
+"""Module of the JAX model by module of the reference, where the two have different names."""
 
 
 def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
-    """Audit megalodon-hf in a configuration, shrunk to small sizes.
+    """Return the audit table of megalodon-hf in a configuration, shrunk to small sizes.
 
     Args:
-        config: see `audit_config`.
+        config: see `programs.audit_config`.
         mode: `autocast` (float32 weights under `torch.autocast(bfloat16)`), `bfloat16`
             (`model.to(torch.bfloat16)`) or `float32`.
 
@@ -39,12 +40,12 @@ def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
 
 
 def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
-    """Return the table of operations dispatched by torch."""
+    """Return the audit table of operations dispatched by torch."""
     return aggregated(row for call in calls if (row := _row(call)) is not None)
 
 
 def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
-    """Return the policy's findings on the reference, with violations reduced to notes."""
+    """Return the policy's findings on the reference's table, with violations reduced to notes."""
     findings = (policy or load_policy()).check(rows)
     mild = (Severity.OK, Severity.NOTE)
     return [f if f.severity in mild else replace(f, severity=Severity.NOTE) for f in findings]

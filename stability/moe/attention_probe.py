@@ -1,4 +1,7 @@
-"""Probe of latent attention: logits, QK-clip, low-rank products, absorbed against expanded.
+"""Probe of latent attention (MLA): logits, QK-clip, low-rank products, absorbed against expanded.
+
+QK-clip scales queries and keys down if logits exceed tau. Absorbed attention folds the key and
+value projections into queries and outputs, and equals the expanded one up to rounding.
 
 Source: QK-clip, Kimi K2 report (arXiv 2507.20534), section 2.1; docs/mla-moe.md "The
 stability guide".
@@ -23,19 +26,20 @@ from stability.moe.observe import Observed, largest_scores, positions_of
 
 PROBE = "latent attention"
 TAU = 100.0
-"""Attention logit above which queries and keys are scaled down; Kimi K2's threshold."""
+"""Attention logit above which QK-clip scales queries and keys down; Kimi K2's threshold."""
 LEAST_RANK = 0.25
-"""Smallest effective rank of a low-rank product, relative to its rank; below, it has collapsed."""
+"""Smallest effective rank of a low-rank product, as a fraction of its full rank. Below it the
+product counts as collapsed."""
 MOST_GAIN = 1.5
-"""Largest gain of the expanding matrix over its root mean square gain, relative to the same ratio
-of a random matrix, `1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above, one direction dominates
-the others."""
+"""Largest amplification by the expanding matrix, relative to a random matrix. Amplification is the
+largest singular value divided by the root mean square of all; a random matrix has
+`1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above the limit one direction dominates."""
 OWN = "this project's threshold, stability/moe/attention_probe.py"
 Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 
 
 def attention_findings(observed: Observed, tau: float = TAU) -> list[Finding]:
-    """Return findings per layer: logits by head, low-rank products, absorbed MLA."""
+    """Return findings per layer: largest logit, low-rank products, absorbed attention."""
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         name, x = f"layers.{i}.self_attn", observed.intermediates[f"layers.{i}.attn_norm"]
@@ -63,15 +67,21 @@ def score_finding(name: str, largest: Float[np.ndarray, " H"], tau: float = TAU)
 
 
 def clip_factors(largest: Float[np.ndarray, " H"], tau: float = TAU) -> Float[np.ndarray, " H"]:
-    """Return the factor on each head's logits, `tau / max(S, tau)`."""
+    """Return QK-clip's factor on each head's logits, tau / max(S, tau), float64 (H,).
+
+    Args:
+        largest: largest logit S of each head.
+        tau: largest logit after clipping.
+    """
     return tau / np.maximum(np.asarray(largest, np.float64), tau)
 
 
 def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention:
-    """Return attention whose logits are multiplied by a factor per head.
+    """Return attention with weights scaled so that logits are multiplied by a factor per head.
 
-    The non-rotary parts of queries and keys are each multiplied by its square root. The rotary key
-    is shared by all heads, so the rotary queries take the whole factor and the key is unchanged.
+    The non-rotary parts of queries and keys are each multiplied by the factor's square root. The
+    rotary key is shared by all heads, so the rotary queries take the whole factor and the rotary
+    key is unchanged.
     """
     c = attention.config
     factor = jnp.asarray(factors, jnp.float32)[:, None]
@@ -86,7 +96,7 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
     def scaled(weight: Array, rows: Array) -> Array:
         return (weight.astype(jnp.float32) * rows.reshape(-1, 1)).astype(weight.dtype)
 
-    # `eqx.tree_at` calls this with other objects at the leaves.
+    # `eqx.tree_at` calls this function with trees whose leaves are not arrays.
     def weights(a: Attention) -> tuple[Any, Any]:
         last = a.q_b_proj if a.q_proj is None else a.q_proj
         assert last is not None
@@ -99,12 +109,12 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
 def clip_findings(
     name: str, attention: Attention, x: Float[Array, "B L D"], tau: float, clip: Clip = qk_clip
 ) -> list[Finding]:
-    """Return whether clipping brings every head to tau and leaves smaller ones unchanged.
+    """Return a finding on whether clipping reduces larger logits to tau and keeps smaller ones.
 
     Args:
         name: name of the layer.
         attention: attention of the layer.
-        x: its normalised input.
+        x: normalised input of the attention.
         tau: largest logit after clipping.
         clip: the clipping function to test.
     """
@@ -128,7 +138,11 @@ def clip_findings(
 
 
 def rank_findings(name: str, attention: Attention) -> list[Finding]:
-    """Return the effective rank and amplification of the low-rank products."""
+    """Return findings on effective rank and amplification of a layer's low-rank products.
+
+    The product "kv" always exists, "q" only if queries are low-rank too. See `LEAST_RANK` and
+    `MOST_GAIN`.
+    """
     latent = attention.config.kv_lora_rank
     down = attention.kv_a_proj_with_mqa.weight[:latent]
     pairs = [("kv", down, attention.kv_a_layernorm.weight, attention.kv_b_proj.weight)]
@@ -141,7 +155,8 @@ def rank_findings(name: str, attention: Attention) -> list[Finding]:
 def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
     a, g, b = (np.asarray(x, np.float64) for x in (down, norm, up))
     scaled = b * g
-    # SVD of two small QR factors; the product itself may have thousands of rows.
+    # The SVD is taken of the product of two small QR factors, since the product itself may have
+    # thousands of rows.
     values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
     values = values[: len(a)]
     share = values / values.sum()
@@ -154,9 +169,9 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
     raise_rank = "lower the learning rate of the low-rank matrices, or raise the rank"
     gain = (
         f"one direction of the latent is amplified {peak:.2f} times the root mean square; "
-        f"random entries give {random_peak:.2f}"
+        f"in a random matrix {random_peak:.2f} times"
     )
-    widen = "keep the low-rank matrices wide: their dtype is not the place to save bytes"
+    widen = "store the low-rank matrices in bfloat16 or float32, not in float8"
     return [
         judge(PROBE, name, "effective_rank", rank, LEAST_RANK, OWN, size, raise_rank, least=True),
         judge(PROBE, name, "amplification", peak / random_peak, MOST_GAIN, OWN, gain, widen),
@@ -164,18 +179,18 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
 
 
 def absorbed_finding(name: str, attention: Attention, x: Float[Array, "B L D"]) -> Finding:
-    """Return the difference between absorbed MLA, used for decoding, and expanded MLA.
+    """Return a finding on the difference between absorbed (for decoding) and expanded attention.
 
     Args:
         name: name of the layer.
         attention: attention of the layer.
-        x: its normalised input.
+        x: normalised input of the attention.
     """
     expanded, absorbed = (np.asarray(_attended(attention, x, a), np.float64) for a in (False, True))
     off = relative_l2(absorbed, expanded)
     bound, source = ABSORBED.get(x.dtype.name, 0.0), "parity/tolerances.py"
     message = f"absorbed and expanded attention differ by {off:.2g} in {x.dtype.name}"
-    remedy = "queries go through the keys' rows of kv_b_proj, results through the values'"
+    remedy = "multiply queries by the key rows of kv_b_proj, and results by its value rows"
     error = Severity.ERROR
     return judge(PROBE, name, "absorbed_error", off, bound, source, message, remedy, severity=error)
 

@@ -1,7 +1,7 @@
-"""Planted defects that the probes must detect, and the table of them.
+"""Defects planted in a model, which the probes must detect.
 
-A probe must report its defect and must not report the healthy model, which is the control. Source:
-CONTRIBUTING.md, "Negative controls".
+A probe must report its defect, and must report nothing on the healthy model (without a defect),
+which is the control. Source: CONTRIBUTING.md, "Negative controls".
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from stability.moe.observe import Observed, observe
 from stability.moe.policy import FP8, policy_findings
 
 SPARSE = 1
-"""Index of the sparse layer of the healthy model."""
+"""Index of the layer with experts in the healthy model."""
 CLIP_TAU = 0.5
-"""QK-clip threshold below every head's largest logit here, so that clipping has an effect."""
+"""QK-clip threshold: below every head's largest logit in this model, so that clipping acts."""
 Look = Callable[[], list[Finding]]
+"""Function that runs a probe and returns its findings."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,16 @@ class Defect:
     """One defect, and the metric that must detect it."""
 
     metric: str
+    """Metric of the finding that must become a warning or an error."""
     what: str
+    """The defect, as text."""
     healthy: Look
+    """Probe of the model without the defect."""
     planted: Look
+    """Probe of the model with the defect."""
 
     def row(self) -> Row:
-        """Run the probe on the healthy and on the defective model."""
+        """Run the probe on the healthy and on the defective model, and return both findings."""
 
         def gravest(run: Look) -> Finding:
             named = (f for f in run() if f.metric == self.metric)
@@ -68,7 +73,7 @@ class Row:
 
 
 def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
-    """Plant every defect, in order."""
+    """Run the probe of every defect with and without it; None: all `DEFECTS`."""
     return [defect.row() for defect in (DEFECTS if defects is None else defects)]
 
 
@@ -104,7 +109,7 @@ def _changed(
 
 
 def _router(change: Callable[[Array], Array]) -> Look:
-    """Probe a router with changed logits, without recomputing anything else."""
+    """Return a probe of the router with changed logits; all other values stay as they were."""
 
     def look() -> list[Finding]:
         name, intermediates = f"layers.{SPARSE}.router_logits", healthy().intermediates
@@ -117,7 +122,7 @@ def _router(change: Callable[[Array], Array]) -> Look:
 
 
 def _router_weight(change: Callable[[Array], Array]) -> Look:
-    """Probe a router with a changed weight, and with logits computed from it."""
+    """Return a probe of the router's choices with a changed weight and logits computed from it."""
 
     def look() -> list[Finding]:
         x, old = healthy().intermediates[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
@@ -160,7 +165,7 @@ def _narrow_counts(routing: Routing) -> Float[Array, " E"]:
 
 
 def _attention(change: Callable[[Attention], Attention]) -> Look:
-    """Probe the changed attention of layer 0 on its original input."""
+    """Return a probe of layer 0's attention, changed, on its original input."""
 
     def look() -> list[Finding]:
         attention = change(_first())
@@ -282,7 +287,7 @@ _ROUTER: tuple[tuple[str, str, Look], ...] = (
         lambda: [router_probe.count_finding(_narrow_counts)],
     ),
 )
-"""(metric, planted defect, probe of it); the healthy side is `_routers`."""
+"""(metric, planted defect, probe of the defective model); `_routers` probes the healthy one."""
 _BUGS = (
     (
         "1_adapter_dimensions",
@@ -315,7 +320,7 @@ _BUGS = (
         _changed(_up_proj, lambda linear: _NoCast(linear.weight)),
     ),
 )
-"""(metric, planted defect, model with it); the healthy side is `healthy_model`."""
+"""(metric, planted defect, function that builds the model with it); `healthy_model` is healthy."""
 _attention_as_it_is = _attention(lambda a: a)
 DEFECTS = (
     *(Defect(metric, what, _routers, planted) for metric, what, planted in _ROUTER),

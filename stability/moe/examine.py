@@ -1,4 +1,4 @@
-"""Test script of the stability guide: a forward pass, generation, and every probe.
+"""Test script of the stability guide: a forward pass, generation, and every probe of MLA + MoE.
 
 Source: docs/mla-moe.md "The stability guide".
 """
@@ -30,9 +30,10 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
-"""Number of tokens to generate, and length of the prompt; enough to test decoding from a cache."""
+"""Number of tokens to generate, and tokens of the prompt; enough to test decoding from a cache."""
 COPIES = 2.5
-"""Needed memory relative to that of the parameters: drawn in float32, and copied by a cast."""
+"""Memory needed, relative to that of float32 parameters: a cast copies them, and activations take
+more."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Examination:
     """Findings on one model, and the time they took."""
 
     what: str
+    """The model, its storage and the batch, as text."""
     findings: list[Finding]
     seconds: float
+    """Wall time."""
 
     @property
     def broken(self) -> bool:
-        """Whether a finding is an error."""
+        """Whether any finding is an error."""
         return any(f.severity is Severity.ERROR for f in self.findings)
 
     def text(self) -> str:
@@ -67,15 +70,16 @@ def examine(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Run all probes on one batch of the byte text.
+    """Run all probes on one batch of the held-out byte text, and return their findings.
 
     Args:
         size: "small", "medium", "large" or "xl", with random weights.
         batch: number of rows.
         length: tokens per row, at least `PROMPT`.
-        fp8: store parameters in float8 where the policy allows it; MLA stays in bfloat16.
+        fp8: whether to store parameters in float8 where the policy `FP8` allows it; MLA is then in
+            bfloat16. Otherwise dtypes are not changed.
         folder: a DeepSeek-V3 checkpoint to examine instead of random weights.
-        say: called with a line of progress.
+        say: called with a line of progress text.
 
     Raises:
         FileNotFoundError: there is no checkpoint in the folder.
@@ -113,7 +117,7 @@ def examine(
 
 
 def forward_findings(observed: Observed) -> list[Finding]:
-    """Return whether all intermediates are finite and the logits have the expected shape."""
+    """Return two findings on a forward pass: non-finite intermediates, and the logits' shape."""
     bad = [n for n, x in observed.intermediates.items() if not bool(jnp.all(jnp.isfinite(x)))]
     first = bad[0] if bad else "all intermediates"
     source = "the guide's NaN and Inf check of every forward pass"
@@ -138,7 +142,7 @@ def forward_findings(observed: Observed) -> list[Finding]:
 
 
 def generation_findings(model: MLAMoEForCausalLM, ids: jax.Array) -> list[Finding]:
-    """Return whether generation yields valid token ids, with latents as its cache."""
+    """Return a finding on whether generation with a cache of latents yields valid token ids."""
     text = generate(model, ids[:, :PROMPT], NEW_TOKENS)
     inside = bool(jnp.all((text >= 0) & (text < model.config.vocab_size)))
     whole = inside and text.shape == (len(ids), PROMPT + NEW_TOKENS)
@@ -155,7 +159,7 @@ def generation_findings(model: MLAMoEForCausalLM, ids: jax.Array) -> list[Findin
             "the guide's test script",
             f"{NEW_TOKENS} tokens from a cache of {latent} numbers a token and layer; heads would "
             f"need {plain}",
-            "compare the cached logits with those of the whole text",
+            "compare the logits computed with the cache with those of the whole text",
             least=True,
         )
     ]
@@ -178,5 +182,7 @@ def _fresh(config: MLAMoEConfig) -> MLAMoEForCausalLM:
 def _text(batch: int, length: int, vocabulary: int) -> jax.Array:
     text = read_text()[1]
     if length > len(text):
-        raise ValueError(f"block size {length}: the held-out text has {len(text)} bytes.")
+        raise ValueError(
+            f"block size {length} is too large: the held-out text has {len(text)} bytes."
+        )
     return windows(text, length * (np.arange(batch) % (len(text) // length)), length) % vocabulary

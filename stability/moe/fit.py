@@ -1,7 +1,8 @@
-"""Trains MLA + MoE in a folder by its options, and resumes an unstable run with safer options.
+"""Training runs of MLA + MoE, each in a folder, and emergency runs that rescue an unstable one.
 
 The folder holds `options.json`, a checkpoint every `save_every` updates, and `training.json` with
-the losses. The text is that of `stability.experiments.train`. Source: docs/mla-moe.md "Training".
+the losses. The training text is that of `stability.experiments.train`. Source: docs/mla-moe.md
+"Training".
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from stability.recovery.rollback import (
 
 TRAINING = "training.json"
 LOST = 20
-"""Consecutive micro-batches with a non-finite loss or gradient that end a run without a guard."""
+"""Number of consecutive micro-batches with a non-finite loss or gradient after which a run without
+a guard ends."""
 HELD_OUT = 32
-"""Rows of held-out text for the evaluation of a run."""
+"""Number of rows of held-out text for the evaluation of a run."""
 Say = Callable[[str], None]
 
 
@@ -50,9 +52,10 @@ class Trained:
     Attributes:
         options: options of the training.
         model: the final parameters.
-        losses: micro-batch, loss in nats per byte, and the router's z-loss; includes skipped steps.
+        losses: (number of the micro-batch, loss in nats per byte, the router's z-loss), also of
+            skipped steps.
         held_out: final loss on held-out text without dropout, in nats per byte.
-        events: decisions of the guard since the command started.
+        events: decisions of the guard in this process; those before a restart are not included.
     """
 
     options: Options
@@ -78,22 +81,23 @@ def fit(
     say: Say = lambda line: None,
     start: MLAMoEForCausalLM | None = None,
 ) -> Trained:
-    """Train to the end of the options, continuing an unfinished run in the folder.
+    """Train for `options.steps` updates; an unfinished run in the folder is continued.
 
     Args:
         options: options of the run.
         folder: folder for options, checkpoints and losses.
-        say: called with a line of progress.
+        say: called with a line of progress text.
         start: initial parameters; None draws them from the seed.
 
     Raises:
         ValueError: the folder holds a run with other options.
-        RecoveryFailedError: loss or gradient stay non-finite, or the guard cannot finish the run.
+        RecoveryFailedError: without a guard, the loss or the gradient was not finite `LOST` times
+            in a row; with a guard, rollbacks and rate cuts did not help.
     """
     if (folder / OPTIONS).is_file() and read_options(folder) != options:
         raise ValueError(
-            f"{folder} holds a run of other options; continue it with its own, or name another "
-            "folder."
+            f"{folder} holds a run of other options; continue it with the options in its "
+            "options.json, or name another folder."
         )
     write_options(folder, options)
     model, transform, state, store = _fresh(options, folder, start)
@@ -122,7 +126,7 @@ def fit(
             write_losses(folder, trained)
             raise RecoveryFailedError(
                 f"{folder}: loss or gradient was not finite {LOST} times in a row; "
-                f"`megalodon-numerics subject emergency {folder}` resumes from before."
+                f"`megalodon-numerics subject emergency {folder}` resumes from its best checkpoint."
             )
         return model, state
 
@@ -158,19 +162,20 @@ def emergency(
 ) -> Trained:
     """Resume an unstable run with `Options.emergency`, from its best checkpoint.
 
-    The optimiser's moments start from 0, since they hold the unstable gradients. The schedule also
-    restarts, from a rate of 0. The original run is not changed.
+    The optimiser's moments start from 0, since the stored ones hold unstable gradients. The
+    schedule restarts too, from a rate of 0. The folder of the original run is not changed, except
+    that the new run is in it by default.
 
     Args:
-        folder: folder of the run.
-        out: folder of the new run; None: `emergency` in the old one. An unfinished new run in it is
-            continued.
+        folder: folder of the unstable run.
+        out: folder of the new run; None: `emergency` in `folder`. An unfinished new run in it is
+            continued, with its own options.
         steps: number of updates; None: those that remained after the checkpoint.
-        say: called with a line of progress.
+        say: called with a line of progress text.
 
     Raises:
-        ValueError: there is no run, no good checkpoint, or nothing left to train.
-        RecoveryFailedError: the guard could not finish the run.
+        ValueError: there is no run or no usable checkpoint, or fewer than two updates are left.
+        RecoveryFailedError: rollbacks and rate cuts did not help.
     """
     options, out = read_options(folder), folder / "emergency" if out is None else out
     if (out / OPTIONS).is_file():
@@ -179,11 +184,15 @@ def emergency(
     step, batch, model = last_good(folder, options, say)
     left = options.steps - step // options.accumulation if steps is None else steps
     if left < 2:
-        raise ValueError(f"{folder}: {left} updates are left after step {step}; pass --steps.")
+        raise ValueError(
+            f"{folder}: {left} updates are left after step {step}, expected at least 2; pass "
+            "--steps with a larger number."
+        )
     first = options.first_batch + max(batch, len(_stored_losses(folder)))
     calm = options.emergency(left, first)
     say(f"from step {step} of {folder}, {left} updates at rates up to {calm.learning_rate:g}")
-    # Clipping of activations is part of the structure, so the leaves are moved to a new model.
+    # The clipping of activations is a static field of the model, so the leaves are put into a model
+    # built from the new options.
     frame = eqx.filter_eval_shape(MLAMoEForCausalLM, calm.config(), key=jax.random.key(0))
     leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
     return fit(calm, out, say, jax.tree.unflatten(jax.tree.structure(frame), leaves))
@@ -192,13 +201,13 @@ def emergency(
 def last_good(
     folder: Path, options: Options, say: Say = lambda line: None
 ) -> tuple[int, int, MLAMoEForCausalLM]:
-    """Return step, next batch and model of the checkpoint with the lowest held-out loss.
+    """Return (step, next batch, model) of the checkpoint with the lowest held-out loss.
 
-    In a healthy run that is the newest one, up to noise; in an unstable run an older one.
+    In a stable run that is the newest checkpoint, up to noise; in an unstable run an older one.
     Checkpoints that are unreadable or hold non-finite parameters are skipped.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        ValueError: all checkpoints are skipped, or there are none.
     """
     _, _, state, store = _fresh(options, folder, None)
     best: tuple[float, int, int, Any] | None = None
@@ -214,7 +223,10 @@ def last_good(
         if math.isfinite(loss) and (best is None or loss < best[0]):
             best = loss, step, batch, model
     if best is None:
-        raise ValueError(f"{folder}: no checkpoint can be read and is finite; start again.")
+        raise ValueError(
+            f"{folder}: no checkpoint can be read and is finite; start the run again in a new "
+            "folder."
+        )
     return best[1:]
 
 
@@ -255,7 +267,7 @@ def _storage(policy: Policy | None) -> Callable[[MLAMoEForCausalLM], MLAMoEForCa
 
 
 def _guard_config(options: Options) -> GuardConfig:
-    # No clipping here: the optimiser clips the mean gradient of an update.
+    # The guard does not clip, since `options.optimiser` clips the mean gradient of an update.
     if options.guarded:
         return GuardConfig(max_norm=None)
     return GuardConfig(deviations=1e9, patience=10**6, max_norm=None)
@@ -286,7 +298,7 @@ def _stored_losses(folder: Path) -> list[tuple[int, float, float]]:
 
 
 def write_losses(folder: Path, trained: Trained) -> None:
-    """Write `training.json`: options, losses, held-out loss; non-finite numbers become null."""
+    """Write options, losses and held-out loss to `training.json`, non-finite numbers as null."""
 
     def plain(x: float) -> float | None:
         return x if math.isfinite(x) else None

@@ -23,13 +23,16 @@ from stability.moe.policy import FP8
 PROBE = "fixed bugs"
 GUIDE = 'docs/mla-moe.md "The stability guide", bug {}'
 TOKENS = 8
-"""Length of the traced text; shapes and dtypes do not depend on it."""
+"""Number of tokens in the traced calls; the checked shapes and dtypes do not depend on it."""
 LIVE_BUG = "4_index_add"
-"""Metric of the probe of Transformers itself."""
+"""Metric of the finding on Transformers itself, which still had the fourth bug."""
 
 
 def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding]:
-    """Return one finding per bug; shapes and dtypes are traced, nothing is computed."""
+    """Return findings on all five bugs, sorted by metric; nothing is computed, only traced.
+
+    Bugs 1, 3 and 4 have a finding for each layer with experts.
+    """
     sparse = [(i, b.mlp) for i, b in enumerate(model.model.layers) if isinstance(b.mlp, MoE)]
     findings = [block_returns(model), fp8_promotion(model, policy)]
     for i, mlp in sparse:
@@ -40,7 +43,7 @@ def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding
 
 
 def adapter_dimensions(name: str, mlp: MoE) -> Finding:
-    """Bug 1: whether adjacent matrices agree on their widths, in shared and routed experts."""
+    """Return the finding on bug 1: widths of adjacent matrices in an expert do not match."""
     D = mlp.gate.weight.shape[-1]
     experts: tuple[tuple[str, MLP | Experts], ...] = (
         ("experts", mlp.experts),
@@ -59,12 +62,12 @@ def adapter_dimensions(name: str, mlp: MoE) -> Finding:
             "down_proj out": (down[0], D),
         }
         wrong += [f"{which}.{n} is {a}, needs {b}" for n, (a, b) in pairs.items() if a != b]
-    message = "; ".join(wrong) or "every product's widths are its neighbours'"
+    message = "; ".join(wrong) or "the widths of adjacent matrices agree"
     return _verdict(1, name, "1_adapter_dimensions", len(wrong), message, "derive both from one")
 
 
 def block_returns(model: MLAMoEForCausalLM) -> Finding:
-    """Bug 2: whether every block returns a `BlockOutput` with unchanged shape and dtype."""
+    """Return the finding on bug 2: a block returns no `BlockOutput`, or another shape or dtype."""
     x = _hidden(model)
     positions = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
     wrong = []
@@ -79,7 +82,7 @@ def block_returns(model: MLAMoEForCausalLM) -> Finding:
 
 
 def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Bug 3: whether the experts map (T, D) to (T, D)."""
+    """Return the finding on bug 3: the experts do not map hidden states (T, D) to (T, D)."""
     x, routing = _tokens(model)
     out, error = _traced(experts, x, routing)
     shape = getattr(out, "shape", None)
@@ -89,9 +92,9 @@ def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Bug 4: whether expert outputs are summed in one dtype, at least float32.
+    """Return the finding on bug 4: expert outputs are summed in two dtypes, or below float32.
 
-    torch rejects `index_add_` with two dtypes; JAX accepts it and rounds to the narrower one.
+    torch rejects `index_add_` with two dtypes; JAX accepts it and rounds to that of the sum.
     """
     x, routing = _tokens(model, jnp.bfloat16)
     error = _traced(experts, x, routing)[1]
@@ -104,14 +107,14 @@ def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def reference_scatter(refusal: str, version: str) -> Finding:
-    """Bug 4 in Transformers: its MoE module's reaction to float64.
+    """Return a note on bug 4 in Transformers: its MoE module rejects float64.
 
     Args:
-        refusal: its error message, or "".
+        refusal: error message of the module for float64 inputs; "" if it accepts them.
         version: version of transformers.
     """
     alive = "index_add_" in refusal
-    message = f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
+    message = f"Transformers' MoE rejects float64, so it still has the fourth bug: {refusal}"
     return Finding(
         PROBE,
         Severity.NOTE,
@@ -120,19 +123,19 @@ def reference_scatter(refusal: str, version: str) -> Finding:
         float(alive),
         0.0,
         GUIDE.format(4),
-        message if alive else "it runs",
-        "compare in float64 with its casts to float32 lifted" if alive else "",
+        message if alive else "it runs in float64",
+        "compare in float64 with the module's casts to float32 removed" if alive else "",
     )
 
 
 def fp8_promotion(model: MLAMoEForCausalLM, policy: Policy = FP8) -> Finding:
-    """Bug 5: whether a forward pass widens each float8 parameter explicitly."""
+    """Return the finding on bug 5: a float8 parameter is not widened before it is used."""
     ids = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32)
     stored = eqx.filter_eval_shape(policy.apply, model)
     with jax.numpy_dtype_promotion("strict"):
         out, error = _traced(stored, ids)
     message = error or f"float8 parameters are widened to {out.logits.dtype} where they are used"
-    remedy = "cast a parameter to the dtype of what it meets, in norms too"
+    remedy = "cast a parameter to the dtype of the values it is combined with, in norms too"
     return _verdict(5, f"policy {policy.name}", "5_fp8_promotion", bool(error), message, remedy)
 
 

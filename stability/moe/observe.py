@@ -1,4 +1,4 @@
-"""One forward pass with its intermediates, the input of the probes."""
+"""One forward pass with all named intermediates, as input for the probes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Observed:
     model: MLAMoEForCausalLM
     ids: Int[Array, "B L"]
     intermediates: dict[str, Array]
-    """By `checkpoint_name`, such as `layers.{i}.attn_norm` or `layers.{i}.router_logits`."""
+    """Values by `checkpoint_name`, such as `layers.0.attn_norm` or `layers.1.router_logits`."""
 
 
 def observe(model: MLAMoEForCausalLM, ids: Int[Array, "B L"]) -> Observed:
@@ -40,7 +40,7 @@ def _observed(model: MLAMoEForCausalLM, ids: Array) -> dict[str, Array]:
 
 
 def positions_of(x: Float[Array, "B L D"]) -> Int[Array, "B L"]:
-    """Return the positions of tokens at the start of a text."""
+    """Return token positions 0 to L - 1 for each row, int32 (B, L)."""
     return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
 
 
@@ -50,7 +50,7 @@ def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Arra
 
     Args:
         attention: attention of a layer.
-        x: its normalised input.
+        x: normalised input of the attention.
     """
     L, positions = x.shape[1], positions_of(x)
     q_nope, q_rot = attention.queries(x, positions)

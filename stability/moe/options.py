@@ -1,7 +1,8 @@
 """Options of a training run of MLA + MoE: optimiser, rates, accumulation, dropout, storage.
 
-They determine a run together with its text, and are stored in the run's folder as `OPTIONS`.
-Optimisers and schedules are optax's. Source: docs/mla-moe.md "Training" and "The stability guide".
+Options and text determine a run. Options are stored in the run's folder as `options.json`.
+Optimisers and schedules are those of optax. Source: docs/mla-moe.md "Training" and "The stability
+guide".
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ STORAGE: dict[str, Policy | None] = {
     "float8": policy.FP8,
 }
 TINY = "tiny"
-"""The size that a CPU trains in a minute; other sizes are those of `by_size`."""
+"""Name of the size that a CPU trains in a minute; other sizes are those of `by_size`."""
 SLOWER, LONGER = 3, 3
-"""Emergency factors: divisor of the rate and multiplier of the warmup, as in the drill."""
+"""Emergency factors: divisor of the learning rate and multiplier of the warmup, as in
+`training.EMERGENCY`."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a training run; defaults are those of the guide.
+    """Options of a training run; most defaults are those of the stability guide.
 
     Attributes:
         size: "tiny", "small", "medium", "large" or "xl".
@@ -45,21 +47,21 @@ class Options:
         block_size: tokens per row.
         accumulation: micro-batches per update; their gradients are averaged.
         optimizer_type: "adam" or "lion".
-        learning_rate: the largest rate.
-        min_lr: rate at the end of every cycle.
-        warmup_iters: updates of warmup in each cycle.
+        learning_rate: the largest learning rate.
+        min_lr: learning rate at the end of every cycle.
+        warmup_iters: number of warmup updates in each cycle.
         schedule: "cosine", one decay to `min_lr`, or "cyclic", `cycles` decays.
         cycles: number of cycles of the cyclic schedule.
-        grad_clip: largest norm of the gradient of one update.
+        grad_clip: largest global norm of the mean gradient of one update.
         router_z_loss_coef: weight of the router's z-loss in the objective.
         dropout: dropout rate in training; evaluation has none.
-        storage: parameter values used by the forward pass are rounded to "float32", "bfloat16" or
-            "float8"; the optimizer keeps float32. Emulated: products are float32.
-        fp8_mla_params: store MLA's parameters in float8 too; risky.
-        activation_limit: clip hidden states to this magnitude; None: no clipping.
-        guarded: skip spikes, roll back and cut the rate, as in `stability.recovery`.
+        storage: "float32", "bfloat16" or "float8", to which the forward pass rounds parameters. It
+            is emulated: the optimiser keeps float32 parameters, and products are float32.
+        fp8_mla_params: whether to store MLA's parameters in float8 too, which is risky.
+        activation_limit: magnitude to which hidden states are clipped; None: no clipping.
+        guarded: whether to skip spikes, roll back and cut the rate, as in `stability.recovery`.
         save_every: updates between checkpoints.
-        keep: number of checkpoints to keep, newest first, from which an emergency can resume.
+        keep: number of latest checkpoints to keep; an emergency run can resume from any of them.
         seed: seed of weights, batches and dropout.
         first_batch: number of the first micro-batch, so that a resumed run repeats none.
 
@@ -122,7 +124,7 @@ class Options:
 
     @property
     def policy(self) -> Policy | None:
-        """Storage policy that the forward pass emulates; None for float32."""
+        """Storage policy that the forward pass emulates; None if all parameters are float32."""
         return policy.FP8_MLA if self.fp8_mla_params else STORAGE[self.storage]
 
     def config(self) -> MLAMoEConfig:
@@ -131,11 +133,11 @@ class Options:
         return replace(base, dropout=self.dropout, activation_limit=self.activation_limit)
 
     def emergency(self, steps: int, first_batch: int) -> Options:
-        """Return the guide's emergency version of these options; safer values are kept.
+        """Return the guide's emergency version of these options; values that are safer are kept.
 
-        A third of the rate, clipping at 0.5, a z-loss coefficient of at most 0.0001, a warmup three
-        times as long but at most half of the steps, a single cycle, clipped activations, no float8
-        for MLA, and the guard.
+        The new options have a third of the learning rate, clipping at 0.5, a z-loss coefficient of
+        at most 0.0001, a warmup three times as long but at most half of the steps, a single cycle,
+        activations clipped to 100, no float8 for MLA, and the guard.
 
         Args:
             steps: number of remaining updates.
@@ -160,7 +162,7 @@ class Options:
 
 
 def schedule(options: Options) -> Callable[[Any], Any]:
-    """Return the learning rate as a function of the number of updates."""
+    """Return the optax schedule, a function from the number of updates to the learning rate."""
     o = options
     first, later = (
         {
@@ -180,11 +182,11 @@ def schedule(options: Options) -> Callable[[Any], Any]:
 def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
     """Return the optimiser for micro-batches: accumulate, clip, then update by Adam or Lion.
 
-    It clips the mean gradient of an update. The guard would clip that of a micro-batch, so pass it
-    `GuardConfig(max_norm=None)`.
+    It clips the mean gradient of an update. A guard around it would clip the gradient of a
+    micro-batch, so wrap it with `GuardConfig(max_norm=None)`.
     """
     kind = {"adam": optax.adam, "lion": optax.lion}[options.optimizer_type]
-    # Weight decay is off for Lion as for Adam, as in the guide.
+    # The guide has no weight decay; optax's default for Lion is not 0.
     decay = {"weight_decay": 0.0} if options.optimizer_type == "lion" else {}
     moves = kind(schedule(options), **decay)
     clipped = optax.chain(optax.clip_by_global_norm(options.grad_clip), moves)
@@ -193,7 +195,7 @@ def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
 
 
 def write_options(folder: Path, options: Options) -> None:
-    """Write the options of a run to its folder."""
+    """Write the options of a run to `options.json` in its folder, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with written_aside(folder / OPTIONS) as aside:
         aside.write_text(json.dumps(asdict(options), indent=1) + "\n", encoding="utf-8")
@@ -203,14 +205,14 @@ def read_options(folder: Path) -> Options:
     """Read the options of a run from its folder.
 
     Raises:
-        ValueError: there are none, or they are invalid.
+        ValueError: the folder has no `options.json`, or it has unknown or invalid options.
     """
     file = folder / OPTIONS
     if not file.is_file():
         raise ValueError(f"{file} not found: expected the folder of a run of `subject fit`.")
     held, known = read_json_object(file), {f.name for f in fields(Options)}
     if unknown := sorted(set(held) - known):
-        raise ValueError(f"{file}: unknown options {', '.join(unknown)}.")
+        raise ValueError(f"{file}: unknown options {', '.join(unknown)}: remove them.")
     try:
         return Options(**held)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Storage policies of MLA + MoE: which parameters may be float8.
+"""Storage policies of MLA + MoE: the dtype in which each parameter is stored.
 
 Source: docs/mla-moe.md "The stability guide"; DeepSeek-V3 report (arXiv 2412.19437), section 3.3.1
 (embedding, head, gating, norms and attention stay wide).
@@ -28,30 +28,33 @@ BFLOAT16 = Policy("bfloat16", (*_ALWAYS_WIDE, ("*", "bfloat16")))
 FP8 = Policy(
     "float8, MLA kept wide", (*_ALWAYS_WIDE, ("*.self_attn.*", "bfloat16"), ("*", "float8_e4m3fn"))
 )
-"""The guide's recommendation."""
+"""Policy that the stability guide recommends."""
 FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, ("*", "float8_e4m3fn")))
-"""The guide's `--fp8_mla_params`, which it advises only with caution."""
+"""Policy of the guide's option `--fp8_mla_params`, which it advises only with caution."""
 MOST_LOST = 0.05
-"""Largest relative root mean square error of a stored leaf. e4m3 has 3 mantissa bits: at best 2.6 %
-for values in its normal range, which ends at 2^-6."""
+"""Largest relative root mean square error of a stored leaf. With its 3 mantissa bits, e4m3 reaches
+2.6 % at best, for values in its normal range, which begins at 2^-6."""
 
 
 def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
-    """Return the storage error of every leaf in float8, with and without a scale."""
+    """Return a finding on the storage error of every leaf that the policy stores in e4m3.
+
+    The error without a scale is judged; the message also has the error with a power-of-two scale.
+    """
     findings = []
     for name, leaf in named_leaves(model).items():
         if policy.dtype(name) != E4M3.dtype:
             continue
         values = np.asarray(leaf, np.float32)
-        # A leaf of zeros has no largest value to scale by.
+        # The lower bound of 1e-30 avoids a division by zero for a leaf of zeros.
         scale = 2.0 ** np.floor(np.log2(E4M3.max / max(float(np.abs(values).max()), 1e-30)))
         off, scaled = (_error(values, s) for s in (1.0, scale))
         source = "3 bits of mantissa; below 2^-6 fewer (e4m3)"
         message = (
-            f"stored in {E4M3.name} it is off by {off:.1%}; times 2^{np.log2(scale):.0f} before, "
-            f"by {scaled:.1%}"
+            f"stored in {E4M3.name} it is off by {off:.1%}; multiplied by 2^{np.log2(scale):.0f} "
+            f"before it is stored, by {scaled:.1%}"
         )
-        remedy = "store it with a power of two as its scale"
+        remedy = "store it with a power-of-two scale"
         findings.append(
             judge("fp8 storage", name, "relative_rms", off, MOST_LOST, source, message, remedy)
         )

@@ -1,7 +1,8 @@
-"""Results of commands on the second architecture, as JSON and as tables of docs/mla-moe.md.
+"""Results of commands on the second architecture, as JSON documents and as tables in Markdown.
 
-`megalodon-numerics subject defects|train` write the JSON documents (`stability.core.documents`).
-Pages show them; no night repeats them. Parity is not among them: every night measures it.
+`megalodon-numerics subject defects` and `subject train` write the documents
+(`stability.core.documents`), which pages show and no nightly run repeats. Parity has a table but no
+document, since every nightly run measures it. The tables are in docs/mla-moe.md.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from stability.moe.examine import Examination
 COLUMNS = {
     "float32 vs Transformers": (PortEdge.PORT32_ORIGINAL32,),
     "ours vs float64": (PortEdge.PORT32_PORT64,),
-    # A recording has no float64 run of the original to compare with.
+    # A recording of the original has no float64 run, so its float32 run is compared with the port's
+    # float64 run.
     "theirs vs float64": (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.ORIGINAL32_PORT64),
     "float64 vs float64": (PortEdge.PORT64_ORIGINAL64,),
 }
-"""Edges of each column of the parity table; alternatives are tried in order."""
+"""Compared pairs of runs by column of the parity table; the first available pair is shown."""
 Document = dict[str, Any]
 
 
 def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
-    """Compare the five configurations with the reference.
+    """Compare the five configurations with the reference; return one result per configuration.
 
     Args:
-        which: "live", "recorded" or "auto".
-        say: called with a line of progress.
+        which: source of the reference's values: "live", "recorded" or "auto".
+        say: called with a line of progress text.
     """
     results = []
     for case in comparison.CASES:
@@ -42,7 +44,13 @@ def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found
 
 
 def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
-    """Return the table of planted defects as JSON, with the findings on a healthy model."""
+    """Return the document of planted defects.
+
+    Args:
+        rows: results of the defects.
+        examined: probes of a healthy model, of whose findings the document has the numbers by
+            severity; None leaves them out.
+    """
     entries: list[Document] = [
         {
             "metric": r.defect.metric,
@@ -79,7 +87,7 @@ def defect_markdown(content: Mapping[str, Any]) -> str:
 
 
 def parity_markdown(results: Iterable[comparison.Found]) -> str:
-    """Return the parity table in Markdown: relative L2 of the logits."""
+    """Return the parity table in Markdown: relative L2 errors of the logits by configuration."""
     rows = (
         (
             r.case.name,
@@ -98,7 +106,7 @@ def training_markdown(content: Mapping[str, Any]) -> str:
         worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)
         losses = ("not finite" if x is None else f"{x:.3f}" for x in (v["held_out"], worst))
         counts = (str(v["events"][kind]) for kind in ("skip", "rollback"))
-        # Stored before runs could end early, it has no reason.
+        # Documents of older versions have no key `ended`.
         ended = f"; ended early: {v['ended']}" if v.get("ended") else ""
         rows.append((v["name"], v["what"] + ended, *losses, *counts, f"{v['rate']:g}"))
     columns = ("run", "what", "held-out loss", "worst loss", "skips", "rollbacks", "lr left")

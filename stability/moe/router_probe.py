@@ -1,6 +1,7 @@
 """Probe of the router: logits, z-loss, load, choices that bfloat16 would change, bias, counts.
 
-Thresholds are constants, each with its reason. Source: docs/mla-moe.md "The
+The z-loss is the mean square of the logits' log-sum-exp. The load of an expert is the number of
+tokens sent to it. Thresholds are constants, each with its reason. Source: docs/mla-moe.md "The
 stability guide"; ST-MoE (arXiv 2202.08906), section 3.3.
 """
 
@@ -37,35 +38,38 @@ MOST_LOAD = 2.5
 """Largest load of an expert relative to the mean. Common capacity factors are 1.25 to 2 (Switch,
 ST-MoE), so with a larger load they would drop tokens."""
 LEAST_ENTROPY = 0.7
-"""Smallest relative entropy of the load; below, 30 % of the experts' information is unused."""
+"""Smallest entropy of the load, relative to that of an even load. Below it, more than 30 % of the
+possible information of the choice is unused."""
 MOST_Z = 32.0**2
-"""Largest z-loss: that of router logits near 32, where half a bfloat16 unit changes a score by
-13 %."""
+"""Largest z-loss: that of router logits near 32, where rounding to bfloat16 changes a score by up
+to 13 %."""
 MOST_FLIPS = 0.01
 """Largest fraction of tokens that are sent to other experts than by a float32 router."""
 MOST_TIES = 0.5
-"""Largest fraction of tokens whose margin between experts is below a bfloat16 unit of the score. At
-initialisation all scores are close to each other: 0.2 measured on the small size."""
+"""Largest fraction of near ties: tokens whose scores of the last chosen and the next expert differ
+by less than a bfloat16 unit. At initialisation all scores are close to each other: 0.2 was measured
+on the small size."""
 EXACT_TIES = 0.01
-"""Largest fraction of tokens whose choice is decided by the order of experts alone."""
+"""Largest fraction of exact ties: tokens whose choice depends on the order of experts alone."""
 LEAST_SIGNAL = 0.1
 """Smallest sum of a token's expert weights: a tenth of the contribution of one dense MLP."""
 LEAST_TOKENS = 4.0
-"""Smallest mean number of tokens per expert and batch; with 4, a fraction e^-4 of the experts gets
-none by chance."""
+"""Smallest mean number of tokens per expert and batch. With 4, a fraction e^-4 (2 %) of the experts
+gets no token by chance."""
 BIAS_RATE = 1e-3
-"""Update of the selection bias per step: 0.001 as in DeepSeek-V3's report."""
+"""Update of the selection bias per step: 0.001 as in DeepSeek-V3's report. The bias balances the
+load; it only affects the choice of experts."""
 BIAS_STEPS = 2000
-"""Steps in one direction, to a bias of 2. A bfloat16 bias stops at 0.5, where half the spacing of
-the format, 0.00195, exceeds a step."""
+"""Number of tested updates of the bias, all upward, which lead to 2 in exact arithmetic. A bfloat16
+bias stops at 0.5, where half the spacing of the format, 0.00195, exceeds an update."""
 BIAS_SHARE = 0.95
-"""Smallest fraction of the intended displacement that the bias must reach. float32 reaches all of
-it; bfloat16 stops at a quarter."""
+"""Smallest fraction of the exact value that the bias must reach. float32 reaches all of it,
+bfloat16 a quarter."""
 OWN = "this project's threshold, stability/moe/router_probe.py"
 
 
 def router_findings(observed: Observed) -> list[Finding]:
-    """Return the findings on every sparse layer of a model."""
+    """Return the findings on the router of every layer with experts, and on counting tokens."""
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         if isinstance(block.mlp, MoE):
@@ -88,7 +92,7 @@ def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
     largest = float(jnp.max(jnp.abs(logits)))
     error, z = weight_error(largest, BF16.name), float(z_loss(logits))
     experts = logits.shape[-1]
-    # Rounded to bfloat16 as stored logits are; the square and the mean lose the most digits.
+    # Computed in bfloat16 throughout: the square and the mean lose the most digits.
     half = logits.astype(jnp.bfloat16)
     narrow = float(jnp.mean(jnp.square(jax.nn.logsumexp(half, axis=-1))))
     off = abs(narrow - z) / z if z else 0.0
@@ -108,10 +112,10 @@ def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
         severity=Severity.ERROR,
     )
     size = (
-        f"z-loss {z:.4g} in float32, {math.log(experts) ** 2:.3g} of an untrained router; "
+        f"z-loss {z:.4g} in float32, of an untrained router about {math.log(experts) ** 2:.3g}; "
         f"computed in bfloat16 it is off by {off:.1%}"
     )
-    more = "raise router_z_loss_coef; where it brings NaN the guide lowers it to 0.0001"
+    more = "raise router_z_loss_coef; if that brings NaN, the guide lowers it to 0.0001"
     return [
         judge(PROBE, name, "logit_weight_error", error, WEIGHT_ERROR, source, large, lower),
         narrowed,
@@ -140,11 +144,11 @@ def load_findings(name: str, routing: Routing) -> list[Finding]:
 def choice_findings(
     name: str, logits: Float[Array, "T E"], router: Router, x: Float[Array, "B L D"]
 ) -> list[Finding]:
-    """Return findings on choices that differ from float32's, would differ in bfloat16, or are ties.
+    """Return findings on the choice of experts: differences from float32, near and exact ties.
 
     Args:
         name: name of the router.
-        logits: logits computed by the model.
+        logits: logits that the model computed, compared with those of a float32 router.
         router: the router of the layer.
         x: input of the router.
     """
@@ -163,13 +167,13 @@ def choice_findings(
     ties = float(np.mean(np.asarray(margin) < unit))
     exact = float(np.mean(np.asarray(margin) == 0))
     moved = (
-        f"{own:.1%} of the tokens go to other experts than in float32; all in bfloat16, "
-        f"{narrow:.1%} would"
+        f"{own:.1%} of the tokens go to other experts than with a float32 router; with logits and "
+        f"scores in bfloat16 {narrow:.1%} would"
     )
     wide_remedy = "compute router logits and scores in float32"
-    near = f"{ties:.1%} of the choices are closer than a unit of bfloat16"
+    near = f"in {ties:.1%} of the choices two experts differ by less than a unit of bfloat16"
     equal = f"{exact:.1%} of the choices are decided by the order of the experts alone"
-    alike = "experts score alike: draw the router's rows again, or train it longer before it counts"
+    alike = "experts score alike: initialise the router's rows anew, or train it longer"
     return [
         judge(PROBE, name, "flips", own, MOST_FLIPS, OWN, moved, wide_remedy),
         judge(PROBE, name, "boundary_ties", ties, MOST_TIES, OWN, near, alike),
@@ -178,7 +182,10 @@ def choice_findings(
 
 
 def signal_findings(name: str, routing: Routing) -> list[Finding]:
-    """Return findings on the remaining signal when few of many experts are active."""
+    """Return findings on how much of the experts a token and a gradient reach.
+
+    They are the sum of a token's expert weights, and the mean number of tokens per expert.
+    """
     E, (T, k) = routing.logits.shape[-1], routing.chosen.shape
     weight = float(jnp.mean(jnp.sum(routing.weights, axis=-1)))
     each = T * k / E
@@ -194,7 +201,13 @@ def signal_findings(name: str, routing: Routing) -> list[Finding]:
 
 
 def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Finding:
-    """Return how far a selection bias gets in its dtype when it is raised at every step."""
+    """Return a finding on the value a selection bias reaches in its dtype after upward updates.
+
+    Args:
+        name: name of the router.
+        dtype: dtype of the bias.
+        rate: size of an update.
+    """
     start = jnp.zeros(2, dtype)
     load = jnp.asarray([0, 2], jnp.int32)
     pushed = jax.lax.fori_loop(0, BIAS_STEPS, lambda _, b: balanced(b, load, rate), start)
@@ -213,7 +226,7 @@ def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Findin
 
 
 def count_finding(count: Callable[[Routing], Array]) -> Finding:
-    """Return whether tokens are counted as integers, tested with 1,000 tokens for one expert."""
+    """Return a finding on whether a function counts 1,000 tokens for one expert, in integers."""
     tokens = 1000
     one = jnp.zeros((tokens, 1), jnp.float32)
     counted = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))
@@ -233,6 +246,6 @@ def count_finding(count: Callable[[Routing], Array]) -> Finding:
 
 
 def routing_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Routing:
-    """Route tokens by their logits without a selection bias."""
+    """Return the routing of tokens by their logits, without a selection bias."""
     E = logits.shape[-1]
     return Router(jnp.zeros((E, 1), jnp.float32), jnp.zeros(E, jnp.float32), config).route(logits)

@@ -1,7 +1,7 @@
-"""A short training run with an injected instability, and the guard's response.
+"""Short training runs of MLA + MoE with an injected instability, to test the guard's response.
 
-After some healthy steps the learning rate is multiplied and the router's z-loss switched off. The
-controls are the same run without a guard, and a run without the injection. Source:
+The injection multiplies the learning rate after some normal steps, and switches the router's z-loss
+off. The controls are the same run without a guard, and a run without the injection. Source:
 docs/mla-moe.md "The stability guide", docs/mla-moe.md "Recovery".
 """
 
@@ -30,8 +30,9 @@ from stability.recovery.guard import GuardConfig, GuardState, Verdict, guard
 from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
 
 ROUTER = ("router_z",)
+"""Names of the auxiliary losses that the guard logs."""
 KINDS = ("skip", "clip", "rollback", "cut", "stop")
-"""Kinds of events that a document counts."""
+"""Kinds of the guard's events whose numbers the document has."""
 TINY_LM = MLAMoEConfig(
     hidden_size=48,
     num_hidden_layers=2,
@@ -53,37 +54,52 @@ TINY_LM = MLAMoEConfig(
 
 @dataclass(frozen=True)
 class Preset:
-    """Training settings of different caution."""
+    """Training settings that decide how stable a run is."""
 
     lr: float = 6e-2
+    """Learning rate after warmup."""
     warmup: int = 20
+    """Steps of linear warmup."""
     max_norm: float = 1.0
+    """Global norm to which gradients are clipped."""
     router_z_loss_coef: float = 1e-3
+    """Weight of the router's z-loss in the objective."""
     activation_limit: float | None = None
-    """Clip hidden states to this magnitude; None: no clipping."""
+    """Magnitude to which hidden states are clipped; None: no clipping."""
 
 
 NORMAL = Preset()
 EMERGENCY = Preset(2e-2, 60, 0.5, 1e-4, activation_limit=100.0)
-"""The guide's emergency: tighter clipping, lower rate, longer warmup, clipped activations."""
+"""The guide's emergency settings: a third of the rate, longer warmup, tighter clipping, a tenth of
+the z-loss, clipped activations."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One experiment; equal plans give equal runs on one machine."""
+    """Settings of the experiment; equal plans give equal runs on one machine.
+
+    Raises:
+        ValueError: the injection is not within the run.
+    """
 
     steps: int = 280
+    """Number of optimiser steps."""
     injected_at: int = 120
+    """Number of the first batch with the injection."""
     lr_factor: float = 10.0
-    """Factor on the learning rate after the injection; the z-loss coefficient becomes 0."""
+    """Factor on updates from the injection on, where the z-loss coefficient becomes 0; 1: no
+    injection."""
     batch_size: int = 16
     length: int = 64
+    """Tokens per row."""
     seed: int = 0
+    """Seed of weights and batches."""
 
     def __post_init__(self) -> None:
         if not 0 < self.injected_at < self.steps:
             raise ValueError(
-                f"Plan: injected_at={self.injected_at} must lie between 0 and steps={self.steps}."
+                f"Plan: injected_at={self.injected_at} must be above 0 and below "
+                f"steps={self.steps}."
             )
 
 
@@ -93,23 +109,32 @@ class TrainingResult:
 
     name: str
     what: str
+    """Description of the variant."""
     loss: list[tuple[int, float]] = field(default_factory=list)
-    """(batch, training loss in nats per byte), including rejected steps."""
+    """(batch number, training loss in nats per byte), including skipped steps."""
     router_z: list[tuple[int, float]] = field(default_factory=list)
-    """(batch, z-loss), which is not part of the loss."""
+    """(batch number, router's z-loss), which is not part of `loss`."""
     held_out: float = math.nan
     """Final loss on held-out text, in nats per byte."""
     events: list[Event] = field(default_factory=list)
+    """Decisions of the guard; empty without a guard."""
     rate: float = 1.0
-    """Final factor on the learning rate."""
+    """Factor on the learning rate after all cuts by the guard."""
     ended: str = ""
-    """Why the run ended before its last step; empty if it did not."""
+    """Why the run ended before its last step, as text; empty if it reached that step."""
 
 
 def run(
     plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None
 ) -> list[TrainingResult]:
-    """Train four runs: healthy, broken without a guard, broken with it, and emergency preset.
+    """Train the four variants of the experiment and return their results.
+
+    They are: without the injection, with it and no guard, with a guard, and with a guard and the
+    emergency settings.
+
+    Args:
+        plan: settings of the experiment.
+        say: called with a line of progress text after each variant.
 
     Raises:
         RecoveryFailedError: the guard could not finish a run.
@@ -133,9 +158,18 @@ def run(
 def train(
     name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True
 ) -> TrainingResult:
-    """Train one variant; see `run` for the arguments.
+    """Train one variant of the experiment.
 
-    Without a guard the run ends at its first step that is not finite: every later one is NaN too.
+    Without a guard the run ends at its first non-finite step: all later steps would be NaN too.
+
+    Args:
+        name, what: name and description of the variant, for the result.
+        plan: settings of the experiment.
+        preset: training settings.
+        guarded: whether spikes are skipped and bad steps rolled back.
+
+    Raises:
+        RecoveryFailedError: the guard could not finish the run.
     """
     outcome = TrainingResult(name, what)
     text, held_out = read_text()
@@ -196,11 +230,11 @@ def train(
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return a checkpoint folder for this architecture; leaves are stored in pytree order."""
+    """Return a checkpoint folder for models of this structure; leaves are stored in pytree order."""
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        # An open file, because Equinox appends its suffix to a path with another one.
+        # Equinox gets an open file, because it would append its suffix to the temporary path.
         with written_aside(path / "leaves.eqx") as aside, aside.open("wb") as file:
             eqx.tree_serialise_leaves(file, (model, opt_state))
 
@@ -208,7 +242,7 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
         try:
             model_on_disk, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
-        except RuntimeError as error:  # what Equinox makes of a leaf it cannot read
+        except RuntimeError as error:  # Equinox raises it for a leaf that it cannot read
             raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
         return SimpleNamespace(model=model_on_disk, opt_state=state)
 
@@ -216,7 +250,7 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
 
 
 def document(plan: Plan, outcomes: list[TrainingResult]) -> dict[str, Any]:
-    """Return an experiment as JSON data; non-finite numbers become None."""
+    """Return the document of an experiment, for JSON; non-finite numbers become None."""
     return {
         "plan": asdict(plan),
         "presets": {"normal": asdict(NORMAL), "emergency": asdict(EMERGENCY)},

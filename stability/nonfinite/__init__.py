@@ -1,6 +1,7 @@
-"""Root causes of NaN and infinity: flags by name inside jit, and a replay that finds the line.
+"""Search for the root cause of NaN and infinity in a training step.
 
-`watched_loss` is cheap enough for every step; `locate` replays a failed step.
+`watched_loss` returns a flag per named value, whether it is finite, and is cheap enough for every
+step. `locate` replays a failed step and finds the operation and source line.
 """
 
 from stability.nonfinite.flags import (

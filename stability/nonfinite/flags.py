@@ -31,12 +31,12 @@ def finite(x: jax.Array) -> jax.Array:
 
 
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
-    """Return a flag per array leaf, named `prefix` + dotted path; for use inside jit."""
+    """Return whether each array leaf is finite, by `prefix` + dotted path; works inside jit."""
     return reduced_leaves(tree, finite, prefix)
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
-    """Return `function` with a second result: a flag per named intermediate.
+    """Return `function` with a second result: whether each named intermediate is finite.
 
     Arguments must be pytrees of arrays, as for `parity.megalodon.intermediates.capture`. The
     intermediates themselves are not returned.
@@ -50,7 +50,7 @@ def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple
 
 
 with_tap_flags = with_intermediate_flags
-"""Former name."""
+"""Former name of `with_intermediate_flags`."""
 
 
 def watched_loss(
@@ -67,9 +67,10 @@ def watched_loss(
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
-        intermediates: also watch the forward pass; otherwise only the loss and the gradients.
-        cotangents: also watch the backward pass by intermediate. Every cotangent then stays in
-            memory, which costs more.
+        intermediates: whether to watch the forward pass too; otherwise only the loss and the
+            gradients.
+        cotangents: whether to watch the derivatives by intermediates too. Every such cotangent then
+            stays in memory.
         taps: former name of `intermediates`.
     """
     watch_forward = intermediates if taps is None else taps
@@ -77,17 +78,17 @@ def watched_loss(
 
 
 def broken(flags: Mapping[str, Any]) -> list[str]:
-    """Return the names of the flags that are False, in the order of the flags; outside jit."""
+    """Return the names of the flags that are False, in the order of `flags`; not inside jit."""
     host = jax.device_get(dict(flags))
     # Iterate over `flags`: the device returns a dictionary sorted by name.
     return [name for name in flags if not bool(np.asarray(host[name]))]
 
 
 def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
-    """Return one finding on all flags; its subject is the first name that is not finite.
+    """Return one finding on all flags; its subject is the first value that is not finite.
 
-    A jitted function returns dictionaries sorted by name. To find the first in order of
-    computation, pass flags through `in_order` first.
+    A jitted function returns dictionaries sorted by name. Pass flags through `in_order` first, so
+    that the first value is the first in order of computation.
     """
     names = broken(flags)
     severity, subject, remedy = Severity.OK, "step", ""
@@ -101,6 +102,9 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
-    """Return flags in the given order (as from `computed`), with all others at the end."""
+    """Return flags in the given order of names, with all others at the end.
+
+    `parity.megalodon.intermediates.computed` returns the order of computation.
+    """
     ordered = {name: flags[name] for name in order if name in flags}
     return ordered | {name: flag for name, flag in flags.items() if name not in ordered}

@@ -19,18 +19,24 @@ class Operand:
     smallest: float
     """Smallest finite element; NaN if there is none."""
     largest: float
+    """Largest finite element; NaN if there is none."""
     nan: int
+    """Number of NaN elements."""
     inf: int
+    """Number of infinite elements."""
 
     def describe(self) -> str:
-        """Describe dtype, shape, range and non-finite elements."""
+        """Return text such as "float32[2, 3] in [-1, 4], 1 NaN"."""
         bad = "".join(f", {n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "inf")) if n)
         spread = f" in [{self.smallest:.4g}, {self.largest:.4g}]"
         return f"{self.dtype}{list(self.shape)}{'' if np.isnan(self.smallest) else spread}{bad}"
 
 
 def _host(array: Any) -> np.ndarray | None:
-    """Return floating-point values on the host, at least float32; None for other dtypes."""
+    """Return floating-point values on the host in float32 or wider; None for other dtypes.
+
+    Complex values become a stack of their real and imaginary parts.
+    """
     dtype = getattr(array, "dtype", np.dtype(type(array)))
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not jnp.issubdtype(dtype, jnp.inexact):
         return None
@@ -53,7 +59,7 @@ def has_nan(array: Any) -> bool:
 
 
 def operand(array: Any) -> Operand:
-    """Summarise an array; random keys and other kinds have no range."""
+    """Return the summary of an array; random keys and booleans have no range."""
     dtype = str(getattr(array, "dtype", type(array).__name__))
     shape = tuple(getattr(array, "shape", ()))
     host = _host(array)

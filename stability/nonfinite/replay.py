@@ -1,9 +1,9 @@
-"""Replay of a non-finite step: the first bad operation with its line, module and inputs.
+"""Replay of a step whose result is not finite, to find the first operation that failed.
 
 The program is evaluated equation by equation, including calls, branches and loop iterations. Every
-value carries the origin of its NaN or infinity. The result is the root cause of a bad output. An
-infinity that a mask introduced on purpose and a softmax removed again is not a cause.
-Source: docs/training.md "What made it so".
+value that is not finite carries its origin: operation, source line, module and inputs. The root
+cause of an output is the end of its chain of origins. Infinities of constants, such as those of a
+mask that a softmax removes again, do not count. Source: docs/training.md "What made it so".
 """
 
 from __future__ import annotations
@@ -31,31 +31,36 @@ Kind = Literal["operation", "input", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a NaN or an infinity."""
+    """Origin of a NaN or an infinity: an operation, an argument or a constant of the program."""
 
     kind: Kind
     name: str
     """Name of the primitive, path of the argument, or `constant`."""
     source: str = ""
+    """File and line of the operation."""
     module: str = ""
+    """Path of the module that contains the operation."""
     phase: str = "forward"
+    """`forward`, `jvp` or `backward`."""
     where: str = ""
-    """Enclosing calls, branches and iterations: `scan[3]/cond[1]`."""
+    """Enclosing branches and iterations: `scan[3]/cond[1]`."""
     inputs: tuple[Operand, ...] = ()
+    """Summaries of the operation's inputs."""
     outputs: tuple[Operand, ...] = ()
+    """Summaries of the operation's outputs, or of the argument."""
     cause: Origin | None = None
-    """Origin of its bad input, if it had one."""
+    """Origin of the operation's input that was not finite, if there was one."""
 
     @property
     def root(self) -> Origin:
-        """Root cause: the end of the chain of causes, without intended constants."""
+        """Root cause: the end of the chain of causes, before any constant of the program."""
         at = self
         while at.cause is not None and at.cause.kind != "constant":
             at = at.cause
         return at
 
     def describe(self) -> str:
-        """Describe in one sentence the operation, its location and its inputs."""
+        """Return one sentence with the operation, its location, inputs and outputs."""
         if self.kind == "input":
             return f"argument {self.name} was not finite: {self.outputs[0].describe()}"
         place = ", ".join(filter(None, (self.module, self.source, self.where)))
@@ -74,8 +79,8 @@ def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
         args: its arguments; leaves that are not arrays are static.
 
     Returns:
-        The root of the chain of causes. None can also mean that only the compiled program is bad,
-        not its single operations: compare with `jax.disable_jit`.
+        The root of the chain of causes. None can also mean that only the compiled program fails,
+        not its single operations: compare with a run under `jax.disable_jit`.
     """
     named = tuple(announced(arg) for arg in args)
     dynamic, static = eqx.partition(named, eqx.is_array)
@@ -93,7 +98,11 @@ def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
 
 
 def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
-    """Return the result of `locate` as a finding; metric `non_finite` counts the bad elements."""
+    """Return the result of `locate` as one finding.
+
+    Its value (metric `non_finite`) is the number of NaN and infinite elements of the root cause's
+    output; 0 if all outputs of the function are finite.
+    """
     origin = locate(function, *args)
     if origin is None:
         message = "evaluated operation by operation, every output is finite"
@@ -114,32 +123,32 @@ def _remedy(origin: Origin) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """An array and, if it is not finite, the origin of that."""
+    """An array and, if it is not finite, the origin of its NaN or infinity."""
 
     array: Any
     origin: Origin | None = None
 
 
 _Call = Callable[[Any, Sequence[_Value], str], list[_Value]]
-"""Evaluates a jaxpr on values; the last argument names the branch or iteration."""
+"""Function (jaxpr, values, label) that evaluates a jaxpr; the label is the branch or iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Location of a jaxpr's equations; all empty for the outermost one."""
+    """Location of a jaxpr's equations; all fields are empty for the outermost jaxpr."""
 
     stack: str = ""
-    """Name stack, with `/` between calls."""
+    """Name stack of the caller, with `/` between calls."""
     source: str = ""
-    """File and line of the caller of a library's jaxpr; empty: the equations' own."""
+    """File and line that call a library's jaxpr, reported for all its equations; else empty."""
     where: str = ""
-    """Enclosing calls, branches and iterations."""
+    """Enclosing branches and iterations."""
 
 
 def _replay(
     jaxpr: Jaxpr, constants: Sequence[_Value], arguments: Sequence[_Value], place: _Place
 ) -> list[_Value]:
-    """Evaluate a jaxpr on values with origins."""
+    """Evaluate a jaxpr on values with origins; return its outputs with origins."""
 
     def step(eqn: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
         name, params = eqn.primitive.name, eqn.params
@@ -170,7 +179,7 @@ def _replay(
 
 
 def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Value]:
-    """Evaluate one operation, and record it as an origin if its outputs became non-finite."""
+    """Evaluate one operation; outputs that are not finite get an origin (see `_origin`)."""
     if (moved := _moved(eqn, inputs)) is not None:
         return [moved]
     outputs = bind(eqn, [value.array for value in inputs])
@@ -182,9 +191,9 @@ def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Valu
 
 
 def _moved(eqn: JaxprEqn, inputs: Sequence[_Value]) -> _Value | None:
-    """Apply an operation that only rearranges elements, on the host, where nothing compiles.
+    """Apply an operation that only rearranges elements, on the host, which needs no compilation.
 
-    Return None for any other operation.
+    Return None for any other operation. The output has the input's origin.
     """
     name, params = eqn.primitive.name, eqn.params
     to: Any = eqn.outvars[0].aval
@@ -208,7 +217,10 @@ _MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
 def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: _Place) -> Origin:
-    """Return the inputs' origin if it is passed on, or a new one if this operation failed."""
+    """Return a new origin if this operation failed, else the origin of its bad input.
+
+    An operation failed if no input was bad, or if a NaN appears that no bad input had.
+    """
     bad_inputs = [value for value in inputs if value.origin is not None]
     cause = min(bad_inputs, key=_blame).origin if bad_inputs else None
     made_nan = any(map(has_nan, outputs)) and not any(has_nan(v.array) for v in bad_inputs)
@@ -228,7 +240,7 @@ def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: 
 
 
 def _blame(value: _Value) -> tuple[bool, bool]:
-    """Sort key of bad inputs: NaN before infinity, and failures before intended constants."""
+    """Sort key of bad inputs, the one to blame first: NaN before infinity, constants last."""
     origin = value.origin
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 
@@ -278,5 +290,5 @@ def _constant(value: Any) -> _Value:
 
 
 def _of_input(name: str, leaf: Any) -> Origin | None:
-    # The first part of the path is the position of the argument.
+    # The first part of the name is the position of the argument in the call.
     return None if all_finite(leaf) else Origin("input", name, outputs=(operand(leaf),))

@@ -1,10 +1,11 @@
 """Accuracy of low-precision products against float64 products of the same rounded operands.
 
 The expected values are independent of the backend: operands are quantised by
-`stability.products.block_formats` and multiplied in float64. The backend chooses two things, which
-are checked instead. The signs of the rotation must give a Hadamard transform. The draws of
-stochastic rounding must be neighbours of the rounded values, and their sums unbiased. If a check
-fails the expected values are NaN, so the gate fails. Source: docs/formats.md "What runs".
+`stability.products.block_formats` and multiplied in float64. Two results of the backend are taken
+over after a check, since no format prescribes them. The rotated operands must be a signed Hadamard
+transform. Stochastically rounded values must be neighbours of the exact ones, and their errors
+unbiased. If a check fails, the expected values are NaN, so that the gate fails. Source:
+docs/formats.md "What runs".
 """
 
 from __future__ import annotations
@@ -36,24 +37,31 @@ from stability.core.number_formats import E2M1
 from stability.products import block_formats
 
 SHAPES = {"tokens": 75, "in": 100, "out": 52}
-"""Sizes that are not multiples of a block."""
+"""Sizes of the compared products, not multiples of a block, so that padding is tested too."""
 QUANTITIES: tuple[str, ...] = ("product", "grad/input", "grad/weight")
 FORMATS = {"mxfp8": block_formats.mx, "nvfp4": block_formats.nvfp4}
 
 
 SUITE = "products"
-"""Suite of the measurements."""
+"""Name of the suite in stored runs."""
 
 
 def gates() -> Iterator[Gate]:
-    """Yield the gates that `measure` must report: every product of every backend."""
+    """Yield the gates (comparisons with a tolerance) that `measure` must report.
+
+    There is one for every product of every backend.
+    """
     for name in BACKENDS:
         for quantity in QUANTITIES:
             yield Gate(SUITE, name, str(PRODUCTS), kind_of(quantity).value, quantity)
 
 
 def measure(device: str = "cpu") -> Iterator[Measurement]:
-    """Yield the error of every backend's three products, measured against their bounds."""
+    """Yield the errors of every backend's three products, compared with their tolerances.
+
+    Args:
+        device: name of the device, for the measurements.
+    """
     tokens, width, out = SHAPES.values()
     rng = np.random.default_rng(0)
     sizes = (tokens, width), (out, width), (tokens, out)
@@ -70,9 +78,10 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
-    """Return the three products, the rotated operands, and the stochastically rounded ones (of dy).
+    """Return a backend's three products, rotated operands, and stochastically rounded operands.
 
-    All in one compilation.
+    The last two are None if the backend does not rotate or does not round stochastically. A single
+    program computes all of them, which saves compilations.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
     rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
@@ -105,15 +114,20 @@ def _truth(
 def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return `ours` if it is a signed Hadamard transform of `x` up to float32 rounding, else NaN.
 
-    The rounding is the backend's, since no format prescribes the order of additions.
+    `ours` is used and not the exact transform, since no format prescribes the order of additions
+    and thus the rounding.
+
+    Args:
+        x: operand before the rotation, (..., k).
+        ours: operand rotated by the backend.
     """
     size = len(ROTATION)
     parity = np.bitwise_count(np.arange(size)[:, None] & np.arange(size)) % 2
     hadamard = np.sign(ROTATION[:, :1]) * (1.0 - 2.0 * parity) / np.sqrt(size)
     parts = block_formats.blocks(x, size)
     exact = (parts @ hadamard).reshape(*x.shape[:-1], -1)
-    # Error bound of a float32 sum of `size` products in any order: `size` roundoffs of the sum of
-    # magnitudes.
+    # Error bound of a float32 sum of `size` products in any order: `size` unit roundoffs times the
+    # sum of magnitudes.
     bound = 2.0**-24 * size * (np.abs(parts) @ np.abs(hadamard)).reshape(exact.shape)
     equal = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))
     return ours if equal else np.full_like(exact, np.nan)
@@ -122,11 +136,16 @@ def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
 def draw_or_nan(
     nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
 ) -> block_formats.Blocks:
-    """Return `nearest` with the drawn values, or NaN if they are not possible draws of `x`.
+    """Return `nearest` with stochastically rounded values, or with NaN if those are impossible.
 
     Each value must be one of the two neighbours of the exact one. The sums of the errors, of the
     errors away from 0, and of their squares must be within `UNBIASED` standard deviations of their
     expectation.
+
+    Args:
+        nearest: `x` quantised to nearest, for the scales.
+        x: the exact operand.
+        ours: values that the backend drew, in the shape of `nearest.values`.
     """
     scale = nearest.scale.astype(np.float64)[..., None] * nearest.outer
     scaled = block_formats.blocks(x, nearest.values.shape[-1]) / scale
@@ -137,7 +156,7 @@ def draw_or_nan(
     sums = (
         (np.sum(errors), np.sum(variance)),
         (np.sum(np.sign(scaled) * errors), np.sum(variance)),
-        # Rounding to nearest is unbiased too, but has smaller squares.
+        # The squares tell stochastic rounding from rounding to nearest, whose errors are smaller.
         (
             np.sum(errors**2 - variance),
             np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),

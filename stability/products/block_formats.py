@@ -1,8 +1,8 @@
 """Block-scaled formats in NumPy and ml_dtypes: the oracle of the model's `quantization.formats`.
 
-Written independently from the definitions: with float64 and `frexp` where the fast version operates
-on float32 bits, and casts of ml_dtypes for rounding. Every value of a float32 tensor has a defined
-result. Sources: as in `megalodon_jax.quantization.formats`.
+They are written independently, from the formats' definitions: with float64 and `frexp` where the
+fast version operates on float32 bits, and with casts of ml_dtypes for rounding. Every float32 value
+has a defined result, NaN and infinity too. Sources: as in `megalodon_jax.quantization.formats`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Blocks(NamedTuple):
     values: np.ndarray
     scale: np.ndarray
     outer: float
-    """Decode scale of the whole tensor, exact; 1 if the format has none."""
+    """Scale of the whole tensor, by which all values are multiplied; 1 if the format has none."""
 
     def dequantised(self) -> np.ndarray:
         """Return the represented values, float64 (..., n, block)."""
@@ -36,14 +36,21 @@ class Blocks(NamedTuple):
 
 
 def blocks(x: np.ndarray, size: int) -> np.ndarray:
-    """Split the last axis into blocks, float64, padded with zeros."""
+    """Split the last axis into blocks, (..., n, size) float64; the last one is padded with zeros."""
     short = -x.shape[-1] % size
     x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, short)])
     return x.reshape(*x.shape[:-1], -1, size)
 
 
 def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) -> Blocks:
-    """Quantise to an MX format; see `quantization.formats.mx` for the modes."""
+    """Quantise to an MX format: a power-of-two scale (E8M0) per block of `size` elements.
+
+    Args:
+        x: (..., L).
+        mode: rounding of the scale, "ceil", "even" or "floor"; see `quantization.formats.mx`.
+        fmt: format of the elements.
+        size: elements per block.
+    """
     parts = blocks(x, size)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.where(np.isfinite(amax), amax, 1.0)
@@ -64,7 +71,10 @@ def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) ->
 
 
 def nvfp4(x: np.ndarray) -> Blocks:
-    """Quantise to NVFP4, to nearest; see `quantization.formats.nvfp4` for the formulas."""
+    """Quantise to NVFP4 to nearest: e2m1 elements, e4m3 scales of 16 elements, one outer scale.
+
+    See `quantization.formats.nvfp4` for the formulas.
+    """
     parts = blocks(x, 16)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.isfinite(parts)
@@ -85,7 +95,10 @@ def nvfp4(x: np.ndarray) -> Blocks:
 def deepseek(
     x: np.ndarray, *, rows: int = 1, power_of_two: bool = False, fmt: Format = E4M3
 ) -> Blocks:
-    """Quantise with a float32 scale per `rows` x 128 block, max(amax, 1e-4) / 448."""
+    """Quantise as DeepSeek-V3, with a float32 scale per `rows` x 128 block.
+
+    The scale is max(amax, 1e-4) / fmt.max, rounded up to a power of two if `power_of_two`.
+    """
     parts = blocks(x, 128)
     amax = np.max(np.abs(parts), axis=-1)
     for start in range(0, x.shape[-2] if rows > 1 else 0, rows):
@@ -102,12 +115,12 @@ def deepseek(
 
 
 def _cast(x: Any, fmt: Format) -> np.ndarray:
-    """Clamp and round to nearest, through float32, which represents all values here exactly."""
+    """Clamp and round to nearest. The detour by float32 is exact for all values in this module."""
     return np.clip(x, -fmt.max, fmt.max).astype(np.float32).astype(fmt.dtype)
 
 
 def _to_24_bits(x: Any) -> np.ndarray | np.floating:
-    """Round as float32 does, but with an unbounded exponent."""
+    """Round to 24 significant bits as float32, but without its limits on the exponent."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(fraction * 2.0**24), exponent - 24)
 

@@ -1,9 +1,10 @@
-"""Cost of each product of a model in each low-precision format, before training in it.
+"""Error that each matrix product of a model would have in each low-precision format.
 
-One step of the model is run in its own configuration, and the operands of every linear map are
-captured: activations, weights, output gradients. Each of its three products is computed again in
-every format by the NumPy oracle (`stability.products.block_formats`) and compared with float64. If
-a format costs more than it does on healthy tensors, the next wider one is advised. Source:
+One training step is run in the model's own configuration, and the operands of every linear map are
+captured: activations, weights, output gradients. Each of its three products (forward, input
+gradient, weight gradient) is computed again in every format by the NumPy oracle
+(`stability.products.block_formats`) and compared with float64. If the error or the underflow
+exceeds a bound derived from tensors without outliers, a wider format is advised. Source:
 docs/formats.md "What would it cost?".
 """
 
@@ -33,9 +34,10 @@ from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
 LADDER = ("nvfp4", "mxfp8", "bfloat16")
-"""Formats to advise, narrowest first; the last is always allowed."""
+"""Formats that can be advised, narrowest first; the last one is advised if all others fail."""
 TOKENS = 256
-"""Largest number of rows of activations to analyse: errors and fractions are averages over rows."""
+"""Largest number of tokens whose activations are analysed; a sample suffices, since errors and
+fractions are averages over tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Products:
     """Gradient of the output (tokens, out)."""
 
     def operands(self, direction: Direction) -> tuple[np.ndarray, np.ndarray]:
-        """Return both operands, (rows, k) and (columns, k); k is the contracted axis."""
+        """Return both operands of one product, (rows, k) and (columns, k); k is contracted."""
         pairs = {
             "forward": (self.x, self.weight),
             "input_grad": (self.dy, self.weight.T),
@@ -61,23 +63,26 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a format for one product; fractions and MSE are of the worse operand."""
+    """Error of one product in one format, and the losses of its worse operand."""
 
     gemm: str
+    """Name of the linear map."""
     direction: Direction
+    """Product: "forward", "input_grad" or "weight_grad"."""
     format: str
+    """Key of `FORMATS`."""
     underflow: float
-    """Fraction of the elements that underflow to 0."""
+    """Fraction of an operand's elements that underflow to 0."""
     clipped: float
-    """Fraction of the elements beyond the largest number of their block."""
+    """Fraction of an operand's elements beyond the largest number of their block."""
     mse: float
-    """Mean squared error relative to the mean square."""
+    """Mean squared error of an operand relative to its mean square."""
     error: float
     """Relative L2 error of the product against float64."""
 
     @property
     def fraction(self) -> float:
-        """Largest ratio of error and underflow to their bounds; above 1 is not advised."""
+        """Larger one of error and underflow, each divided by its bound; above 1 is not advised."""
         bound = FORMAT_BOUNDS[self.format]
         return float(np.max([self.error / bound.error, self.underflow / bound.underflow]))
 
@@ -88,15 +93,18 @@ class Cost:
 
     @property
     def graver(self) -> tuple[bool, float]:
-        """Sort key of costs: unmeasured ones above all others."""
+        """Sort key, the largest for the worst cost; unmeasured costs are the worst."""
         return not self.measured, self.fraction
 
 
 def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
-    """Capture the operands of every linear map but the head, in one step; return them by name.
+    """Run one training step and return the operands of every linear map but the head, by name.
 
-    `ids` are token ids (B, L) int32. At most `TOKENS` rows are kept, evenly spaced. The step uses
-    the model's own configuration.
+    At most `TOKENS` tokens are kept, evenly spaced. The step uses the model's own configuration.
+
+    Args:
+        model: the model.
+        ids: token ids (B, L).
     """
     ids = jnp.asarray(ids, jnp.int32)
     intermediates, bars = _step(_marked(model), ids)
@@ -112,7 +120,7 @@ def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
 
 
 def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None) -> Iterator[Cost]:
-    """Yield the cost of every product in every format; `formats` are keys of `FORMATS`."""
+    """Yield the cost of every product in every format (keys of `FORMATS`; None: all of them)."""
     for name, product in products.items():
         for direction in DIRECTIONS:
             pair = product.operands(direction)
@@ -122,7 +130,10 @@ def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None
 
 
 def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
-    """Return the narrowest format of the ladder that stays within its bounds, by product."""
+    """Return, by (linear map, direction), the narrowest format of `LADDER` within its bounds.
+
+    bfloat16 is returned if none of the others is.
+    """
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
     for cost in all_costs:
         by_product.setdefault((cost.gemm, cost.direction), {})[cost.format] = cost
@@ -133,10 +144,10 @@ def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
 
 
 def rules(all_costs: Sequence[Cost]) -> Policy:
-    """Return the advice as a value of `MegalodonConfig.gemm_backend`: a backend for every matrix.
+    """Return the advice as a value of `MegalodonConfig.gemm_backend`: rules for every matrix.
 
-    A matrix has one backend, the widest advised for its three products; bfloat16 is "default".
-    Matrices of a kind that agree in all layers share a rule.
+    A matrix gets one backend for its three products, the widest one advised; for bfloat16 it is
+    "default". Matrices that differ only in the layer number share a rule if their advice is equal.
     """
     backends: dict[str, str] = {}
     for (name, _), fmt in advice(all_costs).items():
@@ -154,7 +165,10 @@ def rules(all_costs: Sequence[Cost]) -> Policy:
 
 
 def findings(all_costs: Sequence[Cost]) -> list[Finding]:
-    """Return a finding per product: its advised format, as a note if it is not the narrowest."""
+    """Return one finding per product: OK if the narrowest format suffices, else a note.
+
+    A product with NaN or infinity in an operand is an error.
+    """
     formats, narrowest, out = advice(all_costs), LADDER[0], []
     for cost in all_costs:
         if cost.format != narrowest:
@@ -170,16 +184,16 @@ def findings(all_costs: Sequence[Cost]) -> list[Finding]:
             continue
         message = (
             f"in {cost.format} its error is {cost.error:.3f}, {cost.underflow:.1%} of an operand "
-            f"becomes 0 and {cost.clipped:.1%} is clipped; it bears {best}"
+            f"becomes 0 and {cost.clipped:.1%} is clipped; advised format: {best}"
         )
-        remedy = "" if best == narrowest else f"set gemm_backend to {best} for it by a rule"
+        remedy = "" if best == narrowest else f"set gemm_backend to {best} for this map by a rule"
         numbers = cost.error, bound.error, bound.reason
         out.append(Finding("what_if", severity, subject, metric, *numbers, message, remedy))
     return out
 
 
 def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """Return costs as JSON rows with four digits, each with its `fraction`."""
+    """Return costs as dictionaries for JSON: all fields and `fraction`, with four digits."""
     return [
         {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
         | {"fraction": float(f"{cost.fraction:.4g}")}
@@ -207,7 +221,8 @@ FORMATS: dict[str, tuple[Format, Callable[[np.ndarray, bool], Blocks]]] = {
     "deepseek": (E4M3, _deepseek),
     "bfloat16": (BF16, _plain),
 }
-"""Element format and quantiser by name; the quantiser takes (operand, whether it is a weight)."""
+"""Formats by name: (format of the elements, quantiser). A quantiser takes an operand and whether it
+is a weight."""
 
 
 class _Marked(eqx.Module):
@@ -231,7 +246,7 @@ def _marked(model: MegalodonForCausalLM) -> MegalodonForCausalLM:
 
 @eqx.filter_jit
 def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return the marked values of a forward pass, and the gradients of the maps' outputs."""
+    """Return the marked inputs and outputs of the linear maps, and gradients of the outputs."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params: Any) -> jax.Array:
@@ -264,7 +279,7 @@ def _cost(
         blocks = quantise(x, i == 1 and direction != "weight_grad")
         rounded.append(blocks.flat(x.shape[-1]))
         shares.append(_shares(x, rounded[-1], blocks, element))
-    # np.max propagates NaN; Python's max depends on the order of its arguments.
+    # np.max propagates NaN; with Python's max the result would depend on the order of arguments.
     worst = (float(np.max(each)) for each in zip(*shares, strict=True))
     off = np.linalg.norm(_times(*rounded) - exact)
     return Cost(name, direction, fmt, *worst, error=float(off / (np.linalg.norm(exact) or 1.0)))
@@ -276,7 +291,8 @@ def _shares(
     """Return underflow fraction, clipped fraction and relative MSE of one operand."""
     wide = x.astype(np.float64)
     size = blocks.values.shape[-1]
-    # An element at the end of the range is rounded normally; only values beyond it are clipped.
+    # The margin of 2^-20 keeps elements at the end of the range, which are rounded normally, from
+    # counting as clipped.
     limit = element.max * blocks.scale.astype(np.float64) * blocks.outer * (1 + 2.0**-20)
     limit = np.repeat(limit, size, axis=-1)[..., : x.shape[-1]]
     square = float(np.mean(np.square(wide))) or 1.0

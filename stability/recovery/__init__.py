@@ -1,6 +1,6 @@
-"""Recovery from bad training steps: a guard in the compiled step, and rollback around it.
+"""Recovery from bad training steps: a guard inside the compiled step, and rollback outside it.
 
-The function `guard` is not exported here: it would hide the module `stability.recovery.guard`.
+The function `guard` is not exported here, since its name would hide the module of the same name.
 """
 
 from stability.recovery.guard import GuardConfig, GuardState, Verdict

@@ -1,17 +1,19 @@
 """Guard around any optax optimiser: skips non-finite and spiking steps, clips, requests rollbacks.
 
-The guard is a transformation whose state is a pytree of arrays, so it can be jitted, checkpointed
-and resumed like the optimiser it wraps. In this order:
+The guard is an optax transformation whose state is a pytree of arrays, so it can be jitted,
+checkpointed and resumed like the optimiser it wraps. Bad steps have these consequences:
 
-1. Skip: if the loss or the gradient norm is not finite, or the loss spikes, nothing changes.
-2. Clip: if the gradient norm spikes, gradients are scaled down to the limit (and always to
-   `max_norm`).
-3. Roll back: after `patience` consecutive skips the state requests a rollback;
+1. Skip: if the loss or the gradient norm is not finite, or the loss spikes, neither the parameters
+   nor the optimiser's state change.
+2. Clip: if the gradient norm spikes, gradients are scaled down to the limit. They are always
+   clipped to `max_norm`.
+3. Roll back: after `patience` consecutive skips `wants_rollback` is true, and
    `stability.recovery.rollback` restores a checkpoint and skips data.
 4. Cut: if rollbacks do not help, `stability.recovery.rollback` cuts the learning rate.
 
-A spike is a value above median + 6 * 1.4826 * MAD of a window of accepted values. Rejected values
-do not enter the window. Source: docs/training.md "Keep training".
+A spike is a value above median + 6 * 1.4826 * MAD of the latest accepted values; MAD is the median
+absolute deviation. Rejected values do not enter that window. Source: docs/training.md "Keep
+training".
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Verdict(IntEnum):
 
     ACCEPTED = 0
     CLIPPED = 1
-    """The gradient norm spiked; clipping to `max_norm` alone counts as accepted."""
+    """The gradient norm spiked. A step that is only clipped to `max_norm` is ACCEPTED."""
     SKIPPED_LOSS = 2
     """The loss is NaN or infinite."""
     SKIPPED_GRADIENT = 3
@@ -46,23 +48,23 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Definition of a spike, and the guard's patience.
+    """Settings of the guard: what counts as a spike, the clipping norm, and its patience.
 
     Raises:
         ValueError: a number is out of range; the message names it.
     """
 
     window: int = 64
-    """Number of accepted values from which the threshold is computed."""
+    """Number of latest accepted values from which the threshold is computed."""
     warmup: int = 16
-    """Number of accepted values before anything can be a spike."""
+    """Number of accepted values below which nothing counts as a spike."""
     deviations: float = 6.0
     """Threshold above the median, in standard deviations estimated from the MAD."""
     spread: float = 1e-2
-    """Smallest deviation, relative to the median. A constant loss has a MAD of 0, so that rounding
-    alone would be a spike."""
+    """Lower bound of the standard deviation, relative to the median. Without it, rounding alone
+    would make a spike of a constant loss, whose MAD is 0."""
     max_norm: float | None = 1.0
-    """Every gradient is clipped to this norm; None clips spikes only."""
+    """Global norm to which every gradient is clipped; None clips spikes only."""
     patience: int = 3
     """Consecutive skips after which a rollback is requested."""
 
@@ -81,24 +83,28 @@ class GuardConfig:
 
 
 class Window(NamedTuple):
-    """The latest accepted values of one quantity: values (W,) float32, seen () int32."""
+    """The latest accepted values of the loss or of the gradient norm, as a ring buffer."""
 
     values: Float[Array, " W"]
+    """Latest values, float32; entry i % W holds the i-th accepted value."""
     seen: Int32[Array, ""]
+    """Number of values accepted so far."""
 
 
 class Report(NamedTuple):
-    """Report on the last step, all scalars; auxiliary losses are listed by name."""
+    """The guard's decision on the last step and the numbers behind it, all scalars."""
 
     verdict: Int32[Array, ""]
+    """A `Verdict`."""
     loss: Float[Array, ""]
     loss_limit: Float[Array, ""]
     """Threshold of a loss spike; infinite during warmup."""
     norm: Float[Array, ""]
     """Global gradient norm before clipping, float32."""
     norm_limit: Float[Array, ""]
-    """Threshold of a norm spike."""
+    """Threshold of a norm spike; infinite during warmup."""
     auxiliary: dict[str, Float[Array, ""]]
+    """Further losses by name, for the log only."""
 
 
 class GuardState(NamedTuple):
@@ -107,13 +113,17 @@ class GuardState(NamedTuple):
     inner: Any
     """State of the wrapped optimiser."""
     losses: Window
+    """Latest losses of accepted and clipped steps."""
     norms: Window
+    """Latest gradient norms of accepted steps."""
     skips: Int32[Array, ""]
-    """Number of consecutive skips."""
+    """Number of consecutive skips up to now."""
     total_skips: Int32[Array, ""]
+    """Number of all skips."""
     rate: Float[Array, ""]
     """Factor on every update; 1 until the learning rate is cut."""
     report: Report
+    """Decision on the last step."""
 
 
 def guard(
@@ -124,9 +134,9 @@ def guard(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimiser with a guard.
 
-    `update(gradients, state, params, value=loss, auxiliary={...})` needs the loss of the step. Do
-    not clip inside `inner`: the guard clips. Like optax itself it needs
-    `jax.numpy_dtype_promotion("standard")` where promotion is strict.
+    Call `update(gradients, state, params, value=loss, auxiliary={...})`, with the loss of the step.
+    Do not clip inside `inner`, since the guard clips. If JAX's dtype promotion is set to strict,
+    call it inside `jax.numpy_dtype_promotion("standard")`, as optax itself.
 
     Args:
         inner: any optax transformation that returns updates to add.
@@ -134,7 +144,7 @@ def guard(
         auxiliary: names of further losses to log, such as a router's; they do not affect decisions.
 
     Raises:
-        ValueError: `update` was called without `value` or with undeclared auxiliary names.
+        ValueError: from `update`, if it gets no `value`, or other auxiliary names than declared.
     """
     config = config or GuardConfig()
     wrapped = optax.with_extra_args_support(inner)
@@ -165,14 +175,15 @@ def guard(
 
 
 def wants_rollback(state: GuardState, config: GuardConfig) -> bool:
-    """Whether consecutive skips have reached the patience; waits for the device."""
+    """Whether the last `patience` steps were all skipped; waits for the device."""
     return int(state.skips) >= config.patience
 
 
 def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
-    """Return the spike threshold: median + deviations * 1.4826 * MAD, float32.
+    """Return the spike threshold, median + deviations * 1.4826 * MAD, float32.
 
-    Infinite until `warmup` values were accepted.
+    The standard deviation 1.4826 * MAD is at least `spread` times the median. The threshold is
+    infinite until `warmup` values were accepted.
     """
     W = window.values.shape[0]
     filled = jnp.arange(W) < window.seen
@@ -184,7 +195,7 @@ def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """Return the L2 norm of all leaves, squared and summed in float32 whatever their dtype."""
+    """Return the L2 norm over all leaves, float32; leaves of any dtype are squared in float32."""
     leaves = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree))
     return jnp.sqrt(sum((jnp.sum(jnp.square(x)) for x in leaves), jnp.zeros((), jnp.float32)))
 
@@ -249,7 +260,7 @@ def _clipped(updates: Any, report: Report, max_norm: float | None) -> Any:
 
 
 def _chosen(keep: Bool[Array, ""], new: Any, old: Any) -> Any:
-    """Select `new` or `old`; multiplying by 0 would keep NaN."""
+    """Return `new` if `keep`, else `old`; a product with 0 would keep NaN."""
     return jnp.where(keep, new, old) if hasattr(new, "dtype") else new
 
 

@@ -1,9 +1,10 @@
 """Recovery outside the compiled step: roll back, skip data, cut the learning rate, log.
 
 `guarded_run` runs a training step whose optimiser is wrapped by `stability.recovery.guard.guard`.
-After `patience` consecutive skips it restores the newest readable checkpoint and continues with
-data not seen yet. If trouble returns within `horizon` steps, it restores an older checkpoint and
-cuts the learning rate. Every decision is an `Event`. Source: docs/training.md "Keep training".
+After `patience` consecutive skipped steps it restores the newest readable checkpoint and continues
+with new data. If it has to roll back again within `horizon` steps, it restores an older checkpoint
+and cuts the learning rate. Every decision is logged as an `Event`. Source: docs/training.md "Keep
+training".
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _PREFIX = "step-"
 
 
 class RecoveryFailedError(RuntimeError):
-    """Recovery failed: no checkpoint is readable, or cutting the learning rate did not help."""
+    """Training cannot continue: no checkpoint is readable, or learning-rate cuts did not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision, as logged."""
+    """One decision of the recovery, as logged."""
 
     step: int
     """Number of optimiser steps kept so far."""
     batch: int
-    """Number of the batch concerned; batches are never repeated."""
+    """Number of the current batch, from 0; batches are never repeated."""
     kind: str
     """`skip`, `clip`, `auxiliary`, `save`, `corrupt`, `rollback`, `cut`, `resume` or `stop`."""
     message: str
@@ -56,17 +57,18 @@ class RecoveryConfig:
     """
 
     save_every: int = 100
-    """Steps between checkpoints; none is written while steps are skipped."""
+    """Steps between checkpoints; none is written right after a skipped step."""
     keep: int = 3
-    """Number of checkpoints to keep, newest first."""
+    """Number of checkpoints to keep; older ones are deleted."""
     skip_batches: int = 8
-    """Batches to skip at a rollback besides those already seen: bad text is often contiguous."""
+    """Number of batches to skip at a rollback, after those already seen: bad text is often
+    contiguous."""
     horizon: int = 200
-    """Steps after a rollback within which new trouble counts as the same trouble."""
+    """Number of steps after a rollback within which another one counts as the same trouble."""
     factor: float = 0.5
-    """Factor on the learning rate per cut."""
+    """Factor by which a cut multiplies the learning rate."""
     max_cuts: int = 4
-    """Number of cuts after which the run stops."""
+    """Largest number of cuts; if another one were needed, the run stops."""
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "horizon", "max_cuts"):
@@ -80,10 +82,10 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Checkpoints of a run: one folder per step, with the batch number in the optimiser state.
+    """Checkpoints of a run: one folder per saved step, with the batch number in its state.
 
-    `save_one` and `load_one` default to those of `megalodon_jax.checkpoint`; others must have the
-    same signatures.
+    `save_one` and `load_one` write and read one checkpoint. The defaults are those of
+    `megalodon_jax.checkpoint`; replacements need the same signatures.
     """
 
     folder: Path
@@ -91,7 +93,7 @@ class CheckpointFolder:
     load_one: Callable[..., Any] = load_checkpoint
 
     def steps(self) -> list[int]:
-        """Return the steps that have a folder, newest first."""
+        """Return the numbers of the saved steps, newest first."""
         folders = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
         numbers = (path.name.removeprefix(_PREFIX) for path in folders)
         return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
@@ -108,7 +110,11 @@ class CheckpointFolder:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def load(self, step: int, state: GuardState) -> tuple[Any, GuardState, int]:
-        """Read model, guard state and batch number; `state` gives the structure.
+        """Read (model, guard state, batch number) of a step.
+
+        Args:
+            step: number of a saved step.
+            state: a guard state of the same structure; its values are not used.
 
         Raises:
             ValueError, OSError: the checkpoint is unreadable or has another structure.
@@ -125,19 +131,24 @@ class CheckpointFolder:
 
 @dataclass
 class Run:
-    """State of a training run; `events` is its log."""
+    """State of a training run."""
 
     model: Any
     state: GuardState
     step: int = 0
+    """Number of optimiser steps kept so far."""
     batch: int = 0
+    """Number of the next batch."""
     events: list[Event] = field(default_factory=list)
+    """Log, oldest event first."""
     cuts: int = 0
+    """Number of cuts of the learning rate."""
     rate: float = 1.0
+    """Factor on the learning rate after all cuts."""
     restored: int | None = None
     """Step of the checkpoint that the last rollback restored."""
     clear: int = 0
-    """Step until which trouble counts as that of the last rollback."""
+    """Step up to which another rollback counts as the same trouble as the last one."""
 
 
 def guarded_run(
@@ -153,17 +164,19 @@ def guarded_run(
     log: Callable[[Event], None] | None = None,
     store: CheckpointFolder | None = None,
 ) -> Run:
-    """Train until `steps` optimiser steps were kept, with recovery.
+    """Train until `steps` optimiser steps were kept; recover from bad steps by rollback.
 
-    The run resumes from the newest readable checkpoint in `folder`. The loop reads a small report
-    after each step, so it waits for the device each time.
+    The run resumes from the newest readable checkpoint in `folder`; if there is none, it saves the
+    initial model. The loop reads the guard's decision after each step, so it waits for the device
+    each time.
 
     Args:
-        step: compiled training step, `(model, state, batch) -> (model, state)`; it may donate both.
+        step: compiled training step, `(model, state, batch) -> (model, state)`; it may donate the
+            model and the state.
         model: the initial model.
         state: `guard(...).init(...)`.
-        data: returns the batch of a number, counted from 0; numbers may be skipped, not repeated.
-        steps: number of steps to keep.
+        data: function batch number, from 0 -> batch. Numbers may be skipped, but never repeat.
+        steps: number of optimiser steps to keep; skipped ones do not count.
         folder: folder of the checkpoints.
         guard_config: the configuration passed to `guard`.
         config: settings of saving and recovery; None: the defaults.
@@ -171,8 +184,8 @@ def guarded_run(
         store: storage of the checkpoints; None: native ones in `folder`.
 
     Raises:
-        RecoveryFailedError: no checkpoint is readable, or the last cut did not help.
-        ValueError: `state` is not the guard's.
+        RecoveryFailedError: no checkpoint is readable, or `max_cuts` cuts did not help.
+        ValueError: `state` is not a `GuardState`.
     """
     if not isinstance(state, GuardState):
         raise ValueError(
@@ -243,7 +256,14 @@ class _Recovery:
         self.say("resume", f"from {self.store.path(at).name}")
 
     def roll_back(self) -> None:
-        """Restore a checkpoint; an older one, with a lower rate, if the last rollback failed."""
+        """Restore a checkpoint and skip data.
+
+        If the last rollback was less than `horizon` steps ago, restore an older checkpoint and cut
+        the learning rate.
+
+        Raises:
+            RecoveryFailedError: no checkpoint is readable, or `max_cuts` is reached.
+        """
         run, config = self.run, self.config
         again = run.restored is not None and run.step <= run.clear
         steps = self.store.steps()
@@ -255,8 +275,8 @@ class _Recovery:
         if newest is None:
             self.say("stop", "no checkpoint can be read")
             raise RecoveryFailedError(
-                f"{self.store.folder}: no checkpoint can be read, and training cannot go on: "
-                f"{run.events[-2].describe()}. Start again from another model."
+                f"{self.store.folder}: no checkpoint can be read, so training cannot continue. The "
+                f"last event was: {run.events[-2].describe()}. Start again from a saved model."
             )
         at, (run.model, state, _) = newest
         for newer in (step for step in self.store.steps() if step > at):
@@ -273,14 +293,17 @@ class _Recovery:
             raise RecoveryFailedError(
                 f"training does not recover at step {run.step}: the learning rate was cut "
                 f"{run.cuts} times, to {run.rate:g} of the original. Look for the cause with "
-                "stability.nonfinite.replay.locate on the batch the log names."
+                "stability.nonfinite.replay.locate, on the batches of the log's skip events."
             )
         run.cuts += 1
         run.rate *= config.factor
         self.say("cut", f"the learning rate to {run.rate:g} of the original")
 
     def _newest(self, steps: list[int]) -> tuple[int, tuple[Any, GuardState, int]] | None:
-        """Return the newest readable checkpoint, and log unreadable ones."""
+        """Return (step, contents) of the first readable checkpoint, and log unreadable ones.
+
+        None if no checkpoint is readable.
+        """
         for step in steps:
             try:
                 return step, self.store.load(step, self.run.state)

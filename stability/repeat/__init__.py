@@ -1,8 +1,8 @@
-"""Two runs of one training: where their bits first differ.
+"""Comparison of two runs of one training: the first value whose bits differ.
 
-`hashed_loss` is a training step that also returns a digest of every value; `DigestLog` writes
-digests to a file, and `first_difference` compares two files. Source: docs/training.md "Where two
-runs part".
+`hashed_loss` makes a training step that also returns a digest of every value. `DigestLog` writes
+digests to a file, `read_log` reads it, and `compare_logs` compares two of them. Source:
+docs/training.md "Where two runs part".
 """
 
 from stability.repeat.digests import Digests, digest, digests_of, hashed_loss

@@ -1,8 +1,8 @@
 """Digests of arrays inside jit: equal bits give equal digests, on any number of devices.
 
-A digest is a sum of integers modulo 2^32, which has the same value in any order. So it does not
-depend on how an array is sharded or how a processor adds, only on the bits of the elements and on
-their places. Source: docs/training.md "Where two runs part".
+A digest consists of two sums of integers modulo 2^32, which have the same value in any order. So it
+does not depend on how an array is sharded or on how a processor adds, only on dtype, shape, and the
+bits and positions of the elements. Source: docs/training.md "Where two runs part".
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from parity.engine.programs.instrument import capture
 from stability.core.reduced import reduced_loss
 
 PARAMETER, INPUT = "parameter/", "input/"
-"""Prefixes of the names of what a step starts from."""
+"""Prefixes of the names of a step's inputs: the model's parameters, and all other arguments."""
 # Constants of the finaliser of MurmurHash3 (32 bits), which is a bijection of 32-bit integers: two
 # arrays that differ in one element of at most 32 bits always have different digests.
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
-# 2^32 divided by the golden ratio: places that are neighbours get distant numbers.
+# 2^32 divided by the golden ratio: neighbouring positions get distant numbers.
 _STEP = 0x9E3779B9
 
 
@@ -34,11 +34,13 @@ class Digests(eqx.Module):
     """Digests of the values of one step, in the order of their computation."""
 
     names: tuple[str, ...] = eqx.field(static=True)
+    """Names of the n values."""
     values: UInt32[Array, "n 2"]
+    """One digest, two 32-bit words, per name."""
 
     @classmethod
     def of(cls, found: Mapping[str, jax.Array]) -> Digests:
-        """Collect digests by name; jit would sort a dictionary."""
+        """Collect digests by name, in order; jit would sort a returned dictionary."""
         empty = jnp.zeros((0, 2), jnp.uint32)
         return cls(tuple(found), jnp.stack([*found.values()]) if found else empty)
 
@@ -46,8 +48,8 @@ class Digests(eqx.Module):
 def digest(x: jax.Array) -> UInt32[Array, "2"]:
     """Return the digest of an array of any shape and numeric dtype, from its bits.
 
-    NaN is one value, whatever its payload; -0 and 0 differ. Shape and dtype enter. Arrays that
-    differ in several elements have equal digests with a probability of about 2^-64.
+    All NaN are equal, whatever their payload; -0 and 0 differ. Shape and dtype count too. Arrays
+    that differ in several elements have equal digests with a probability of about 2^-64.
     """
     seed = zlib.crc32(f"{x.dtype}{x.shape}".encode())
     place = jnp.full(x.shape, seed, jnp.uint32)
@@ -59,8 +61,8 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
     mixed = _mixed(place)
     for word in _words(x):
         mixed = _mixed(mixed ^ word)
-    # Of a second, different sum of the same numbers: one of 32 bits would meet by chance in a run
-    # of millions of values.
+    # A second, different sum of the same numbers: with 32 bits alone, digests would collide by
+    # chance in a run with millions of values.
     other = (mixed ^ (mixed >> 15)) * jnp.uint32(_STEP)
     sums = (jnp.sum(each, dtype=jnp.uint32) for each in (mixed, other ^ (other >> 13)))
     return jnp.stack([*sums])
@@ -79,7 +81,7 @@ def _words(x: jax.Array) -> list[jax.Array]:
     if x.dtype == jnp.bool_:
         return [x.astype(jnp.uint32)]
     if jnp.issubdtype(x.dtype, jnp.floating):
-        # Formats of less than a byte widen exactly, and have no bits to look at in XLA.
+        # Formats of less than a byte are widened, which is exact: XLA cannot bitcast them.
         x = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 8 else x
         x = jnp.where(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)
     elif jnp.iinfo(x.dtype).bits < 8:
@@ -93,7 +95,10 @@ def _words(x: jax.Array) -> list[jax.Array]:
 
 
 def digests_of(tree: Any, prefix: str = "") -> Digests:
-    """Return the digest of each array of a tree, such as an optimiser's state; keys too."""
+    """Return the digest of each array of a tree, such as an optimiser's state.
+
+    PRNG keys are included. Names are `prefix` + dotted path.
+    """
     return Digests.of(_leaves(tree, prefix))
 
 
@@ -121,8 +126,8 @@ def hashed_loss(
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
-        intermediates: also digest what `jax.ad_checkpoint.checkpoint_name` marks.
-        cotangents: also digest the derivative by each mark.
+        intermediates: whether to digest values marked by `jax.ad_checkpoint.checkpoint_name` too.
+        cotangents: whether to digest the derivative of the loss by each marked value too.
         numbered: names of marks that occur more than once, as for
             `parity.engine.programs.instrument.capture`; by default the second `q` is `q#2`.
     """

@@ -1,7 +1,7 @@
-"""Digests of the steps of a run in a file, and the first value in which two runs differ.
+"""File with the digests of a run's steps, and the first value in which two such files differ.
 
-The file is text: a line of JSON for each step, after a line with the names of its values. A run
-that is continued appends; a last line that a killed process left incomplete is not counted. Source:
+The file is text. A line of JSON has the names of the values, and each step has a line after it. A
+continued run appends to the file. A line that a killed process left incomplete is ignored. Source:
 docs/training.md "Where two runs part".
 """
 
@@ -23,21 +23,21 @@ SCHEMA = 1
 
 
 class LogError(ValueError):
-    """A file of digests cannot be read; the message says where and why."""
+    """A file of digests cannot be read; the message names the file, the line and the reason."""
 
 
 class DigestLog:
-    """Writes digests, one line a step; a context manager."""
+    """Writer of digests to a file, one line per step; a context manager that closes the file."""
 
     def __init__(self, path: Path | str, about: Mapping[str, str] | None = None) -> None:
-        """Open a file to append to.
+        """Open a file to append digests to; a missing file is created.
 
         Args:
-            path: The file; its folder must exist.
-            about: Facts to tell runs apart, such as commit or number of devices.
+            path: the file; its folder must exist.
+            about: facts that tell runs apart, such as commit or number of devices.
 
         Raises:
-            LogError: the file holds something else.
+            LogError: the file exists and does not hold digests.
         """
         self.path, self.about = Path(path), dict(about or {})
         self._names: tuple[str, ...] | None = None
@@ -45,11 +45,11 @@ class DigestLog:
             read_log(self.path)
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
         if self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n"):
-            # What a killed process left is ended, so that the next line is a line.
+            # An incomplete line of a killed process is ended, so that the next one starts anew.
             self._file.write("\n")
 
     def write(self, step: int, digests: Digests) -> None:
-        """Append the digests of a step, and wait for them to be computed."""
+        """Append the digests of a step; waits until they are computed."""
         if digests.names != self._names:
             self._names = digests.names
             head = {"schema": SCHEMA, "about": self.about, "names": [*digests.names]}
@@ -78,19 +78,23 @@ class DigestLog:
 
 @dataclass(frozen=True)
 class Log:
-    """A file of digests: values by name, in order, for each step."""
+    """Contents of a file of digests."""
 
     steps: Mapping[int, Mapping[str, str]]
+    """Hexadecimal digests by step, then by name in order of computation."""
     about: Mapping[str, str] = field(default_factory=dict)
+    """Facts about the run, as passed to `DigestLog`."""
     repeated: tuple[int, ...] = ()
-    """Steps that the run computed again with other values, as after a restart."""
+    """Steps that the run computed again with other values, as after a restart. The last values are
+    in `steps`."""
 
 
 def read_log(path: Path | str) -> Log:
     """Read a file of digests.
 
     Raises:
-        LogError: the file is none, or a line other than an unfinished one is damaged.
+        LogError: the file cannot be read, holds no digests, or has a damaged line other than an
+            incomplete one of a killed process.
     """
     path = Path(path)
     try:
@@ -107,8 +111,8 @@ def read_log(path: Path | str) -> Log:
         try:
             entry = json.loads(line)
         except ValueError as error:
-            # A process that is killed leaves part of a line; what is appended later starts a new
-            # one, whose first line has the names again.
+            # A killed process leaves an incomplete line. If the run continued, the next line has
+            # the names again; any other next line means that this line was damaged.
             after = next((each for each in lines[number:] if each.strip()), "")
             if not after or after.startswith('{"schema"'):
                 continue
@@ -121,7 +125,7 @@ def read_log(path: Path | str) -> Log:
             repeated[step] = None
         steps[step] = found
     if names is None:
-        raise LogError(f"expected digests in {path}, which `DigestLog` writes, but there are none")
+        raise LogError(f"{path} holds no digests: expected a file that `DigestLog` wrote")
     return Log(steps, about, tuple(repeated))
 
 
@@ -129,7 +133,7 @@ def _head(entry: dict[str, Any], path: Path, number: int) -> list[str]:
     names = entry.get("names")
     if entry["schema"] != SCHEMA or not isinstance(names, list) or len({*names}) < len(names):
         raise LogError(
-            f"{path}, line {number}: expected schema {SCHEMA} and a list of different names"
+            f"{path}, line {number}: expected schema {SCHEMA} and a list of distinct names"
         )
     return names
 
@@ -148,44 +152,44 @@ def _step(
 
 @dataclass(frozen=True)
 class Answer:
-    """Comparison of two runs: the first value that differs, and what could not be compared."""
+    """Result of comparing two runs: the first value that differs, and the values not compared."""
 
     steps: int
-    """Steps that both runs have."""
+    """Number of steps that both runs have."""
     values: int
-    """Values by name that both have in every step compared; those of the first step."""
+    """Smallest number of values that both runs have in a common step."""
     step: int | None = None
-    """The first step with a difference."""
+    """First step with a difference; None if there is no difference."""
     names: tuple[str, ...] = ()
-    """Values that differ in that step, in order; the first is where the runs part."""
+    """Names of the values that differ in that step, in order of computation."""
     before: str = ""
-    """The last value in front of the first one, which is equal; "" if there is none."""
+    """Name of the value computed just before the first one that differs; "" if there is none."""
     after_equal: bool = False
-    """Whether the step before it is in both runs, and equal."""
+    """Whether both runs have the step before `step`; its values are then equal."""
     alone: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Steps that only the first run or only the second has."""
+    """Steps that only the first run has, and steps that only the second has."""
     unnamed: tuple[str, ...] = ()
     """Names that only one run has in a common step."""
     repeated: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Steps that a run computed twice, with different values."""
+    """Steps that the first run computed twice with different values, and those of the second."""
 
     @property
     def compared(self) -> bool:
-        """Whether the runs have a value of a step in common."""
+        """Whether there is a common step, and every common step has a value to compare."""
         return bool(self.steps and self.values)
 
     @property
     def equal(self) -> bool:
-        """Whether all that both runs have is equal."""
+        """Whether all compared values are equal."""
         return self.compared and self.step is None
 
     @property
     def whole(self) -> bool:
-        """Whether each run has every step and name of the other, and one value for each."""
+        """Whether both runs have the same steps and names, with one digest for each."""
         return not (any(self.alone) or self.unnamed or any(self.repeated))
 
     def sentence(self) -> str:
-        """Say where the runs part, and what was not compared."""
+        """Return text on the first difference, and on steps and names that only one run has."""
         if not self.compared:
             return "The two runs have no value in common: nothing was compared."
         if self.step is None:
@@ -215,7 +219,7 @@ def _some(names: tuple[Any, ...], most: int = 5) -> str:
 
 
 def compare_logs(first: Log, second: Log) -> Answer:
-    """Return the first value in which two runs differ, by step and by order of computation."""
+    """Compare two runs; the first difference is the earliest in step, then in computation."""
     common = sorted(first.steps.keys() & second.steps.keys())
     unnamed: dict[str, None] = {}
     found: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Effects of storing parameters and optimiser states in few bits, and remedies.
 
-`report` runs all probes on a checkpoint; `probe` and the audits are its parts. `try_remedies` and
-the narrow optimisers are the remedies. `frozen_watch` detects frozen parameters during training.
+`report` runs all probes on a checkpoint. `probe` measures which parameters freeze, `audit_*` check
+stored values. `try_remedies` compares remedies, and the narrow optimisers implement them.
+`Watch` and `watch_torch` detect frozen parameters during training.
 """
 
 from stability.storage.diagnose import report

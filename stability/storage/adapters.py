@@ -1,8 +1,9 @@
-"""LoRA adapters in few bits: updates lost in training them and in merging them.
+"""LoRA adapters in few bits: how much of an update is lost in training, and how much in merging.
 
-There are two effects. Adapters stored in bfloat16 lose updates as any parameter does: B starts at
-0 and applies its first updates, A does not. An adapter that is merged into narrow weights is added
-once, and changes below half the spacing of a weight's values are lost. Source: docs/stability.md
+An adapter changes a weight by scale * B @ A. In training, adapters stored in bfloat16 lose updates
+as any parameter does: B starts at 0 and keeps its updates, A starts at random values and freezes at
+small learning rates. In merging, the change is added once to weights stored in few bits. Elements
+whose change is below half the spacing of the format stay unchanged. Source: docs/stability.md
 "Adapters".
 """
 
@@ -47,7 +48,7 @@ def findings(
         steps: optimiser steps on synthetic gradients.
 
     Raises:
-        ValueError: the model has no adapters, or they are not finite.
+        ValueError: the model has no adapters, or an adapter holds NaN or infinity.
     """
     model, rule = unstack_layers(model), optimiser or AdamW()
     adapters, frozen = partition_lora(model)
@@ -81,8 +82,8 @@ def merge_findings(
 
     Raises:
         FileNotFoundError: there are no adapters, or no base model.
-        ValueError: the adapters are not plain LoRA, or belong to another model. The message lists
-            all that do not fit.
+        ValueError: the adapters are not plain LoRA, or belong to another model. The message then
+            lists every adapter whose weight is missing or has another shape.
     """
     adapters = read_adapters(folder)
     weights = _weights(adapters, leaves_of(base))
@@ -91,9 +92,9 @@ def merge_findings(
 
 
 def summary_of(found: Sequence[Finding]) -> list[str]:
-    """Return one line with the worst effect of merging, or no line if there are no findings.
+    """Return a list with one line on the worst effect of merging; empty without findings.
 
-    The line is given even if no finding warns.
+    The line is returned even if no finding is a warning.
 
     Args:
         found: findings of `merge_findings`.
@@ -115,7 +116,7 @@ def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival
 
     Args:
         weight: (out, in); it is rounded to `fmt` first, as the served base model is.
-        adapter: the adapter, merged once.
+        adapter: its matrices A (rank, in) and B (out, rank), and its scale.
         fmt: format of the weight before and after the merge.
     """
     A, B = (np.asarray(x, np.float32) for x in (adapter.A, adapter.B))
@@ -126,7 +127,7 @@ def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival
 
 
 def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list[Finding]:
-    """Return the finding on one weight, and notes with the applied fraction of the change."""
+    """Return findings on one weight: unchanged fraction; as notes, fidelity and relative error."""
     left = merged(weight, adapter, fmt)
     message = (
         f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements "
@@ -140,7 +141,7 @@ def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list
 
 
 def _weights(adapters: Mapping[str, Adapter], base: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Return the base model's weight of each adapter.
+    """Return the base model's weight for each adapter, by the adapter's name.
 
     Raises:
         ValueError: a weight is missing or has another shape.

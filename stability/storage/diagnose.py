@@ -1,8 +1,8 @@
-"""Diagnoses a checkpoint: each problem with its size, its remedy, and the remedy's measured effect.
+"""Diagnosis of a checkpoint: each problem with its size, its remedy, and that remedy's effect.
 
-Leaves are read one at a time. Predictions are exact over all distinct stored values. Measurements
-run on a sample of each leaf, seeded by its name. Source: docs/stability.md
-"Diagnose a checkpoint".
+Leaves (parameter arrays) are read one at a time. Predicted frozen fractions are exact: they count
+every distinct stored value. Measurements run on a sample of each leaf, seeded by the leaf's name.
+Source: docs/stability.md "Diagnose a checkpoint".
 """
 
 from __future__ import annotations
@@ -89,40 +89,45 @@ def report(
     """Diagnose a pytree, a torch state dict or a checkpoint on disk.
 
     Args:
-        source: anything that `leaves.leaves_of` accepts, or an opened checkpoint. If its folder has
-            a Megalodon's `config.json`, parameter names are checked against it.
-        optimiser: the training optimiser or its name. None: that of the optimiser state beside the
-            parameters, or AdamW if there is none.
-        settings: settings such as `lr`, which override the optimiser state's, by name.
-        config: the Megalodon whose names are expected; None: only a `config.json` is used.
+        source: anything that `parameter_leaves.leaves_of` accepts, or an opened checkpoint. If its
+            folder has a Megalodon's `config.json`, parameter names are checked against it.
+        optimiser: the training optimiser or its name. None: that of the optimiser state stored with
+            the parameters, or AdamW if there is no such state.
+        settings: optimiser settings by name, such as `lr`; they override the stored state's.
+        config: the Megalodon whose parameter names are expected; None uses the folder's
+            `config.json`, if there is one.
         fmt: the storage format to diagnose.
         batches: data for `loss`, one entry per step; None uses synthetic gradients.
         loss: (parameters, batch) -> scalar; None with batches uses a Megalodon's own loss.
         state: an optimiser state to audit as well (optax, or torch's `state_dict()`).
-        order: parameter names in the order in which the optimiser states number them, if the states
-            have no names and the order cannot be derived.
+        order: parameter names in the order in which the optimiser states number them; needed only
+            if the states have no names and the order cannot be derived.
         gradients: distribution of synthetic gradients, where real ones are unknown.
         known: maps the trained parameters to their known gradients, as `known_gradients.measured`
-            does; None uses the optimiser states.
+            does; None derives gradients from the optimiser states.
         schedule: learning rates of the run; None: the optimiser's rate throughout.
-        remedies: remedies to try on the worst leaf of each frozen kind.
-        base: base model of `source`, if that is a folder of LoRA adapters, as for `leaves_of`;
-            merging them is then diagnosed too.
-        say: called with one line of text at each stage.
-        step: called with the number of finished parts and of all parts.
+        remedies: remedies to try. Of leaves whose names differ only in the layer number (a kind),
+            the one with the largest frozen fraction is used.
+        base: base model for `source`, in any form that `leaves_of` accepts, if `source` is a folder
+            of LoRA adapters; merging the adapters is then diagnosed too.
+        say: called with one line of progress text at each stage.
+        step: called for a progress bar: (finished units of work, all units).
 
     Raises:
         FileNotFoundError: the path holds no checkpoint.
         ValueError: nothing in it can be trained, the names belong to another model, the optimiser
             is unknown, batches were passed without a loss, gradients belong to another model, or
-            the moments could belong to other parameters.
+            the numbered optimiser state fits the parameters in several ways.
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
-    # First: adapters of another base model are an error that should not cost a diagnosis.
+    # Merging runs first: adapters of another base model should fail before the slow stages.
     merging = _of_adapters(files.folder if files else source, base, fmt)
     if order is not None and not (files and files.states):
-        raise ValueError("the order of parameters needs an optimiser state, and there is none.")
+        raise ValueError(
+            "an order of parameters was given, but the checkpoint has no optimiser state to apply "
+            "it to: leave out --order (order=), or name a checkpoint with its optimiser state."
+        )
     states = read_states(files.states, leaves, _order(files, order)) if files else []
     if known is None and batches is None:
         for each in states:
@@ -135,15 +140,15 @@ def report(
     if not leaves:
         if not findings:
             raise ValueError(
-                "no parameters, and an optimiser state from before its first step: name a "
-                "checkpoint that was saved while training."
+                "the checkpoint has no parameters, and its optimiser state holds no moments, as "
+                "before the first step: name a checkpoint that was saved while training."
             )
         basis = [
             *_taken(files, states, ()),
             f"No parameters here, the optimiser state alone; {rule.describe()}.",
         ]
         return Diagnosis(ranked(findings, {}), {}, {}, {}, basis, time.perf_counter() - clock)
-    # Reading dominates for a large model, the three later stages for a small one.
+    # Progress: reading dominates for a large model, the three later stages for a small one.
     stage = max(10, 2 * len(leaves) // 5)
     planned = len(leaves) + 3 * stage
     trainable = {n: leaf for n, leaf in leaves.items() if leaf.floating}
@@ -194,14 +199,14 @@ def report(
 
 
 def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrder:
-    """Return the known order of a checkpoint's parameters."""
+    """Return the sources for the order of a checkpoint's parameters: file, given names, folder."""
     return ParameterOrder(files.ordered, names, files.folder)
 
 
 def _taken(
     files: CheckpointFiles | None, states: Sequence[TorchState], used: Sequence[StateUse]
 ) -> list[str]:
-    """Return lines on what was used, what was skipped, and which states were not used and why."""
+    """Return lines on the files and entries used or skipped, and on unused optimiser states."""
     if files is None:
         return []
     unused = "; ".join(use.describe() for use in used if use.unused)
@@ -254,7 +259,10 @@ def _of_adapters(folder: Any, base: Any, fmt: Format) -> list[Finding]:
 
 
 def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:
-    """Whether torch trains it. Files count as torch's, except a Megalodon's, which serve both."""
+    """Whether to show torch remedies: for torch tensors, and for files not of a Megalodon.
+
+    A Megalodon's files are read by JAX and torch alike.
+    """
     if files is not None:
         return not is_megalodon(leaves)
     return isinstance(source, Mapping) and any(hasattr(x, "detach") for x in source.values())
@@ -265,7 +273,7 @@ def _pushes(
     states: Sequence[TorchState],
     leaves: Mapping[str, Leaf],
 ) -> tuple[KnownGradients | None, tuple[StateUse, ...]]:
-    """Return the known gradients, and how far each optimiser state was used for them."""
+    """Return the known gradients, if any, and for each optimiser state why it was not used."""
     given = known(leaves) if known is not None else None
     of_states, why = _of_states(states, leaves)
     uses = []
@@ -284,7 +292,7 @@ def _pushes(
 def _of_states(
     states: Sequence[TorchState], leaves: Mapping[str, Leaf]
 ) -> tuple[KnownGradients | None, str]:
-    """Return the gradients implied by optimiser states, or None and the reason."""
+    """Return gradient statistics derived from optimiser states, or None and the reason."""
     rows: dict[str, RowGradients] = {}
     without: list[str] = []
     for each in states:
@@ -306,14 +314,14 @@ def _of_states(
 
 
 def _wide_moments(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> bool:
-    """Whether the states show that narrow parameters are trained with float32 moments."""
+    """Whether some parameters are narrower than float32 and all moments are at least float32."""
     wide = [each.wide_moments() for each in states if each.moments]
     narrow = any(leaf.dtype not in ("float32", "float64") for leaf in leaves.values())
     return narrow and bool(wide) and all(wide)
 
 
 def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[Finding]:
-    """Return the findings on the checkpoint's optimiser states, and on one that was passed."""
+    """Return the findings on the checkpoint's optimiser states and on `state`, if it is given."""
     findings = [f for each in states for f in audit_torch(each)]
     if state is not None:
         beta1, beta2 = getattr(rule, "beta1", 0.9), getattr(rule, "beta2", 0.999)
@@ -324,7 +332,11 @@ def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[
 def _expected_leaves(
     source: Any, config: MegalodonConfig | None
 ) -> tuple[CheckpointFiles | None, dict[str, Leaf]]:
-    """Return the files and leaves of the source, after a check against the expected Megalodon."""
+    """Return the opened checkpoint (None for a pytree) and the source's leaves by name.
+
+    Raises:
+        ValueError: the names are not those of `config`, or of the `config.json` in the folder.
+    """
     files = open_checkpoint(source) if isinstance(source, (str, os.PathLike)) else None
     if isinstance(source, CheckpointFiles):
         files = source
@@ -341,7 +353,11 @@ def _expected_leaves(
 def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Finding]:
     """Sort findings by severity, worst first, then by the number of elements concerned.
 
-    Rows without a gradient come last: what training does not use matters least.
+    Within one severity, findings on rows without a gradient come last: training does not use them.
+
+    Args:
+        findings: findings in any order.
+        sizes: number of elements by parameter name; other subjects count as one element.
     """
 
     def weight(f: Finding) -> float:
@@ -373,8 +389,9 @@ class _Walk:
     """Results of one pass over all leaves."""
 
     seen: int = 0
+    """Number of leaves read so far."""
     leaves: dict[str, Leaf] = field(default_factory=dict)
-    """The leaves that can be probed."""
+    """The leaves that can be probed: finite floating-point parameters with elements."""
     samples: dict[str, np.ndarray] = field(default_factory=dict)
     predictions: dict[str, dict[str, Prediction]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -382,7 +399,7 @@ class _Walk:
     """Names of the leaves that no optimiser updates, by dtype."""
 
     def left(self) -> list[str]:
-        """Return a line on the leaves that were not probed, and why."""
+        """Return a list with one line on the leaves not probed; empty if there are none."""
         kinds = [f"{len(names)} of {kind} ({listed(names)})" for kind, names in self.others.items()]
         return [f"Not probed, since no optimiser can update this type: {'; '.join(kinds)}."] * any(
             kinds
@@ -395,10 +412,10 @@ def _walk(
     known: KnownGradients | None,
     step: Callable[[int], None],
 ) -> _Walk:
-    """Read every leaf once: sample and predict those that can be probed, report the others.
+    """Read every leaf once: sample it and predict its frozen fraction, or note why not.
 
     Raises:
-        ValueError: no leaf can be probed.
+        ValueError: a leaf cannot be read, or none can be probed.
     """
     walk, megalodon = _Walk(), is_megalodon(leaves)
     for name, leaf in leaves.items():
@@ -476,7 +493,7 @@ def _leaf_findings(
         f"lr {rule.lr:g} (predicted {here.frozen:.0%}), and {narrow.fidelity:.0%} of the intended "
         f"change is applied; half of them would move from lr {here.min_lr:.1e}"
     )
-    # Only if some elements have a gradient: otherwise weight decay alone decides about remedies.
+    # Without any gradient (idle = 1) the trials run on weight decay alone and count all elements.
     if 0 < idle < 1:
         message += f"; {idle:.0%} have no gradient and count neither for nor against a remedy"
     fix = "; or ".join([t.describe() for t in trials if t.works][:SHOWN])

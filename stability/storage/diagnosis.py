@@ -1,4 +1,4 @@
-"""Result of a diagnosis: findings, tried remedies, whole-run loss, and their text.
+"""Result of a diagnosis: findings, tried remedies, the cost for the whole run, and the text.
 
 Source: docs/stability.md "Diagnose a checkpoint".
 """
@@ -19,7 +19,7 @@ from stability.storage.whole_run import WholeRun
 
 @dataclass(frozen=True, slots=True)
 class StateUse:
-    """How far the optimiser state of a checkpoint was used."""
+    """One optimiser state of a checkpoint, and why it was not a source of gradients, if so."""
 
     place: str
     """File that holds the state."""
@@ -31,15 +31,16 @@ class StateUse:
     """Why its moments were not used as a source of gradients, as text; empty if they were."""
 
     def describe(self) -> str:
-        """Describe an unused state and the reason."""
+        """Return a clause for the report: the file of an unused state and the reason."""
         return f"{self.place}: state of {self.parameters:,} parameters not used: {self.unused}"
 
 
 SHOWN = 3
-"""Number of remedies listed per kind of leaf, best first, and of kinds that freeze in part."""
+"""Largest number of remedies listed per kind of leaf, and of partly frozen kinds in one line."""
 NOTED = FROZEN_SHARE / 5
-"""Share of frozen elements from which a kind of leaf is named. It decides what is shown, not what
-is wrong: a fifth of the warning's, so that a share that may grow into one is seen before."""
+"""Predicted frozen fraction from which a kind of leaf is listed as partly frozen. It is a fifth of
+the limit for a warning, so that a fraction on its way to the limit is seen early. It decides only
+about display, never about severity."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,26 @@ class Diagnosis:
     findings: list[Finding]
     """Sorted by severity, worst first, then by the number of elements concerned."""
     trials: dict[str, list[Trial]]
-    """Trials of remedies, best first, by kind of leaf: its path with layer numbers replaced by
-    *."""
+    """Trials of remedies, best first, by kind of leaf (its path with * for layer numbers)."""
     representatives: dict[str, str]
-    """Leaf on which the remedies were tried, by kind: the worst of that kind."""
+    """Leaf on which the remedies were tried, by kind: the one with the largest frozen fraction."""
     predictions: dict[str, dict[str, Prediction]]
     """Predictions by leaf name, then format name."""
     basis: list[str]
     """Lines on the assumptions behind the numbers: optimiser, gradients, samples."""
     seconds: float
+    """Wall time of the diagnosis."""
     whole: WholeRun | None = None
     """Cost of storage for the whole run; None if there are no parameters."""
     storage: str = BF16.name
+    """Name of the diagnosed storage format."""
     torch: tuple[str, ...] = ()
-    """Remedies as lines of a torch script; empty if torch does not train the model."""
+    """Remedies as lines of a torch script; empty if the source is not a torch model."""
     states: tuple[StateUse, ...] = ()
     """Optimiser states found in the checkpoint."""
 
     def worst(self) -> Severity:
-        """Return the worst severity of all findings."""
+        """Return the worst severity; there must be at least one finding."""
         return max((f.severity for f in self.findings), key=Severity.gravity)
 
     def text(self) -> str:
@@ -75,7 +77,7 @@ class Diagnosis:
         groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
         for f in self.findings:
             if f.severity.gravity() >= Severity.WARNING.gravity():
-                # Group moments across parameters: what is at fault is their storage.
+                # Moments are grouped across parameters: their common storage dtype is at fault.
                 moment = f"optimiser state *.{f.subject.rpartition('.')[2]}"
                 kind = moment if f.probe == "optimiser" else kind_of(f.subject)
                 groups[f.probe, kind, f.metric].append(f)
@@ -95,7 +97,7 @@ class Diagnosis:
         return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _below(self) -> list[str]:
-        """Return a line on kinds of leaf that freeze in part, but not enough for a warning."""
+        """Return a list with one line on partly frozen kinds of leaf; empty if there are none."""
         shares: dict[str, float] = {}
         for f in self.findings:
             if f.metric == "predicted_frozen_fraction" and NOTED <= f.value < FROZEN_SHARE:

@@ -22,20 +22,26 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 LENGTHS = (4096, 32_768)
 """Sequence lengths of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01
-"""Largest fraction of poles that never forget. Their state grows with the text, so 1 % matters."""
+"""Largest fraction of poles that may never forget (|q| = 1). The state of such a pole grows with
+the text, so that 1 % of them matters."""
 TURN_ERROR = 1 / 8
-"""Phase error in turns at which a pole has lost 30 % of its projection: cos(pi / 4) = 0.7."""
+"""Largest phase error in turns (1/8 is 45 degrees): at it, a pole's output projected onto the
+exact phase is 30 % too small, cos(pi / 4) = 0.7."""
 _FLOAT32_MATTERS = 100 * LONG_CONTEXT
-"""Response error from which float32 poles are the limit: 100 times this project's EMA error."""
+"""Largest error of the response with poles in float32: 100 times the tolerance for this project's
+EMA over long contexts."""
 
 
 def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS) -> list[Finding]:
-    """Return findings for every EMA: poles that collapse, phase and float32 errors, quantiles.
+    """Return findings for every EMA, on poles that never forget, phase errors and float32 errors.
+
+    Notes give quantiles of the decay, and the largest change of a memory by storage in `fmt`.
 
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths at which errors are reported, ascending.
+        lengths: sequence lengths at which errors are reported, ascending. The longest is judged,
+            the others are notes.
 
     Raises:
         ValueError: see `find_poles`.
@@ -83,7 +89,7 @@ def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
 
 
 def _wide(poles: Poles, length: int) -> Finding:
-    # The longest memory has the largest error, and training lengthens it; hence the message.
+    # The message names the longest memory: it has the largest error, and training lengthens it.
     error = float32_error(poles, length)
     source = 'docs/model.md "What float32 gets wrong"'
     message = (
@@ -106,11 +112,11 @@ def memory_rows(
     quantiles: tuple[float, ...] = QUANTILES,
     size: int = 2048,
 ) -> list[dict[str, Any]]:
-    """Return memory lengths as rows for a plot: in float32, stored, and after training.
+    """Return memory lengths of EMA poles as rows for a plot: in float32, stored, after training.
 
-    Training increases the memory of every pole at each step (`Gradients(uphill)`), once with
-    float32 parameters and once with parameters stored in `fmt`. The difference is the effect of
-    frozen parameters.
+    The synthetic gradients (`Gradients(uphill)`) have one sign, so that training lengthens the
+    memory of every pole. It runs once with float32 parameters and once with parameters stored in
+    `fmt`. The difference is the effect of lost updates.
 
     Args:
         source: pytree, state dict or checkpoint.
@@ -142,7 +148,7 @@ def memory_rows(
         }
         for state, memory in states.items():
             place = {"layer": layer, "state": state, "steps": steps if state.endswith("T") else 0}
-            # Not interpolated: next to an infinite memory that would give infinity too early.
+            # Not interpolated: the result between a finite and an infinite memory is infinite.
             values = np.quantile(memory, quantiles, method="lower")
             rows += [
                 place | {"quantile": q, "memory": float(value)}

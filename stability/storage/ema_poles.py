@@ -1,10 +1,13 @@
 """Poles of the EMA: their memory, and the effect of storage and of float32 arithmetic on it.
 
-A pole is `q = (1 - x) exp(i phi)` with `x = alpha' delta'` and `phi = n sigmoid(theta) 2 pi / N`.
-Its memory is 1 / (1 - |q|) = 1 / x steps. A format with m stored mantissa bits has no number
-between 1 - 2^-(m+1) and 1, so a longer memory is either cut to 2^(m+1) steps or becomes infinite.
-Everything here is computed in float64 from the stored parameters. Source: docs/stability.md
-"EMA poles", docs/model.md "CEMA", docs/model.md "What float32 gets wrong".
+A pole is `q = (1 - x) exp(i phi)` with `x = alpha' delta'` and `phi = n sigmoid(theta) 2 pi / N`,
+where alpha' and delta' are the sigmoids of the stored logits, and n counts the N poles of a channel
+from 1. The memory of a pole is 1 / (1 - |q|) = 1 / x steps. A format with m stored mantissa bits
+has no number between 1 - 2^-(m+1) and 1. A longer memory is therefore rounded to 2^(m+1) steps or
+to infinity. Everything here is computed in float64 from the stored parameters.
+
+Source: docs/stability.md "EMA poles", docs/model.md "CEMA", docs/model.md "What float32 gets
+wrong".
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ from stability.core.parameter_leaves import leaves_of, listed, parameters_of, se
 
 SOURCE = 'docs/stability.md "EMA poles"'
 CHANNELS = 4
-"""Channels per layer whose response is computed: 4 x 16 poles at 32,768 steps take 0.1 s."""
+"""Default number of channels per layer whose response is computed: 4 channels of 16 poles take
+0.1 s for 32,768 steps."""
 _PARTS = ("alpha", "delta", "theta")
 
 
 @dataclass(frozen=True, slots=True)
 class Poles:
-    """The poles of one EMA in float64, from parameters of any precision."""
+    """The poles of one EMA, from its parameters in float64: D channels of N poles each."""
 
     layer: str
-    """Path of the EMA: `model.layers.0.attn.cema`."""
+    """Path of the EMA, such as `model.layers.0.attn.cema`."""
     alpha: np.ndarray
     """Logits of alpha', (D, N)."""
     delta: np.ndarray
@@ -55,7 +59,7 @@ class Poles:
         return _inverse(self.decay)
 
     def memory_stored(self, fmt: Format | None = BF16) -> np.ndarray:
-        """Return the memory with |q| rounded to `fmt` (None: float32); inf where |q| became 1."""
+        """Return the memory in steps with |q| stored in `fmt` (None: float32); inf for |q| = 1."""
         radius = (1.0 - self.decay).astype(np.float32)
         stored = radius if fmt is None else fmt.round(radius)
         return _inverse(1.0 - stored.astype(np.float64))
@@ -77,12 +81,12 @@ class Poles:
         return Poles(self.layer, *rounded)
 
     def phase_error(self, length: int, fmt: Format | None = BF16) -> np.ndarray:
-        """Return the phase error after `length` steps in turns, at most 1/2, (D, N).
+        """Return the phase error after `length` steps, (D, N) in turns, capped at 1/2.
 
         Args:
             length: number of steps.
-            fmt: storage format of theta. None: theta is exact and the phase per step, which a
-                float32 implementation multiplies by the position, is rounded to float32.
+            fmt: storage format of theta. None: theta is exact, and the phase per step is rounded to
+                float32, as in an implementation that multiplies it by the position.
         """
         if fmt is None:
             stored = (2 * np.pi * self.turns).astype(np.float32).astype(np.float64) / (2 * np.pi)
@@ -93,18 +97,18 @@ class Poles:
 
 
 def find_poles(source: Any) -> dict[str, Poles]:
-    """Return the poles of every EMA in a pytree, state dict or checkpoint, by path.
+    """Return the poles of every EMA in a pytree, state dict or checkpoint, by the EMA's path.
 
     Raises:
-        ValueError: there is no EMA, one lacks a parameter, shapes do not match, or values are not
-            finite.
+        ValueError: there is no EMA, an EMA lacks alpha, delta or theta, their shapes do not match,
+            or a value is not finite.
     """
     leaves = leaves_of(source)
     layers = [n.removesuffix(".alpha") for n in leaves if n.endswith("cema.alpha")]
     if not layers:
         raise ValueError(
             "no EMA here: expected parameters named like model.layers.0.attn.cema.alpha, found "
-            f"{listed(list(leaves))}. Poles are a question about a Megalodon."
+            f"{listed(list(leaves))}. Only a Megalodon has poles to analyse."
         )
     tensors = {}
     for layer in layers:
@@ -134,17 +138,16 @@ def collapsed(poles: Poles, fmt: Format = BF16) -> float:
 
 
 def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
-    """Return the error of the response over `length` steps when q is computed in float32.
+    """Return the relative L2 error of an EMA's impulse response when q is computed in float32.
 
-    The error is the relative L2 distance between the impulse responses of poles computed in
-    float32, as in a naive implementation, and in float64. Powers are exact on both sides, so it
-    isolates the rounding of `1 - alpha' delta'` and of the phase, before any state is rounded.
+    The reference computes q in float64. Both sides take powers of q in float64, so that only the
+    rounding of `1 - alpha' delta'` and of the phase counts, without the rounding of any state.
 
     Args:
         poles: the poles of an EMA. Input gains are alpha'; output gains are drawn as at
             initialisation.
-        length: number of steps.
-        channels: number of channels to use, out of the layer's D, drawn by its path.
+        length: number of steps of the response.
+        channels: number of channels to use, drawn with a seed from the EMA's path.
     """
     rng = np.random.default_rng(seed_of(poles.layer))
     D, N = poles.alpha.shape
@@ -154,7 +157,7 @@ def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
     exact = (np.log1p(-some.decay) + 2j * np.pi * some.turns)[..., None]
     narrow = np.log(some.float32_q())[..., None]
     difference = total = 0.0
-    # In blocks: the powers of one channel at 131,072 steps would take tens of megabytes.
+    # Computed in blocks: powers of one channel for 131,072 steps would take tens of megabytes.
     for start in range(0, length, _BLOCK):
         j = np.arange(start, min(length, start + _BLOCK))
         wide, single = ((gain * np.exp(log_q * j)).sum(axis=1).real for log_q in (exact, narrow))

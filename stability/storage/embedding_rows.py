@@ -1,4 +1,4 @@
-"""Zero rows of the embedding: tokens that enter the model without any information.
+"""Zero rows of the embedding: all their tokens look alike to the model.
 
 Source: docs/stability.md "Embedding rows".
 """
@@ -21,19 +21,19 @@ REMEDY = (
 
 
 def findings(source: Any) -> list[Finding]:
-    """Return the finding on the embedding: the fraction of its rows that are zero.
+    """Return one finding: the fraction of the embedding's rows that are zero, and their tokens.
 
     Args:
         source: pytree, state dict or checkpoint.
 
     Raises:
-        ValueError: see `leaves_of`; or it has no embedding.
+        ValueError: see `leaves_of`; or the source has no embedding.
     """
     leaves = leaves_of(source)
     if EMBEDDING not in leaves:
         raise ValueError(
             f"no embedding here: expected a parameter named {EMBEDDING}, found "
-            f"{listed(list(leaves))}. Its rows are a question about a Megalodon."
+            f"{listed(list(leaves))}. Only a Megalodon's embedding is checked."
         )
     # Tested in the stored dtype: a float64 row could become zero in float32.
     rows = ~np.any(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)

@@ -1,9 +1,9 @@
-"""Training-loop watch for parameters that stay unchanged although their gradients are not zero.
+"""Detects, during training, parameters that do not change although they have nonzero gradients.
 
-`start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` attaches
-the same watch to a torch optimiser through `register_step_post_hook`, without importing torch. At
-most `FOLLOWED` elements of each leaf are sampled, with a fixed seed, so the cost does not grow with
-the model. Every step is inspected; `watch_looks` inspects one step in many and stores the results.
+For JAX, `start` and `advance` are pure functions, usable inside jit or outside. For torch,
+`watch_torch` attaches a hook to the optimiser; it does not import torch. At most `FOLLOWED`
+elements of each leaf are sampled, with a fixed seed, so the cost depends on the number of leaves
+only. Every step is inspected here; `watch_looks` inspects one step in many and stores the results.
 Source: docs/stability.md "Update survival".
 """
 
@@ -24,27 +24,32 @@ from stability.core.parameter_leaves import seed_of
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
-"""Elements sampled per leaf: fractions have a standard error of at most 3 %."""
+"""Largest number of elements sampled per leaf: a fraction of 256 elements has a standard error of
+at most 3 %."""
 PATIENCE = 100
-"""Consecutive steps with a gradient but no change after which an element counts as frozen."""
+"""Number of steps with a nonzero gradient since its last change at which an element is frozen."""
 
 
 class Watch(NamedTuple):
-    """State of the watch between steps, by parameter name: a pytree of small arrays."""
+    """State of the watch between steps: a pytree of arrays (k,) by parameter name.
+
+    k is the number of sampled elements of the parameter.
+    """
 
     last: dict[str, Any]
-    """The sampled elements after the last step, float32 (k,)."""
+    """The sampled elements after the last step, float32."""
     still: dict[str, Any]
-    """Number of consecutive steps with a gradient but no change, int32 (k,)."""
+    """Number of steps with a nonzero gradient since the element last changed, int32."""
     pushed: dict[str, Any]
-    """Whether an element ever had a gradient, bool (k,); others cannot be frozen."""
+    """Whether the element ever had a nonzero gradient, bool; others do not count as frozen."""
 
 
 def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarray:
     """Return the flat indices of the sampled elements of a leaf, ascending.
 
-    A small leaf is sampled whole. From a larger one, elements are drawn at random, seeded by its
-    name: every k-th element would be a single column of a matrix whose width divides k.
+    A leaf of at most `most` elements is sampled whole. From a larger leaf, elements are drawn at
+    random, seeded by its name. Every k-th element instead could be a single column: that happens
+    in a matrix whose width divides k.
     """
     size = math.prod(shape)
     if size <= most:
@@ -54,20 +59,20 @@ def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarra
 
 
 def pick(leaf: Any, chosen: np.ndarray) -> Any:
-    """Return elements of a JAX array by flat index, as float32 or wider; works inside jit."""
+    """Return elements of a JAX array by flat index, (k,) float32 or float64; works inside jit."""
     leaf = jnp.asarray(leaf)
     # Indexed by axis: flattening an array sharded over several devices would gather all of it.
     part = leaf[np.unravel_index(chosen, leaf.shape)] if leaf.ndim else leaf.reshape(1)
     if part.dtype in (jnp.float32, jnp.float64):
         return part
     # XLA may elide a conversion to bfloat16 and back, and read the float32 sum instead. An update
-    # lost in the stored value would then look applied, so the reduction of precision is explicit.
+    # that the stored value lost would then look applied, so precision is reduced explicitly.
     bits = ml_dtypes.finfo(part.dtype)
     return lax.reduce_precision(part.astype(jnp.float32), bits.nexp, bits.nmant)
 
 
 def start(params: Any) -> Watch:
-    """Return the initial state of the watch.
+    """Return the initial state of the watch for a pytree of parameters.
 
     Raises:
         ValueError: there are no floating-point parameters.
@@ -89,7 +94,7 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
     Args:
         watch: the state before the step.
         params: parameters after the step, the same tree as for `start`.
-        gradients: gradients of the step, by the same names; a leaf without one is not counted.
+        gradients: gradients of the step, in the same tree. A missing leaf counts as gradient 0.
     """
     values, pushes = named_leaves(params), named_leaves(gradients)
     last, still, ever = {}, {}, {}
@@ -106,12 +111,13 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
 def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
     """Return a warning for every parameter of which more than half is frozen.
 
-    The fraction is taken over the elements that had a gradient. Otherwise the rows of tokens that
-    never occur would hide that all others are frozen.
+    The fraction is taken over the elements that ever had a nonzero gradient. Otherwise embedding
+    rows of tokens that never occur would hide that all other rows are frozen.
 
     Args:
         watch: the state after any number of steps.
-        patience: consecutive steps with a gradient but no change after which an element is frozen.
+        patience: number of steps with a nonzero gradient since its last change at which an element
+            counts as frozen.
 
     Raises:
         ValueError: patience is below 1.
@@ -133,7 +139,7 @@ def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
 
 
 class TorchWatch:
-    """The watch attached to a torch optimiser; `remove` detaches it."""
+    """A watch attached to a torch optimiser by `watch_torch`; `remove` detaches it."""
 
     def __init__(
         self, names: Iterable[tuple[str, Any]], patience: int, report: Callable[[Finding], None]
@@ -170,7 +176,7 @@ class TorchWatch:
         frozen_now = {f.subject: f for f in self.findings()}
         for name in frozen_now.keys() - self._reported:
             self._report(frozen_now[name])
-        # A parameter that moved and froze again is reported again.
+        # A parameter that changes and then freezes again is reported again.
         self._reported = set(frozen_now)
 
 
@@ -183,13 +189,14 @@ def watch_torch(
         f"{finding.subject}: {finding.message}"
     ),
 ) -> TorchWatch:
-    """Watch a torch optimiser: after each step, report the parameters that newly froze.
+    """Watch a torch optimiser, and report each parameter as soon as more than half of it freezes.
 
     Args:
         optimizer: a `torch.optim.Optimizer` (anything with `register_step_post_hook`).
         named_parameters: `model.named_parameters()`.
-        patience: consecutive steps with a gradient but no change after which an element is frozen.
-        report: called with the finding whenever a parameter freezes.
+        patience: number of steps with a nonzero gradient since its last change at which an element
+            counts as frozen.
+        report: called with the warning whenever a parameter freezes; prints it by default.
 
     Raises:
         ValueError: the optimiser has no such hook, or there are no parameters.

@@ -1,8 +1,9 @@
-"""Known gradients of a run: from real backward passes or from an optimiser state.
+"""Gradient statistics of a run, measured in real backward passes or read from an optimiser state.
 
-Two statistics are kept per row of a parameter's first axis: the size of an element's gradient, and
-the fraction of it that keeps its sign. `simulate` draws synthetic gradients with these statistics.
-Source: docs/stability.md "Gradients of your own".
+There are two statistics for each row of a parameter's first axis: the size (root mean square) of an
+element's gradient, and its signal, the fraction of that size that keeps its sign from step to step.
+`simulate` draws synthetic gradients with these statistics. Source: docs/stability.md "Gradients of
+your own".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megalodon_jax.weights import named_leaves
 from stability.core.parameter_leaves import Leaf, leaf_called, listed, sample
 
 SAMPLE = 2048
-"""Elements per parameter whose signs are followed from batch to batch."""
+"""Largest number of elements per parameter from which the signal is estimated."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,26 @@ class RowGradients:
     sizes: np.ndarray
     """Root mean square of an element's gradient, over steps and the row: (rows,) or ()."""
     signals: np.ndarray
-    """Fraction of it that keeps its sign, `simulate.Gradients.signal`: (rows,) or ()."""
+    """Fraction of the size that keeps its sign, see `simulate.Gradients`: (rows,) or ()."""
     shape: tuple[int, ...]
+    """Shape of the parameter."""
 
     def rms(self) -> float:
-        """Return the root mean square over all elements."""
+        """Return the root mean square of the gradient over all elements of the parameter."""
         return float(np.sqrt(np.mean(np.square(self.sizes, dtype=np.float64))))
 
     def idle(self) -> np.ndarray:
-        """Return which rows never have a gradient, bool (rows,) or ()."""
+        """Return a mask of the rows whose gradient is always zero, bool (rows,) or ()."""
         return np.asarray(self.sizes == 0)
 
     def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes and signals of the elements that `sample` draws from the parameter."""
+        """Return sizes and signals of those elements that `parameter_leaves.sample` draws.
+
+        Args:
+            name: name of the parameter, which seeds the sample.
+            size: largest number of elements.
+            matrix: whether the sample must remain a matrix.
+        """
 
         def part(rows: np.ndarray) -> np.ndarray:
             column = np.reshape(rows, (*rows.shape, *(1,) * (len(self.shape) - rows.ndim)))
@@ -54,14 +62,14 @@ class KnownGradients:
     """Known gradient statistics of a model's parameters, and their source."""
 
     rows: Mapping[str, RowGradients]
-    """Statistics of all parameters, by name."""
+    """Statistics by parameter name; every trained parameter has an entry."""
     source: str
-    """Where they come from, as text that follows the word 'gradients'."""
+    """Origin of the gradients, as text that follows the word 'gradients'."""
     remarks: tuple[str, ...] = ()
-    """Remarks for the reader, such as gradients without a parameter, as sentences."""
+    """Sentences shown to the user, such as a list of parameters without a gradient."""
 
     def describe(self) -> str:
-        """Describe the source of the drawn gradients."""
+        """Return a clause saying that gradients are drawn with these statistics."""
         return f"gradients drawn by row, of the sizes and with the signs {self.source}"
 
 
@@ -71,15 +79,16 @@ def measured(
     """Measure gradient statistics over batches; each batch is released before the next is read.
 
     Args:
-        batches: each is a torch module and its loss, whose backward pass is run here, or gradients
-            (torch tensors or arrays) by parameter name or as a pytree; None for no gradient.
-        leaves: the model's parameters. One without a gradient is taken to be untrained.
-        source: where the batches come from, for the reader.
-        signal: assumed signal if there is only one batch, which cannot determine it.
+        batches: each is a pair of a torch module and its scalar loss, whose backward pass is run
+            here, or gradients (torch tensors or arrays) by parameter name or as a pytree; a
+            gradient may be None.
+        leaves: the model's parameters. A parameter without a gradient is taken to be untrained.
+        source: origin of the batches, for messages.
+        signal: signal to assume if there is only one batch, which cannot determine it.
 
     Raises:
-        ValueError: there is no batch, a batch is of another type, or its gradients belong to
-            another model, have another shape, are not finite or are all zero.
+        ValueError: there is no batch, a batch is of another type, a gradient has another shape than
+            its parameter or is not finite, or all gradients of the parameters are zero.
     """
     sums: dict[str, _Sums] = {}
     strangers: dict[str, None] = {}
@@ -98,8 +107,8 @@ def measured(
     if not any(each.squares.any() for each in sums.values()):
         raise ValueError(
             f"{source}: all gradients of the checkpoint's {len(leaves)} parameters are zero; its "
-            f"parameters are {listed(list(leaves))}, the gradients' {listed(list(strangers))}. "
-            "Use the loss of the model that was saved."
+            f"parameters are {listed(list(leaves))}, gradients came for other names: "
+            f"{listed(list(strangers))}. Use the loss of the model that was saved."
         )
     without = [n for n in leaves if n not in sums]
     rows = {n: sums[n].rows(count, signal) if n in sums else nothing(leaves[n]) for n in leaves}
@@ -129,11 +138,11 @@ class _Sums:
         self.values, self.sampled = self.values + part, self.sampled + np.square(part)
 
     def rows(self, count: int, signal: float) -> RowGradients:
-        """Return the statistics after `count` batches.
+        """Return the statistics after `count` batches; `signal` is assumed if there is only one.
 
         For gradients of signal s, the squared mean over B batches is s^2 + (1 - s^2) / B times the
-        mean square. Both are summed over all sampled elements before the division: a single element
-        has too few batches.
+        mean square. The equation is solved for s after both are summed over all sampled elements: a
+        single element has too few batches for an estimate.
         """
         total = float(np.sum(self.sampled))
         if count > 1 and total:
@@ -144,12 +153,16 @@ class _Sums:
 
 
 def nothing(leaf: Leaf) -> RowGradients:
-    """Return the statistics of a parameter that is not trained: all zero."""
+    """Return the statistics of a parameter that is not trained: size and signal 0."""
     return RowGradients(np.zeros(()), np.zeros(()), leaf.shape)
 
 
 def _named(batch: Any, number: int) -> dict[str, Any]:
-    """Return the gradients of one batch by parameter name."""
+    """Return the gradients of one batch by parameter name; `number` is for messages.
+
+    Raises:
+        ValueError: the batch is neither named gradients nor a torch module with its loss.
+    """
     if isinstance(batch, Mapping) or not isinstance(batch, (tuple, list)):
         named = {n: x for n, x in named_leaves(batch).items() if n and hasattr(x, "shape")}
         if not named:
@@ -172,7 +185,7 @@ def _backward(module: Any, loss: Any, number: int) -> dict[str, Any]:
         shape = f" of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else ""
         raise ValueError(
             f"batch {number}: expected a loss that is one torch number, got a "
-            f"{type(loss).__name__}{shape}; take its mean, and not .item() of it."
+            f"{type(loss).__name__}{shape}; yield loss.mean(), and not loss.item()."
         )
     module.zero_grad(set_to_none=True)
     try:
@@ -189,13 +202,13 @@ def _checked(name: str, gradient: Any, leaf: Leaf, number: int) -> np.ndarray:
     if tuple(gradient.shape) != leaf.shape:
         raise ValueError(
             f"batch {number}: the gradient of {leaf.name} has shape {tuple(gradient.shape)}, the "
-            f"parameter of the checkpoint {leaf.shape}; take the model that was saved."
+            f"checkpoint's parameter {leaf.shape}; compute gradients with the model that was saved."
         )
     values = to_numpy(gradient) if hasattr(gradient, "detach") else np.asarray(gradient)
     values = np.asarray(values, np.float32)
     if not np.isfinite(values).all():
         raise ValueError(
             f"batch {number}: the gradient of {leaf.name} is not finite; leave this batch out, or "
-            "see `megalodon-numerics activations` for where it comes from."
+            "use `megalodon-numerics activations` to find the operation it comes from."
         )
     return values

@@ -1,7 +1,7 @@
-"""Order of the parameters in a model's torch module, from the config.json beside a checkpoint.
+"""Order of the parameters in a model's torch module, derived from a checkpoint's config.json.
 
-transformers builds the architecture on torch's meta device. No weight is allocated, nothing is
-downloaded, and no code of the checkpoint runs. Source: docs/stability.md "Optimiser state".
+transformers builds the architecture on torch's meta device: no weight is allocated, nothing is
+downloaded, and no code from the checkpoint runs. Source: docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from stability.core.parameter_leaves import Leaf
 
 
 class UnknownOrderError(ValueError):
-    """The order cannot be determined; the message gives the reason as a clause."""
+    """The order of the parameters is unknown; the message is a clause that gives the reason."""
 
 
 def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
     """Return the leaves of a checkpoint in the order of its module's parameters.
 
-    A tied parameter has several names; the one in the checkpoint is used. Leaves that are not
-    parameters, such as buffers and copies of a tied parameter, are omitted.
+    A tied parameter has several names in the module; the first one that the checkpoint has is used.
+    Leaves that are not parameters, such as buffers and copies of a tied parameter, are omitted.
 
     Args:
         folder: folder with transformers' config.json.
-        leaves: the checkpoint's leaves.
+        leaves: the checkpoint's leaves by name.
 
     Raises:
-        UnknownOrderError: there is no config.json, it names code of the checkpoint's own,
-            transformers is missing or does not know the architecture, or its parameters differ from
-            the checkpoint's.
+        UnknownOrderError: there is no config.json; it refers to code in the checkpoint (auto_map);
+            transformers is not installed, or does not have or cannot build the architecture; or the
+            architecture has a parameter that the checkpoint lacks.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -44,7 +44,7 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UnknownOrderError(f"{file} names no architecture of transformers") from error
     if config.get("auto_map"):
-        # The class of that name in transformers may order its parameters otherwise.
+        # A class of the same name in transformers may order its parameters differently.
         raise UnknownOrderError(f"{file} has an auto_map: the model's own code builds it")
     found = []
     for names, shape in _parameters(name, config):
@@ -61,17 +61,21 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
 def _parameters(
     architecture: str, config: dict[str, Any]
 ) -> list[tuple[list[str], tuple[int, ...]]]:
-    """Return names and shape of each parameter of an architecture, in module order."""
+    """Return (all names, shape) of each parameter of an architecture, in module order.
+
+    Raises:
+        UnknownOrderError: transformers is not installed, or cannot build the architecture.
+    """
     shown = printable(architecture)
     try:
-        # Import warnings concern the maintainers of transformers.
+        # Import warnings of transformers are of no use to the reader of a diagnosis.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import torch
             import transformers
     except ImportError as error:
         raise UnknownOrderError(
-            f"transformers, which would know the order of {shown}, is not installed"
+            f"transformers, which defines the parameter order of {shown}, is not installed"
         ) from error
     kind = getattr(transformers, architecture, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -82,7 +86,7 @@ def _parameters(
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
             module = kind(kind.config_class.from_dict(fields))  # pyright: ignore[reportOptionalMemberAccess]
-    except Exception as error:  # any error of any architecture on a config of any content
+    except Exception as error:  # an architecture may raise anything on an unexpected config
         raise UnknownOrderError(
             f"transformers cannot build {shown} from config.json ({type(error).__name__}: {error})"
         ) from error

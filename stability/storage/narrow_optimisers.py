@@ -1,18 +1,19 @@
 """Optimisers for parameters stored in few bits: stochastic rounding, Kahan, float32 masters.
 
-Each wraps any optax transformation. The wrapped one sees parameters and gradients in float32, so
-its moments are float32. The wrapper changes its update so that parameter + update is exactly
-representable in the parameter's dtype. A float32 leaf is not changed, so a tree may mix dtypes.
+Each function wraps an optax transformation. The inner transformation gets parameters and gradients
+in float32, so its moments are float32. The wrapper then changes the update so that parameter +
+update is exactly representable in the parameter's dtype. Updates of float32 leaves stay as they
+are, so a tree may mix dtypes.
 
     optimiser = stochastic_adamw(3e-4, seed=0)
     state = optimiser.init(params)
     updates, state = optimiser.update(gradients, state, params)
     params = apply_updates(params, updates)
 
-Updates are float32. Adding them in float32 and casting back, as `apply_updates` here and
-`optax.apply_updates` do, loses nothing. `eqx.apply_updates` would widen the parameters. States are
-pytrees of arrays and can be checkpointed. Source: docs/stability.md "Optimisers for narrow
-parameters".
+Updates are float32. Apply them with `apply_updates` of this module or of optax, which add in
+float32 and cast back: that is exact. `eqx.apply_updates` would turn the parameters into float32.
+States are pytrees of arrays and can be checkpointed. Source: docs/stability.md "Optimisers for
+narrow parameters".
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class NearestState(NamedTuple):
     """State of `nearest_storage`."""
 
     inner: Any
+    """State of the wrapped optimiser."""
 
 
 class StochasticState(NamedTuple):
     """State of `stochastic_rounding`; a run restored from it continues bit for bit."""
 
     inner: Any
+    """State of the wrapped optimiser."""
     step: jax.Array
     """Number of updates so far, int32 ()."""
     seed: jax.Array
@@ -55,22 +58,24 @@ class KahanState(NamedTuple):
     """State of `kahan`."""
 
     inner: Any
+    """State of the wrapped optimiser."""
     compensation: dict[str, jax.Array]
-    """Accumulated rounding loss of each narrow leaf, by path, in the leaf's shape."""
+    """Rounding loss carried to the next step, by path of each narrow leaf, in the leaf's shape."""
 
 
 class MasterState(NamedTuple):
     """State of `float32_master`."""
 
     inner: Any
+    """State of the wrapped optimiser."""
     master: Any
-    """The parameters in float32."""
+    """The parameters in float32, as a tree like that of the parameters."""
 
 
 def nearest_storage(inner: Transform) -> Transform:
-    """Round parameter + update to nearest, as a plain cast does: the control.
+    """Round parameter + update to nearest: the control, which loses small updates as a cast does.
 
-    Small updates are lost. Unlike a bare cast inside jit, the compiler cannot elide this rounding.
+    Unlike a cast inside jit, this rounding cannot be elided by the compiler.
     """
 
     def init(params: Any) -> NearestState:
@@ -85,11 +90,14 @@ def nearest_storage(inner: Transform) -> Transform:
 
 
 def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
-    """Round parameter + update up or down at random with the exact mean; needs no extra memory.
+    """Round parameter + update up or down at random, so that the mean is exact.
+
+    No memory per parameter is needed beyond the state of `inner`.
 
     Args:
         inner: the optimiser.
-        seed: together with the leaf's path and the step, determines every rounding on any machine.
+        seed: seed of the roundings. With a leaf's path and the step number it determines each
+            rounding, on any machine.
     """
 
     def init(params: Any) -> StochasticState:
@@ -112,16 +120,17 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
     Args:
         inner: the optimiser.
-        compensation_dtype: float32 loses nothing; a narrow dtype takes half the memory and rounds
-            the carry.
+        compensation_dtype: dtype of the carried loss. float32 is exact; a 16-bit dtype takes half
+            the memory and rounds the carry.
 
     Raises:
-        ValueError: the compensation's dtype is not a float.
+        ValueError: the compensation's dtype is not a floating-point type.
     """
     dtype = np.dtype(compensation_dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"kahan: compensation_dtype={dtype.name} must be a float, bfloat16 or float32."
+            f"kahan: compensation_dtype={dtype.name} must be a floating-point type, such as "
+            "bfloat16 or float32."
         )
 
     def keep(x: jax.Array) -> jax.Array:
@@ -151,7 +160,7 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
 
 def float32_master(inner: Transform) -> Transform:
-    """Keep float32 parameters in the state; the narrow ones are a rounded copy."""
+    """Keep the parameters in float32 in the state; the model's narrow ones are rounded copies."""
 
     def init(params: Any) -> MasterState:
         return MasterState(inner.init(_wide(params)), _wide(params))
@@ -198,7 +207,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
-    """Return the random key of a leaf at a step; all arguments but `path` may be traced."""
+    """Return the random key of a leaf at a step; `seed` and `step` may be traced."""
     key = jax.random.fold_in(jax.random.key(seed), seed_of(path))
     return jax.random.fold_in(key, step)
 
@@ -216,7 +225,8 @@ def _move(target: jax.Array, p: jax.Array) -> jax.Array:
 def _insist(params: Any) -> None:
     if params is None:
         raise ValueError(
-            "update needs the parameters it rounds to: call update(gradients, state, params)."
+            "update needs the parameters, in whose dtype it rounds: call "
+            "update(gradients, state, params)."
         )
 
 
@@ -226,7 +236,7 @@ def _by_leaf(
     moves: Any,
     wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
 ) -> Any:
-    """Apply `move` to the narrow leaves and `wide` to the others, with float32 parameters."""
+    """Map over leaves: `move` gets narrow ones, widened to float32; `wide` gets the others."""
 
     def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:
         fmt = format_of(p.dtype)

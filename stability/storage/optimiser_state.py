@@ -1,8 +1,9 @@
 """Audit of optimiser states: moments that do not decay, counters that stop, norms that underflow.
 
 A second moment stored in bfloat16 cannot decay by 0.999: 1 - 0.999 is less than half the relative
-spacing of bfloat16, so the product rounds back. A counter in bfloat16 stops at 256. Squares of
-small gradients underflow in the gradients' own dtype. Source: docs/stability.md "Optimiser state".
+spacing of bfloat16, so the product rounds back to the old value. A step counter in bfloat16 stops
+at 256. A norm underflows if small gradients are squared in their own narrow dtype. Source:
+docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from stability.core.number_formats import BF16, FP16, format_of
 
 SOURCE = 'docs/stability.md "Optimiser state"'
 SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
-"""Names of running means of squared gradients in optax and torch, as a part of a path."""
+"""Names of running means of squared gradients in optax and torch; one part of a leaf's path."""
 FIRST_MOMENTS = frozenset({"mu", "trace", "exp_avg", "momentum_buffer"})
-"""Names of running means of gradients in optax and torch."""
+"""Names of running means of gradients in optax and torch; one part of a leaf's path."""
 COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})
+"""Names of step counters in optax and torch; the last part of a leaf's path."""
 RUN_LENGTH = 100_000
-"""Default number of steps that a counter must be able to count: a long training run."""
+"""Default for the largest step number that a counter must hold: a long training run."""
 
 
 def audit_state(
     state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
 ) -> list[Finding]:
-    """Return findings on moments and step counters, by their path in the state.
+    """Return one finding per moment and step counter; its subject is the path in the state.
 
     Args:
         state: an optax state or torch's `optimizer.state_dict()`, in any nesting.
-        beta2: decay rate of the second moments.
+        beta2: decay factor per step of the second moments.
         steps: planned number of optimiser steps.
-        beta1: decay rate of the first moments.
+        beta1: decay factor per step of the first moments.
 
     Raises:
         ValueError: the state holds no array, or a beta is not in [0, 1).
@@ -69,7 +71,7 @@ def audit_state(
 
 
 def audit_global_norm(gradients: Any) -> Finding:
-    """Compare `optax.tree.norm` of gradients, as used for clipping, with the true norm.
+    """Return a finding on `optax.tree.norm`, used for clipping, relative to the norm in float64.
 
     Args:
         gradients: pytree of arrays, in the dtype of the training loop.
@@ -91,8 +93,8 @@ def audit_global_norm(gradients: Any) -> Finding:
     dtypes = ", ".join(sorted({str(x.dtype) for x in leaves.values()}))
     message = f"the norm of gradients in {dtypes} comes out as {norm:.3g}; it is {true:.3g}"
     remedy = (
-        "take the norm of gradients cast to float32; clipping by this one does nothing or divides "
-        "by zero"
+        "take the norm of gradients cast to float32; clipping by a wrong norm does nothing or "
+        "divides by zero"
     )
     severity, fix = (Severity.ERROR, remedy) if wrong else (Severity.OK, "")
     metric, least = "norm_ratio", 1.0 - bound
@@ -101,12 +103,21 @@ def audit_global_norm(gradients: Any) -> Finding:
 
 @lru_cache(maxsize=32)
 def remaining(dtype: str, beta2: float, steps: int) -> float:
-    """Return the remainder of a second moment of 1 after `steps` zero gradients, run by optax."""
+    """Return what optax leaves of a second moment of 1, stored in `dtype`, after zero gradients.
+
+    Args:
+        dtype: name of the dtype.
+        beta2: decay factor per step.
+        steps: number of steps with gradient 0. Exact arithmetic leaves beta2**steps.
+
+    Raises:
+        RuntimeError: this optax does not keep the moment in `dtype`.
+    """
     transform = optax.scale_by_adam(b2=beta2)
     params = {"leaf": jnp.ones(1, dtype)}
     initial: Any = transform.init(params)
     state = initial._replace(nu=params)
-    # Guards the measurement: a wider moment in optax would otherwise go unnoticed.
+    # If optax widened the moment, the result would be that of the wider dtype.
     if state.nu["leaf"].dtype != jnp.dtype(dtype):
         raise RuntimeError(f"optax does not keep second moments in {dtype}")
 

@@ -1,10 +1,10 @@
-"""Assigns the numbered states of torch optimisers to parameters, or reports them as ambiguous.
+"""Assigns the numbered entries of torch optimiser states to parameters, or finds them ambiguous.
 
 `optimizer.state_dict()` numbers parameters in the order of its groups and, before torch 2.6, stores
-no names. Within a group, parameters follow the module's order. So an assignment fits if each group
-is a subsequence of the model's parameters, no parameter is in two groups, and all shapes agree. A
-state is assigned only if all fitting assignments give it to the same parameter. Source:
-docs/stability.md "Optimiser state".
+no names. Within a group, parameters are assumed to follow the module's order. An assignment fits if
+each group is a subsequence of the model's parameters, no parameter is in two groups, and all shapes
+agree. An entry is assigned only if all fitting assignments give it to the same parameter.
+Source: docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 from stability.core.parameter_leaves import Leaf
 
 LIMIT = 100_000
-"""Largest number of partial assignments to explore. A model with more is ambiguous anyway: it takes
-many parameters of equal shape in unknown groups to have that many."""
+"""Largest number of partial assignments to explore. With more, all parameters are called ambiguous:
+so many arise only from many parameters of equal shape in unknown groups."""
 _UNDECAYED = re.compile(r"bias|norm|(^|\.)ln(_|\d|\.|$)|(^|\.)bn\d*\.", re.IGNORECASE)
-"""Names of the parameters that are usually excluded from weight decay."""
+"""Matches names of parameters that are usually excluded from weight decay: biases and norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter in an optimiser's group."""
+    """Place of one parameter in an optimiser's group, with the shape of its moments."""
 
     key: Any
-    """Index of the optimiser state and index of the parameter in it."""
+    """(index of the optimiser state, number of the parameter in it)."""
     shape: tuple[int, ...] | None
-    """Shape of its moments; None if it has none because it never had a gradient."""
+    """Shape of the moments; None if there are none, since the parameter never had a gradient."""
 
     def fits(self, leaf: Leaf) -> bool:
         """Whether these moments can belong to the parameter."""
@@ -41,31 +41,32 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Assignment of optimiser states to parameters, where it is unambiguous."""
+    """Unambiguous part of the assignment of slots to parameters."""
 
     keys: dict[str, Any] = field(default_factory=dict)
-    """Key of the slot by parameter name, without parameters that have no moments."""
+    """`Slot.key` by parameter name, without parameters that have no moments."""
     ambiguous: tuple[str, ...] = ()
-    """Names of the parameters that have several possible states, or one that may not be theirs."""
+    """Names of the parameters for which several slots fit, or one slot that may be another's."""
 
 
 Group: TypeAlias = Sequence[Slot]
 Allowed: TypeAlias = Callable[[Leaf, int], bool]
-"""Whether a parameter may be in a group, by the group's number."""
+"""Predicate of (parameter, group number): whether the parameter may be in that group."""
 
 
 def match(
     groups: Sequence[Group], leaves: Sequence[Leaf], ordered: bool, decays: Sequence[float] = ()
 ) -> Match | None:
-    """Assign each state to a parameter; return None if no assignment fits.
+    """Assign the slots of all groups to parameters; return None if no assignment fits.
 
     Args:
         groups: groups of all optimisers; a parameter is in at most one.
         leaves: parameters that may have been trained.
-        ordered: whether the leaves are in the module's order.
-        decays: weight decay of each group, to resolve two groups of ambiguous shapes. The group
-            with the larger decay (or the first) is then assumed to hold all parameters except
-            biases and norms, as with transformers' Trainer, if exactly that fits.
+        ordered: whether the leaves are in the module's order. Otherwise only shapes are compared.
+        decays: weight decay of each group. If there are two groups and the shapes are ambiguous,
+            the group with the larger decay (the first if equal) is tried as the one of all
+            parameters except biases and norms, as in transformers' Trainer. The result is used if
+            it is unambiguous.
     """
     fitting = _in_order if ordered else _by_shape
     found = fitting(groups, leaves, lambda leaf, group: True)
@@ -80,10 +81,11 @@ def match(
 
 
 def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
-    """Return tied matrices stored twice, by name, with the name of the parameter each repeats.
+    """Return the second copies of tied matrices: name of the copy -> name of the parameter.
 
-    A copy is bytewise equal to an earlier matrix, is not constant, and exceeds the number of
-    matrices of its shape in the optimisers.
+    A leaf is a copy if it has two or more axes, is bytewise equal to an earlier leaf, and is not
+    constant. Copies are sought only among shapes of which the model has more leaves than the
+    optimisers have slots.
     """
     slots = [slot for group in groups for slot in group]
     if not slots or len(slots) >= len(leaves):
@@ -105,11 +107,11 @@ def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
 
 
 def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
-    """Return what all assignments that keep the leaves' order within each group have in common.
+    """Return the part common to all assignments that keep the leaves' order within each group.
 
-    A state of the search is the position reached in every group. States reachable from the start
-    are computed forward, then filtered backward to those that reach the end: each remaining step is
-    part of a fitting assignment.
+    The search walks through the leaves; its state is the position reached in every group. States
+    reachable from the start are computed forward, then filtered backward to those that reach the
+    end. Each remaining step is part of a fitting assignment.
     """
     sizes = tuple(len(group) for group in groups)
     reached: list[set[tuple[int, ...]]] = [{(0,) * len(groups)}]
@@ -143,7 +145,7 @@ def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed)
 def _moves(
     place: tuple[int, ...], leaf: Leaf, groups: Sequence[Group], allowed: Allowed
 ) -> Iterator[tuple[tuple[int, ...], Slot | None]]:
-    """Yield the positions after a leaf and the slot assigned to it; None if it was not trained."""
+    """Yield each choice for a leaf: the positions afterwards, and its slot or None (untrained)."""
     yield place, None
     for number, (position, group) in enumerate(zip(place, groups, strict=True)):
         if position < len(group) and group[position].fits(leaf) and allowed(leaf, number):
@@ -151,7 +153,7 @@ def _moves(
 
 
 def _by_shape(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
-    """Assign by shapes alone: a state is certain if exactly one parameter has its shape."""
+    """Assign by shapes alone: a slot is certain if exactly one allowed parameter has its shape."""
     slots = [(slot, number) for number, group in enumerate(groups) for slot in group]
     if len(slots) > len(leaves):
         return None

@@ -1,8 +1,9 @@
-"""Remedies for a frozen leaf, each measured on the user's own values by a real optimiser run.
+"""Remedies for a frozen leaf, each measured by an optimiser run on a sample of the leaf's values.
 
-Remedies whose fidelity is within `ENOUGH` of 1 come first, ordered by memory; the others follow,
-ordered by fidelity. Remedies whose difference is within the measurement error share a rank.
-Elements without a gradient are not counted. Source: docs/stability.md "Remedies".
+Fidelity is the applied displacement divided by the intended one. Remedies whose fidelity is within
+`ENOUGH` of 1 come first, ordered by memory. The others follow, ordered by their distance from 1.
+Remedies that differ by less than the measurement error share a rank. Elements without a gradient
+are not counted. Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from stability.storage.simulate import GRADIENTS, Gradients, Known, Storage, Sur
 from stability.storage.update_rules import Optimiser
 
 ENOUGH = 0.05
-"""Largest |fidelity - 1| of a remedy that works: learning rates are rarely known to 5 %."""
+"""Largest |fidelity - 1| of a remedy that works. It acts like a wrong learning rate, and learning
+rates are rarely tuned to 5 %."""
 ERRORS = 2.0
 """Standard errors within which two fidelities count as equal: a 95 % interval."""
 STEPS, SIZE = 1000, 1024
-"""Optimiser steps and sampled elements. A norm weight at 1 then crosses about twenty bfloat16
-values, so that the rounding of its end point is negligible."""
+"""Optimiser steps, and largest number of elements sampled per leaf. In 1,000 steps a norm weight at
+1 crosses about twenty bfloat16 values, so that the rounding of its end point is negligible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Remedy:
     what: str
     """Instruction for the user."""
     wrapper: str = "nearest"
-    """A key of `simulate.WRAPPERS`."""
+    """Key of `simulate.WRAPPERS`: how the optimiser's update is rounded."""
     wide: bool = False
     """Whether the parameter itself is stored in float32."""
     extra_bytes: int = 0
@@ -45,11 +47,11 @@ class Remedy:
     scale: float = 1.0
     """Factor on the initial value."""
     shift: float = 0.0
-    """Constant subtracted from the stored value and added back where it is used."""
+    """Constant subtracted before the weight is stored; the model adds it back when it uses it."""
     cast_first: bool = False
     """Whether the values were rounded to the format before they were stored in float32."""
     torch: str = ""
-    """Instruction for torch users, if it differs."""
+    """Instruction for torch users; empty if `what` holds for torch too."""
 
     @property
     def near_one(self) -> bool:
@@ -72,7 +74,7 @@ class Remedy:
         return (values * np.float32(self.scale) - np.float32(self.shift)).astype(np.float32)
 
 
-# Whole paths: they are what a person has to import.
+# Full module paths, since they are shown to users, who have to import from them.
 _JAX, _TORCH = "stability.storage.narrow_optimisers", "stability.storage.torch_narrow"
 NOTHING = Remedy("nothing", "store the parameter narrow and round each update to nearest")
 REMEDIES = (
@@ -110,7 +112,7 @@ class Trial:
 
     @property
     def miss(self) -> float:
-        """Deviation of the applied from the intended displacement, |fidelity - 1|."""
+        """Deviation |fidelity - 1| of the applied from the intended displacement; inf for NaN."""
         miss = abs(self.survival.fidelity - 1.0)
         # NaN cannot be sorted; a remedy that diverges ranks last.
         return math.inf if math.isnan(miss) else miss
@@ -127,16 +129,19 @@ class Trial:
 
     @property
     def settled(self) -> bool:
-        """Whether `works` is certain at 95 % under other draws of the gradients."""
+        """Whether `works` holds for other draws of the gradients too, with 95 % confidence."""
         return not abs(self.miss - ENOUGH) <= self.spread
 
     def verdict(self) -> str:
-        """Return in a word or two whether the remedy works."""
+        """Return "fix" or "not"; if uncertain, "perhaps a fix" or "perhaps not"."""
         word = "fix" if self.works else "not"
         return word if self.settled else f"perhaps {'a fix' if self.works else word}"
 
     def ties(self, other: Trial) -> bool:
-        """Whether two remedies of equal memory do not differ measurably."""
+        """Whether two remedies share a rank: their fidelities do not differ measurably.
+
+        Remedies that work must also need equal memory and lose equally much at the start.
+        """
         alike = (self.works, other.works) == (False, False) or (
             (self.bytes, self.lost_at_start) == (other.bytes, other.lost_at_start)
         )
@@ -165,19 +170,22 @@ def try_remedies(
     size: int = SIZE,
     known: Known = None,
 ) -> dict[str, list[Trial]]:
-    """Try remedies on every leaf; return its trials, best first, without inapplicable remedies.
+    """Try remedies on every leaf; return trials by leaf name, best first.
+
+    Remedies that only suit weights near 1 are not tried on other leaves.
 
     Args:
         values: leaves by name, finite, any shape.
-        optimiser: the optimiser, at its own learning rate unless the remedy changes that.
+        optimiser: the optimiser; a remedy may scale its learning rate.
         fmt: the storage format.
         remedies: the remedies to try.
         gradients: distribution of synthetic gradients.
         steps: optimiser steps.
         size: elements sampled per leaf.
-        known: known gradients by leaf, which replace `gradients`.
+        known: known gradient statistics by leaf name, which replace `gradients`.
 
     Raises:
+        ValueError: XLA cannot convert to the storage format on this processor.
         RuntimeError: the compiler removed the rounding.
     """
     trials: dict[str, list[Trial]] = {name: [] for name in values}
@@ -196,8 +204,8 @@ def try_remedies(
         )
         for name, outcome in outcomes.items():
             first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
-            # Rows of tokens or positions that no text had are moved by weight decay at most. They
-            # would count as frozen under every remedy and hide its effect on the other rows.
+            # Only weight decay moves rows of tokens or positions that do not occur in the data.
+            # They would count as frozen under every remedy and hide its effect on the other rows.
             counted = outcome.with_gradients()
             idle = 1.0 - counted.pushed.size / max(1, outcome.pushed.size)
             trials[name].append(
@@ -207,7 +215,7 @@ def try_remedies(
 
 
 def ranks(trials: Sequence[Trial]) -> list[int]:
-    """Return the rank of each trial of a sorted list; ties share a rank."""
+    """Return the rank of each trial, from 1, of a list sorted by `rank`; ties share a rank."""
     found: list[int] = []
     leader = 0
     for place, trial in enumerate(trials):
@@ -230,7 +238,8 @@ def _about_one(values: np.ndarray) -> bool:
 
 
 def _lost_at_start(remedy: Remedy, values: np.ndarray, start: np.ndarray, fmt: Format) -> float:
-    # A master keeps the float32 values. Another initial value is another model, not a loss.
+    # A float32 master keeps the exact values. A scaled initial value is a different model, which
+    # has no loss to compare.
     if remedy.wrapper == "master" or remedy.scale != 1.0:
         return 0.0
     stored = remedy.storage(fmt).start(start) + np.float32(remedy.shift)

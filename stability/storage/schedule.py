@@ -1,4 +1,4 @@
-"""Learning-rate schedules: warmup, then constant, linear or cosine decay.
+"""Learning-rate schedules: linear warmup, then a constant rate, or linear or cosine decay.
 
 Source: docs/stability.md "A schedule".
 """
@@ -23,8 +23,8 @@ class Schedule:
     """Learning rates of a run, as factors on the largest one.
 
     Raises:
-        ValueError: there are no steps, the warmup is not shorter than the run, or `end` is not in
-            [0, 1].
+        ValueError: the kind is unknown, the warmup is negative or not shorter than the run, or
+            `end` is not in [0, 1].
     """
 
     kind: str
@@ -41,14 +41,14 @@ class Schedule:
             raise ValueError(f"unknown schedule {self.kind!r}: {_HOW}.")
         if not 0 <= self.warmup < self.steps:
             raise ValueError(
-                f"schedule of {self.steps:,} steps, {self.warmup:,} of them warmup: expected fewer "
-                "steps of warmup than of the run, both whole numbers."
+                f"schedule: warmup={self.warmup} and steps={self.steps}: expected whole numbers, "
+                "0 <= warmup < steps."
             )
         if not 0.0 <= self.end <= 1.0:
             raise ValueError(f"schedule: end={self.end:g} must be in [0, 1], a factor on the rate.")
 
     def factor(self, share: np.ndarray) -> np.ndarray:
-        """Return the factor on the largest rate at a fraction of the run, in [0, 1]."""
+        """Return the factor on the largest rate at fractions `share` of the run, each in [0, 1]."""
         step = np.asarray(share, np.float64) * self.steps
         gone = np.clip((step - self.warmup) / (self.steps - self.warmup), 0, 1)
         way = {
@@ -59,7 +59,7 @@ class Schedule:
         return np.where(step < self.warmup, step / max(self.warmup, 1), way)
 
     def describe(self) -> str:
-        """Describe the schedule."""
+        """Return the schedule as a phrase, such as "cosine rate, 2,000 steps, 100 of warmup"."""
         first = f", {self.warmup:,} of warmup" if self.warmup else ""
         last = "" if self.kind == "constant" else f", down to {self.end:.0%} of the rate"
         return f"{self.kind} rate, {self.steps:,} steps{first}{last}"
@@ -67,6 +67,9 @@ class Schedule:
 
 def parse(text: str) -> Schedule:
     """Parse a schedule such as `cosine:warmup=100,steps=2000,end=0.1`.
+
+    `steps` must be given. `warmup` and `end` are optional, and `end` is not allowed for a constant
+    rate.
 
     Raises:
         ValueError: the text is not a schedule.
@@ -83,5 +86,5 @@ def parse(text: str) -> Schedule:
         except ValueError as error:
             raise ValueError(f"schedule {text!r}: {value!r} is no number: {_HOW}.") from error
     if "steps" not in numbers:
-        raise ValueError(f"schedule {text!r} says no steps: {_HOW}.")
+        raise ValueError(f"schedule {text!r} has no steps=NUMBER: {_HOW}.")
     return Schedule(kind, **numbers)

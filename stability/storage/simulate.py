@@ -1,9 +1,9 @@
-"""Real optimiser runs on samples of leaves, with synthetic gradients of a stated distribution.
+"""Optimiser runs on samples of leaves with synthetic gradients, to measure the effect of storage.
 
-A checkpoint has no data, so gradients are drawn at random: each element has a fixed direction plus
-noise. The optimiser steps are real optax updates, and the effect of storage on them is measured,
-once the optimiser's moments have settled (`BURN_IN`). Samples of equal length are stacked, so that
-one compiled loop serves many leaves. Source: docs/stability.md "Update survival".
+A checkpoint has no data, so gradients are drawn at random: each element has a fixed sign plus
+noise. The updates are those of optax. Counting begins once the optimiser's moments have settled
+(`BURN_IN`). Samples of equal length are stacked, so that one compiled loop serves many leaves.
+Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ from stability.storage.narrow_optimisers import (
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
 STEPS, SAMPLE = 200, 2048
-"""Optimiser steps, and elements sampled per leaf: a fraction of 2,048 elements has a standard error
-of at most 1.1 %."""
+"""Optimiser steps, and largest number of elements sampled per leaf. A fraction of 2,048 elements
+has a standard error of at most 1.1 %."""
 BURN_IN = 100
-"""Steps before the counted ones that fill the optimiser's moments and leave the parameters as they
-are.
+"""Steps before the counted ones. They fill the optimiser's moments and do not change parameters.
 
-AdamW's first step from moments of zero is as large as the learning rate, and later ones are about
-a third of it for these gradients. Counted, the first one would move most elements once, so that few
-were frozen. 100 is enough: of normal weights of standard deviation 0.1 in bfloat16 at lr 3e-4, 19 %
-are frozen without such steps, 40 % after 30, 39 % after 100 and 38 % after 1,000. Lion, SGD and
-Muon change by less than 1 % of the elements."""
+AdamW's first step from moments of zero is as large as the learning rate; later steps are about a
+third of it for these gradients. If the first step counted, it would move most elements once, and
+few would count as frozen. 100 steps are enough: of normal weights with standard deviation 0.1 in
+bfloat16 at lr 3e-4, 19 % are frozen without a burn-in, 40 % with 30 steps, 39 % with 100 and 38 %
+with 1,000. With Lion, SGD and Muon a burn-in changes less than 1 % of the elements."""
 ROWS = 16
-"""Largest number of leaves in one stacked run."""
+"""Largest number of leaves that one compiled run stacks."""
 
 
 def cast_storage(
     inner: optax.GradientTransformation, beta2: float = 0.999
 ) -> optax.GradientTransformation:
-    """Round parameters and moments to nearest, as a model and its optimiser in few bits do.
+    """Round parameters and moments to nearest after each step, as training in few bits does.
 
     A second moment is rounded twice, as in torch: after the multiplication by beta2, and after the
-    addition of the squared gradient. A single rounding of the sum would give another decay.
+    addition of the squared gradient. A single rounding of the sum would decay differently.
 
     Args:
-        inner: a `tally`, which sums up the unrounded updates.
-        beta2: decay rate of the second moments.
+        inner: an optimiser wrapped by `tally`, which sums up the unrounded updates.
+        beta2: decay factor per step of the second moments.
     """
     stored = nearest_storage(inner)
 
@@ -73,7 +72,7 @@ def cast_storage(
         def decayed(part: Any) -> Any:
             if not isinstance(part, optax.ScaleByAdamState):
                 return part
-            # Divided here because optax multiplies by beta2 again; the product is as rounded.
+            # optax multiplies by beta2 again; the division makes its product the rounded value.
             nu = jax.tree.map(lambda x: nearest(beta2 * x, fmt) / beta2, part.nu)
             return part._replace(nu=nu)
 
@@ -107,7 +106,7 @@ WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTrans
 
 
 Known: TypeAlias = Mapping[str, RowGradients] | None
-"""Known gradients by leaf name; None: none are known."""
+"""Known gradient statistics by leaf name, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +120,12 @@ class Gradients:
     signal: float = 0.3
     """Fraction of the root mean square that keeps its sign: 1 is constant, 0 is pure noise."""
     rms: float = GRADIENT_RMS
+    """Root mean square of a gradient element."""
     uphill: bool = False
-    """Set every d to +1, so that descent decreases every element."""
+    """Whether every d is +1, so that gradient descent decreases every element."""
 
     def describe(self) -> str:
-        """Describe the distribution."""
+        """Return a clause with the formula and the values of the distribution."""
         sign = "+1" if self.uphill else "a fixed random sign"
         return (
             f"gradients {self.rms:g} x ({self.signal:g} d + {self._noise:.3g} z), d {sign} per "
@@ -137,7 +137,7 @@ class Gradients:
         return math.sqrt(1.0 - self.signal**2)
 
     def directions(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Return the directions d, float32."""
+        """Return the signs d, +1 or -1, as float32."""
         signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
         return jnp.ones(shape) if self.uphill else signs
 
@@ -147,11 +147,11 @@ class Gradients:
         """Return the gradient at one step, float32, in the shape of d.
 
         Args:
-            d: directions.
+            d: signs from `directions`.
             key: random key of the leaf.
             step: number of the step, from 1.
-            rms: root mean squares in the shape of d; None: `self.rms` for all.
-            signal: signals in the shape of d; None: `self.signal` for all.
+            rms: root mean square of each element, in the shape of d; None: `self.rms` for all.
+            signal: signal of each element, in the shape of d; None: `self.signal` for all.
         """
         rms = self.rms if rms is None else rms
         signal = self.signal if signal is None else signal
@@ -161,7 +161,14 @@ class Gradients:
     def of(
         self, name: str, sampled: np.ndarray, size: int, matrix: bool, known: Known = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return rms and signal of each sampled element of a leaf, known ones or the defaults."""
+        """Return rms and signal of each sampled element of a leaf.
+
+        Args:
+            name: name of the leaf.
+            sampled: the sample, for its shape.
+            size, matrix: arguments with which `parameter_leaves.sample` drew the sample.
+            known: known statistics; a leaf without them gets the defaults of this object.
+        """
         if known is None or name not in known:
             return np.full(sampled.shape, self.rms), np.full(sampled.shape, self.signal)
         return known[name].sampled(name, size, matrix)
@@ -172,32 +179,35 @@ class Survival:
     """Effect of storage on the updates of one leaf over a run."""
 
     frozen: float
-    """Fraction of the elements that never changed, of those that the optimiser updated."""
+    """Fraction that never changed of the elements with a nonzero intended displacement."""
     fidelity: float
     """Applied displacement divided by intended displacement, along the intended direction."""
     error: float = 0.0
     """Relative L2 error of the applied displacement against the intended one."""
     spread: float = 0.0
-    """Standard error of the fidelity over the elements, which have independent gradients."""
+    """Standard error of the fidelity, from the scatter over elements (independent gradients)."""
 
 
 class Simulated(NamedTuple):
-    """Sample of one leaf before and after a run, with the intended displacement."""
+    """Sample of one leaf before and after a run; all arrays are (elements,)."""
 
     first: np.ndarray
+    """Stored values before the counted steps, float32."""
     last: np.ndarray
+    """Stored values after the last step, float32."""
     intended: np.ndarray
+    """Intended displacement: the sum of the unrounded updates, float32."""
     changed: np.ndarray
-    """Which elements changed at any step, bool."""
+    """Whether the element changed at any step, bool."""
     pushed: np.ndarray
-    """Which elements have a gradient, bool; the others are moved by weight decay alone."""
+    """Whether the element has a gradient, bool; only weight decay moves the others."""
 
     def survival(self) -> Survival:
-        """Summarise the outcome."""
+        """Return the frozen fraction, fidelity and error of the outcome."""
         return summary(self.first, self.last, self.intended, self.changed)
 
     def with_gradients(self) -> Simulated:
-        """Return the elements with a gradient, or all of them if none has one."""
+        """Return the outcome of the elements with a gradient, or of all if no element has one."""
         if not self.pushed.any():
             return self
         return Simulated(*(part[self.pushed] for part in self))
@@ -205,11 +215,12 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of a parameter during training."""
+    """How a parameter is stored and updated during training."""
 
     wrapper: str = "nearest"
-    """A key of `WRAPPERS`."""
+    """Key of `WRAPPERS`: how the optimiser's update is rounded."""
     dtype: str = BF16.name
+    """Name of the stored dtype, such as "bfloat16" or "float32"."""
 
     @property
     def format(self) -> Format | None:
@@ -227,7 +238,14 @@ FLOAT32 = Storage("plain", "float32")
 
 
 def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
-    """Compare applied with intended displacements; all arrays have one shape, any float dtype."""
+    """Return the survival of updates: applied displacement (last - first) against the intended.
+
+    Args:
+        first, last: values before and after the run, any floating-point dtype.
+        intended: sum of the unrounded updates, in the same shape. If it is 0 everywhere, the result
+            is frozen 0 and fidelity 1.
+        changed: whether each element changed at any step, bool, in the same shape.
+    """
     applied = np.asarray(last, np.float64) - np.asarray(first, np.float64)
     intended = np.asarray(intended, np.float64)
     moved = intended != 0
@@ -237,7 +255,7 @@ def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
     frozen = float(np.mean(~np.asarray(changed)[moved]))
     along = applied * np.sign(intended)
     fidelity = float(along.sum() / total)
-    # Standard error of a ratio of sums: residuals about the line through the origin.
+    # Standard error of a ratio of sums, from residuals about along = fidelity * |intended|.
     residuals = (along - fidelity * np.abs(intended))[moved]
     count = max(2, residuals.size)
     spread = float(np.sqrt(np.sum(residuals**2) * count / (count - 1)) / total)
@@ -257,22 +275,23 @@ def run(
     fill: bool = False,
     burn_in: int = BURN_IN,
 ) -> dict[str, Simulated]:
-    """Train a sample of every leaf and return the outcomes by name.
+    """Train a sample of every leaf on synthetic gradients and return the outcomes by name.
 
     Args:
         values: leaves by name, any shape. The name seeds sample, gradients and roundings. A `Leaf`
             is read, sampled and released before the next one is read.
-        optimiser: the optimiser, with float32 moments, so that only the storage differs.
+        optimiser: the optimiser. Its moments are float32, except with the wrapper "cast".
         storage: storage of the values between steps.
         gradients: distribution of synthetic gradients.
-        steps: optimiser steps.
-        size: elements sampled per leaf, see `leaves.sample`.
+        steps: counted optimiser steps.
+        size: largest number of elements sampled per leaf, see `parameter_leaves.sample`.
         shapes: shapes of the whole leaves, if `values` are samples already.
-        known: known gradients by leaf, which replace `gradients`.
-        fill: repeat a leaf of fewer than half of `size` elements; each copy has its own random
-            draws. Matrices that the optimiser updates as a whole are not repeated.
-        burn_in: steps before the counted ones that change the moments alone; 0: moments start from
-            zero, as at the beginning of a training run.
+        known: known gradient statistics by leaf name, which replace `gradients`.
+        fill: whether to repeat a leaf of at most half of `size` elements up to that size, with
+            separate random draws for each copy. Matrices that the optimiser updates as a whole are
+            not repeated.
+        burn_in: steps before the counted ones, which change only the moments. With 0, moments start
+            from zero, as at the beginning of a training run.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -320,7 +339,7 @@ def _run_rows(
     shape: Any,
     storage: Storage,
 ) -> dict[str, Simulated]:
-    """Run stacked leaves; a sample is a leaf's values and its gradients' rms and signal."""
+    """Run leaves stacked to `shape`; a sample is (values, gradient rms, gradient signal)."""
     rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, (values, *push)) in enumerate(zip(names, samples, strict=True)):
@@ -337,12 +356,12 @@ def _run_rows(
 
 @lru_cache(maxsize=64)
 def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
-    """Return the compiled run: values, rms, signals, seeds, lr, steps, burn_in -> last, intended,
-    changed.
+    """Return the compiled run of stacked leaves.
 
-    Values, rms and signals are (rows, *shape), seeds (rows,). `optimiser` has rate 1, and the rate
-    is an argument: every optimiser scales by its rate last, so the steps are the same, and another
-    rate or number of steps needs no new program.
+    It maps (values, rms, signals, seeds, lr, steps, burn_in) to (last, intended, changed). Seeds
+    are (rows,), lr, steps and burn_in scalars, and all other arrays (rows, *shape). `optimiser`
+    has rate 1, and the run multiplies its updates by `lr`. Every optimiser scales by its rate last,
+    so the result is the same, and another rate or number of steps needs no new program.
     """
     unscaled, dtype = optimiser.transform(decay), jnp.dtype(storage.dtype)
     wrapper = WRAPPERS[storage.wrapper]
@@ -360,7 +379,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
         state = transform.init(params)
         if isinstance(state, StochasticState):
             state = state._replace(seed=seed)
-        # Another base key than that of the roundings, which is made from the seed itself.
+        # Base key 1 keeps these draws independent of the roundings, whose key is the seed itself.
         key = jax.random.fold_in(jax.random.key(1), seed)
         directions = gradients.directions(key, values.shape)
 
@@ -377,8 +396,8 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
             _, after = optimiser_update(transform, grads, state, params)
             return with_moments(state, moments_of(after))
 
-        # These draws follow those of the counted steps, so that any burn-in has the same counted
-        # gradients.
+        # The burn-in draws with step numbers after those of the counted steps, so that the counted
+        # gradients do not depend on the length of the burn-in.
         state = jax.lax.fori_loop(1, burn_in + 1, fill, state)
         start = (params, state, jnp.zeros(values.shape, bool))
         params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
@@ -399,12 +418,13 @@ class TallyState(NamedTuple):
     """State of `tally`."""
 
     inner: Any
+    """State of the wrapped optimiser."""
     total: Any
     """Sum of all updates so far, float32."""
 
 
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Sum up the updates of `inner`: the displacement that exact arithmetic would apply."""
+    """Wrap an optimiser to sum up its updates: the displacement without any rounding."""
 
     def init(params: Any) -> TallyState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -429,23 +449,26 @@ def moments_of(state: Any) -> Any:
 
 
 def with_moments(state: Any, moments: Any) -> Any:
-    """Return the state with another state of the optimiser; sums, carries and masters stay."""
+    """Return the state of `tally`, or of a wrapper around it, with the optimiser's state replaced.
+
+    Summed updates, Kahan carries and float32 masters are kept.
+    """
     if isinstance(state, TallyState):
         return state._replace(inner=moments)
     return state._replace(inner=state.inner._replace(inner=moments))
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
-    """Return the number of stacked rows: few distinct numbers, so that few programs are compiled.
+    """Return the number of rows to stack for `count` leaves, padded to few distinct numbers.
 
-    An empty row costs less than another program, except for matrices.
+    Each number needs a compiled program, which costs more than empty rows, except for matrices.
     """
     least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
     return min(ROWS, max(least, 1 << (count - 1).bit_length()))
 
 
 def _padded(count: int, size: int) -> int:
-    """Return the padded length of a sample: one of two, so that few programs are compiled."""
+    """Return the padded length of a sample: `_SHORT` or `size`, so that few programs compile."""
     return min(size, _SHORT) if count <= _SHORT else max(size, count)
 
 
@@ -454,6 +477,9 @@ _SHORT = 128
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:
-    """Return the optimiser with its rate scaled so that steps on a part have the whole's size."""
+    """Return the optimiser with a rate at which it steps on a part as far as on the whole leaf.
+
+    The step of an optimiser such as Muon depends on the shape of the matrix.
+    """
     ratio = optimiser.step(whole, False).size / optimiser.step(part, False).size
     return optimiser.with_lr(optimiser.lr * ratio)

@@ -1,9 +1,10 @@
 """Update survival: which parameters freeze when weights are stored in few bits.
 
 An update u of a stored number p is lost when p + u rounds back to p. That is the case when |u| is
-below half the distance to the neighbour in its direction, or equal to it and p's significand is
-even. AdamW moves every element by about its learning rate, so weights near 1 freeze in bfloat16
-below lr = 2^-9. Source: docs/stability.md "Update survival".
+less than half the distance to p's neighbour in the direction of u, or exactly half and p's
+significand is even. AdamW moves every element by about its learning rate, so weights at 1 freeze
+in bfloat16 if lr is at most 2^-9. An element is frozen if all its updates are lost.
+Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from stability.storage.training import Loss, train_stored
 from stability.storage.update_rules import GRADIENT_RMS, AdamW, Optimiser, Step
 
 FROZEN_SHARE = 0.5
-"""Largest frozen fraction of a healthy leaf: with more, most of the leaf does not train."""
+"""Frozen fraction of a leaf above which it gets a warning: most of it then does not train."""
 SOURCE = 'docs/stability.md "Update survival"'
 REMEDY = (
     "store parameters in float32 and compute in bfloat16 (param_dtype=float32, "
@@ -43,9 +44,14 @@ REMEDY = (
 
 
 def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Return half the distance from p to its neighbour in the direction of u; float64.
+    """Return half the distance from p to its neighbour in `fmt` in the direction of u, float64.
 
-    From a power of two toward zero, the neighbour is only half as far.
+    From a power of two, the neighbour toward zero is half as far as the one away from zero.
+
+    Args:
+        p: numbers of the format.
+        u: updates, of which only the sign counts; its shape broadcasts with that of p.
+        fmt: the storage format.
     """
     p, u = np.asarray(p, np.float64), np.asarray(u, np.float64)
     mantissa, exponent = np.frexp(np.abs(p))
@@ -69,7 +75,7 @@ class Prediction:
     frozen: float
     """Fraction of the elements whose step is lost, averaged over steps up and down."""
     min_lr: float
-    """Learning rate from which at least half of the elements move; 0 for an empty leaf."""
+    """Learning rate from which at least half of the elements move; 0 for an untrained leaf."""
 
 
 def predict(
@@ -79,11 +85,11 @@ def predict(
     decay: bool = False,
     rms: float = GRADIENT_RMS,
 ) -> Prediction:
-    """Predict which of a leaf's updates are lost, exactly, over its distinct stored values.
+    """Predict the fraction of a leaf's updates that is lost, from all its distinct stored values.
 
     Args:
         leaf: values of any shape, float32 or a narrow format.
-        optimiser: determines the size of a step; a number is the learning rate of AdamW.
+        optimiser: determines the size of a step. A number means AdamW with that learning rate.
         fmt: the storage format.
         decay: whether weight decay applies to this leaf.
         rms: root mean square of its gradients.
@@ -99,13 +105,15 @@ def predict_each(
     rms: float = GRADIENT_RMS,
     idle: np.ndarray | None = None,
 ) -> dict[str, Prediction]:
-    """Like `predict`, for several formats; return predictions by format name.
+    """Return the predictions of `predict` for several formats, by format name.
 
-    The distinct values of a 16-bit leaf are counted once, and converted to each format.
+    The distinct values of a leaf in a narrow format are counted once, and converted to each format.
 
     Args:
-        idle: bool (rows,), the rows of the leaf that never have a gradient, or () for all of it;
-            weight decay alone moves them.
+        leaf, optimiser, decay, rms: as for `predict`.
+        formats: the storage formats.
+        idle: mask of the leaf's rows that never have a gradient, bool (rows,), or () for the whole
+            leaf. Only weight decay moves such rows. None: every row has a gradient.
     """
     leaf = np.asarray(leaf)
     rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
@@ -122,7 +130,10 @@ def predict_each(
 
 
 def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
-    """Split the values into those with a gradient and those with decay alone, with their steps."""
+    """Split a leaf into values with a gradient and values moved by decay alone, with their steps.
+
+    Values that no step moves, and empty parts, are left out.
+    """
     if idle is None or not np.any(idle):
         parts = [(leaf, step)]
     else:
@@ -154,11 +165,12 @@ def _predict(
 
 
 _BISECTION = 1e-3
-"""Precision of `min_lr` in log2: 0.07 %, below the spacing of any format here."""
+"""Precision of `min_lr` in log2, 0.07 % of the rate: about float16's relative spacing (0.05 to
+0.1 %), and finer than that of the other formats."""
 
 
 def _lost_share(p: np.ndarray, step: Step, factor: float, fmt: Format) -> np.ndarray:
-    """Return the fraction of each value's steps that is lost, with lr multiplied by `factor`."""
+    """Return the lost fraction of each value's steps, in [0, 1], with lr multiplied by `factor`."""
     size, drift = step.size * factor, -step.decay * factor * p
     if not step.normal:
         return np.mean([is_lost(p, sign * size + drift, fmt) for sign in (1.0, -1.0)], axis=0)
@@ -177,10 +189,11 @@ def measure(
     steps: int = STEPS,
     size: int = SAMPLE,
 ) -> dict[str, Survival]:
-    """Train with every leaf rounded to `fmt` after each step; moments are float32.
+    """Measure the survival of updates: train with every leaf rounded to `fmt` after each step.
 
-    With batches, the pytree itself is trained. Without, a sample of every leaf is trained on
-    synthetic gradients (`simulate.Gradients`), one leaf at a time in memory.
+    Moments are float32. With batches, the whole pytree is trained. Without batches, a sample of
+    every leaf is trained on synthetic gradients (`simulate.Gradients`), and leaves are read one at
+    a time.
 
     Args:
         source: a pytree; without batches also a torch state dict or the path of a checkpoint. It
@@ -210,9 +223,19 @@ def measure(
 def probe(
     model: Any, batches: Any, optimiser: Optimiser, *, loss: Loss | None = None
 ) -> list[Finding]:
-    """Return findings for every leaf: frozen fraction in bfloat16, its prediction, fidelity.
+    """Train a model in bfloat16 and in float32; return findings on each leaf's frozen fraction.
 
-    A model with values that are not finite is not trained; each such leaf is an error.
+    Notes give the predicted frozen fraction, both fidelities and `min_lr`. If a leaf holds NaN or
+    infinity, nothing is trained, and each such leaf is an error finding.
+
+    Args:
+        model: pytree of parameters.
+        batches: data for the loss, one entry per step; None uses synthetic gradients.
+        optimiser: the optimiser.
+        loss: (parameters, batch) -> scalar; None uses a Megalodon's own loss.
+
+    Raises:
+        ValueError: see `measure`.
     """
     leaves = leaves_of(model)
     spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
@@ -245,7 +268,15 @@ def frozen_finding(
 def survival_findings(
     leaf: Leaf, narrow: Survival, control: Survival, optimiser: Optimiser, megalodon: bool
 ) -> list[Finding]:
-    """Return the finding on a leaf's frozen fraction, and notes with the other numbers."""
+    """Return the finding on a leaf's frozen fraction, and notes with the metrics of `numbers_of`.
+
+    Args:
+        leaf: the leaf, in float32 or narrower.
+        narrow: measured with bfloat16 storage.
+        control: measured with float32 storage.
+        optimiser: the optimiser of both runs.
+        megalodon: whether names are a Megalodon's, which decides on weight decay (see `decays`).
+    """
     decay = decays(leaf.name, leaf.shape, megalodon)
     predicted = predict(leaf.read(), optimiser, BF16, decay)
     message = (
@@ -257,7 +288,7 @@ def survival_findings(
 
 
 def numbers_of(narrow: Survival, control: Survival, predicted: Prediction) -> dict[str, float]:
-    """Return the other numbers about a leaf, by metric."""
+    """Return a leaf's predicted frozen fraction, both fidelities and `min_lr`, by metric name."""
     return {
         "predicted_frozen_fraction": predicted.frozen,
         "fidelity": narrow.fidelity,

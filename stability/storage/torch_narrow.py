@@ -4,9 +4,9 @@
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     round_stochastically(optimizer)  # or compensate(optimizer)
 
-The training loop does not change. Hooks widen parameters and gradients to float32 during a step, so
-that moments are float32, and round the result. During a step float32 copies of both exist. Source:
-docs/stability.md "In a torch run".
+The training loop stays as it is. Hooks on the optimiser widen bfloat16 parameters and gradients to
+float32 before a step, so that moments are float32, and round the parameters after it. During a step
+memory therefore holds float32 copies of both. Source: docs/stability.md "In a torch run".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 CARRY = "kahan_carry"
-"""Key in the optimiser's state of the accumulated rounding loss of a parameter."""
+"""Key of a parameter's Kahan carry in the optimiser's state: its loss to rounding so far."""
 
 
 class NarrowParameters:
-    """Hooks on a torch optimiser; `remove` detaches them."""
+    """Hooks that round a torch optimiser's bfloat16 parameters; `remove` detaches them."""
 
     def __init__(self, optimizer: Any, carry: bool) -> None:
         self._optimizer, self._carry = optimizer, carry
@@ -33,7 +33,7 @@ class NarrowParameters:
         ]
 
     def remove(self) -> None:
-        """Detach the hooks; the optimiser's state stays in float32."""
+        """Detach the hooks; the moments already in the optimiser's state stay in float32."""
         for handle in self._handles:
             handle.remove()
 
@@ -73,7 +73,7 @@ class NarrowParameters:
     def _after_loading(self, optimizer: Any) -> None:
         import torch
 
-        # torch casts loaded moments to the parameter's dtype, so restore the stored values.
+        # torch casts loaded moments to the parameter's dtype; put the saved values back.
         groups = zip(optimizer.param_groups, self._loaded["param_groups"], strict=True)
         for group, loaded in groups:
             for p, key in zip(group["params"], loaded["params"], strict=True):
@@ -89,17 +89,18 @@ class NarrowParameters:
 
 
 def round_stochastically(optimizer: Any) -> NarrowParameters:
-    """Round bfloat16 parameters up or down at random after each step, with the exact mean.
+    """Round bfloat16 parameters up or down at random after each step, so that the mean is exact.
 
-    Needs no memory between steps beyond float32 moments. Uses torch's global generator, whose state
-    must be in a checkpoint for an exact continuation.
+    Between steps no memory is needed beyond float32 moments. The roundings use torch's global
+    generator. An exact continuation needs its state in the checkpoint.
 
     Args:
-        optimizer: a `torch.optim.Optimizer` that has not stepped since it was made or loaded.
+        optimizer: a new `torch.optim.Optimizer`. Load the state of an earlier run after this call,
+            which widens bfloat16 moments.
 
     Raises:
-        ValueError: it is not an optimiser, has no bfloat16 parameter, or its moments are narrow.
-            In the last case attach first, then load the state, which widens the moments.
+        ValueError: it is not an optimiser of torch 2.6 or newer, it has no bfloat16 parameter, or
+            it has bfloat16 moments already.
     """
     return _attached(optimizer, carry=False)
 
@@ -107,8 +108,7 @@ def round_stochastically(optimizer: Any) -> NarrowParameters:
 def compensate(optimizer: Any) -> NarrowParameters:
     """Carry the part of each update lost in rounding to bfloat16 into the next step (Kahan).
 
-    Needs 2 bytes per parameter for the carry, which is part of the optimiser's state, and float32
-    moments.
+    The carry takes 2 bytes per parameter in the optimiser's state; moments are float32.
 
     Args:
         optimizer: see `round_stochastically`.
@@ -120,10 +120,10 @@ def compensate(optimizer: Any) -> NarrowParameters:
 
 
 def stochastic(wide: Any) -> Any:
-    """Round a float32 tensor to bfloat16 stochastically, with the exact mean.
+    """Round a float32 tensor to bfloat16 up or down at random, so that the mean is exact.
 
-    Adding 16 random bits to the 16 bits that are cut off carries into the others with the right
-    probability.
+    A random 16-bit integer is added to the 16 low bits before they are cut off. The sum carries
+    into the bits kept with just the probability of rounding away from zero.
     """
     import torch
 
@@ -137,19 +137,19 @@ def _attached(optimizer: Any, carry: bool) -> NarrowParameters:
     if not hasattr(optimizer, "register_load_state_dict_post_hook"):
         raise ValueError(
             f"expected a torch.optim.Optimizer, torch 2.6 or newer, got a "
-            f"{type(optimizer).__name__}; pass the optimiser itself, not what wraps it."
+            f"{type(optimizer).__name__}; pass the optimiser itself, not a wrapper around it."
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(str(p.dtype) == "torch.bfloat16" for p in parameters):
         raise ValueError(
             "no parameter of this optimiser is bfloat16, so nothing would be rounded: call "
-            "model.to(torch.bfloat16) before the optimiser is made."
+            "model.to(torch.bfloat16) before you create the optimiser."
         )
     narrow = _narrow_moments(optimizer)
     if narrow:
         raise ValueError(
-            f"this optimiser keeps {narrow} in bfloat16 already: make the optimiser anew, attach, "
-            "and load its state then, which widens it."
+            f"this optimiser keeps {narrow} in bfloat16 already: create a new optimiser, attach "
+            "the rounding, and only then load the saved state, which widens it to float32."
         )
     return NarrowParameters(optimizer, carry)
 

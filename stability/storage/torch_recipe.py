@@ -1,4 +1,4 @@
-"""Remedies as lines of a torch script for the given optimiser.
+"""Remedies against frozen parameters, as lines of a torch training script.
 
 Source: docs/stability.md "In a torch run".
 """
@@ -9,7 +9,11 @@ from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 
 
 def recipe(rule: Optimiser) -> list[str]:
-    """Return the remedies that restore full fidelity, as lines of a torch training script."""
+    """Return the remedies that apply updates in full, as lines of a torch training script.
+
+    Args:
+        rule: the optimiser, whose settings are written into the script.
+    """
     made = _made(rule)
     return [
         "In torch, one of",

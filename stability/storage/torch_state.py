@@ -1,8 +1,8 @@
-"""Optimiser states of torch: their parameters, the optimiser they came from, and their audit.
+"""Optimiser states saved by torch: assignment to parameters, the optimiser's settings, an audit.
 
-`optimizer.state_dict()` numbers parameters in the order of their groups. If it has no names, a
-parameter is given moments only if no other assignment fits. Source: docs/stability.md
-"Optimiser state".
+`optimizer.state_dict()` numbers parameters in the order of its groups, and may store no names. A
+parameter without a name gets moments only if all fitting assignments agree. Source:
+docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from stability.storage.update_rules import optimiser as optimiser_by_name
 _MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS
 IDLE = 'docs/stability.md "Unused rows"'
 UNDERFLOWN = 1e-3
-"""Largest fraction of moving elements whose second moment may be 0. Such a step is the first moment
-divided by epsilon: about 1e8 times too long."""
+"""Largest fraction of the elements with a first moment whose second moment may be 0. The step of
+such an element is the first moment divided by epsilon, 1e8 times the first moment by default."""
 
 
 _HOW_TO_NAME = """
@@ -45,35 +45,36 @@ _HOW_TO_NAME = """
 
 @dataclass(frozen=True)
 class ParameterOrder:
-    """Known information on the order in which optimisers number a model's parameters."""
+    """Sources for the order in which optimisers number a model's parameters."""
 
     stored: bool = True
-    """Whether the leaves are in the module's order; safetensors sorts them by name."""
+    """Whether the file has its tensors in the module's order; safetensors sorts them by name."""
     names: Sequence[str] | None = None
-    """Names in the order of the numbers, over all states; given by the user."""
+    """The user's list of parameter names in the optimisers' order, over all states; None if the
+    user gave none."""
     folder: Path | None = None
-    """Folder that may contain the architecture's config.json."""
+    """Folder in which a config.json may name the architecture."""
 
 
 @dataclass(frozen=True)
 class TorchState:
-    """State of one optimiser, by parameter name."""
+    """State of one optimiser, by parameter name where the assignment is certain."""
 
     place: str
     """File that holds the state."""
     groups: tuple[Mapping[str, Any], ...]
     """`param_groups` without the parameters' numbers."""
     moments: dict[str, dict[str, Any]]
-    """Tensors and numbers of each parameter, by torch's names. An entry that cannot be assigned
-    with certainty is called `parameter <number>`."""
+    """State of each parameter: parameter name -> torch's key, such as `exp_avg` -> tensor or
+    number. An entry that cannot be assigned with certainty is called `parameter <number>`."""
     identified: str = ""
-    """How its parameters were identified, as text; empty if they were not."""
+    """How the parameters were identified, such as "by shape"; empty if they were not."""
     problem: str = ""
-    """Why entries are not assigned to parameters, as text; empty if all are."""
+    """Why entries are not assigned to parameters, as a clause; empty if all are assigned."""
     ambiguous: tuple[str, ...] = ()
     """Names of the parameters that could have each other's moments."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Names of duplicates of tied parameters in a file, with the name of the parameter."""
+    """Second copies of tied parameters in the file: name of the copy -> name of the parameter."""
 
     @property
     def matched(self) -> bool:
@@ -81,24 +82,25 @@ class TorchState:
         return bool(self.moments) and not self.problem
 
     def check_settled(self) -> None:
-        """Raise if the state fits the model's parameters in several ways.
+        """Check that the state fits the model's parameters in one way only.
 
         Raises:
-            ValueError: several assignments fit; the message names the parameters and a remedy.
+            ValueError: several assignments fit. The message names the parameters and says how to
+                pass their order.
         """
         if self.ambiguous:
             raise ValueError(
                 f"{self.place}: {self.problem}. Pass the names in the optimiser's order, --order "
                 "FILE (in Python order=[...]), which the training script writes by"
-                f"{_HOW_TO_NAME}or give the file of the weights only, without the moments. An "
-                "optimiser made from model.named_parameters() (torch 2.6) stores the names itself."
+                f"{_HOW_TO_NAME}or name the file of the weights alone, without the optimiser "
+                "state. An optimiser made from model.named_parameters() (torch 2.6) stores names."
             )
 
     def rule(self) -> Optimiser | None:
-        """Return the optimiser with its settings, or None if it is not a supported one.
+        """Return the optimiser and its settings, as far as the state shows them; None if unknown.
 
-        Its rate is the initial rate of a schedule. Settings are those of the first group, except
-        weight decay, which is the largest of all groups.
+        The learning rate is the initial one of a schedule. Settings are those of the first
+        parameter group, except weight decay, which is the largest of all groups.
         """
         kept = {key for moments in self.moments.values() for key in moments}
         group = self.groups[0] if self.groups else {}
@@ -110,7 +112,7 @@ class TorchState:
         if "ns_steps" in group:
             return Muon(lr=rate, beta=_number(group.get("momentum")), weight_decay=decay)
         if "exp_avg_sq" in kept and len(betas) == 2:
-            # Adam's weight decay is added to the gradient, so the step has none of its own.
+            # Adam adds weight decay to the gradient; the step then has no decoupled decay.
             decay = decay if group.get("decoupled_weight_decay", True) else 0.0
             return AdamW(rate, betas[1], decay, betas[0], _number(group.get("eps", 1e-8)))
         if "exp_avg" in kept and len(betas) == 2:
@@ -120,7 +122,7 @@ class TorchState:
         return None
 
     def schedule(self) -> list[str]:
-        """Return a line with the initial and current rates, if a schedule changed them."""
+        """Return a list with one line on rates that a schedule has changed; empty if none has."""
         rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
                  if "initial_lr" in g}  # fmt: skip
         moved = sorted((first, now) for first, now in rates if first != now)
@@ -133,12 +135,15 @@ class TorchState:
         return all(str(x.dtype) in ("torch.float32", "torch.float64") for x in kept)
 
     def gradients(self, name: str) -> RowGradients | None:
-        """Return a parameter's gradient statistics by row; None without first and second moments.
+        """Return a parameter's gradient statistics by row, derived from Adam's moments.
+
+        None if the parameter has no `exp_avg` and `exp_avg_sq`, or they are not finite.
 
         After t steps the bias-corrected mean is the moment over 1 - beta^t. For gradients of signal
-        s, the squared first moment is on average s^2 + (1 - s^2) n times the second, with n =
-        (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
-        signal cannot be determined and a default is assumed.
+        s (the fraction that keeps its sign), the squared first moment is on average
+        s^2 + (1 - s^2) n times the second, with
+        n = (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
+        signal cannot be determined and the default of `simulate.Gradients` is assumed.
         """
         kept = self.moments.get(name, {})
         if not {"exp_avg", "exp_avg_sq"} <= set(kept):
@@ -166,13 +171,13 @@ def read_state(
     leaves: Mapping[str, Leaf],
     order: ParameterOrder = ParameterOrder(),
 ) -> TorchState:
-    """Read the state of one optimiser and assign it to the model's parameters.
+    """Read the state of one optimiser and assign its entries to the model's parameters.
 
     Args:
-        place: file that holds the state.
+        place: file that holds the state, for messages.
         state: `optimizer.state_dict()`.
-        leaves: the model's parameters.
-        order: known order of the leaves.
+        leaves: the model's parameters by name.
+        order: sources for the order of the parameters.
 
     Raises:
         ValueError: see `read_states`.
@@ -185,15 +190,16 @@ def read_states(
     leaves: Mapping[str, Leaf],
     order: ParameterOrder = ParameterOrder(),
 ) -> list[TorchState]:
-    """Read the states of a model's optimisers and assign them to its parameters.
+    """Read the states of a model's optimisers and assign their entries to its parameters.
 
-    Sources of names, in this order: the states themselves; `order.names`; the order of the leaves
-    or of the architecture in `order.folder`, if all fitting assignments agree.
+    Names are taken from the first source that has them: the states themselves; `order.names`; the
+    order of the leaves; shapes; the architecture in `order.folder`. The last three are used only
+    if all fitting assignments agree.
 
     Args:
-        states: `optimizer.state_dict()` by file.
-        leaves: the model's parameters.
-        order: known order of the leaves.
+        states: `optimizer.state_dict()` by file name.
+        leaves: the model's parameters by name.
+        order: sources for the order of the parameters.
 
     Raises:
         ValueError: `order.names` are not the names of these states' parameters.
@@ -210,7 +216,7 @@ def read_states(
         _take_order(names, numbered, free)
     found = _settled(numbered, free, once, order)
     if found is None and len(numbered) > 1:
-        # Optimisers that share parameters, such as two snapshots of one, are assigned separately.
+        # States that share parameters, such as two snapshots of one optimiser, fit only separately.
         answers = [_settled([each], free, once, order) for each in numbered]
     else:
         answers = [found] * len(numbered)
@@ -224,31 +230,32 @@ class _Answer:
 
     match: Match
     how: str
+    """How the assignment was found, as text for `TorchState.identified`."""
     why: str = ""
-    """Why ambiguous parameters could not be ordered."""
+    """Why the order of ambiguous parameters is unknown, as a clause."""
 
 
 @dataclass
 class _Numbered:
-    """A state as saved, with numbered parameters."""
+    """The state of one optimiser as saved, with numbered parameters."""
 
     place: str
     settings: tuple[Mapping[str, Any], ...]
     entries: dict[Any, Mapping[str, Any]]
     slots: list[list[Slot]]
-    """Slots of each group."""
+    """Slots (places of parameters) of each group."""
     own: dict[Any, str]
-    """Names stored in the state, by key of the slot."""
+    """Names stored in the state, by `Slot.key`."""
     names: dict[Any, str] = field(default_factory=dict)
-    """Names of the model's parameters, by key of the slot."""
+    """Names found so far, by `Slot.key`: the model's, or the state's own if the model lacks it."""
     strangers: list[str] = field(default_factory=list)
-    """Names in the state that the model does not have."""
+    """Names in the state that the model does not have, or has with another shape."""
     how: list[str] = field(default_factory=list)
-    """Ways in which its parameters were identified, as text."""
+    """How parameters were identified, one text for each way."""
 
     @classmethod
     def read(cls, number: int, place: str, state: Mapping[str, Any]) -> _Numbered:
-        """Read a state; `number` distinguishes its parameters from those of other states."""
+        """Read `optimizer.state_dict()`; `number` is the state's index, part of each `Slot.key`."""
         groups = [g for g in state["param_groups"] if isinstance(g, Mapping)]
         entries = {key: e for key, e in state["state"].items() if isinstance(e, Mapping)}
         slots, own = [], {}
@@ -266,7 +273,7 @@ class _Numbered:
         return cls(place, settings, keyed, slots, own)
 
     def take_names(self, free: dict[str, Leaf]) -> None:
-        """Identify parameters by the state's own names, and remove them from `free`."""
+        """Identify parameters by the names in the state, and remove them from `free`."""
         for slot in (slot for group in self.slots for slot in group if slot.key in self.own):
             leaf = leaf_called(self.own[slot.key], free)
             if leaf is None or not slot.fits(leaf):
@@ -277,22 +284,22 @@ class _Numbered:
         self.how += ["by the names in it"] * bool(self.own)
 
     def unnamed(self) -> list[list[Slot]]:
-        """Return the slots of each group that have no name yet, without empty groups."""
+        """Return the slots without a name, by group; groups without such slots are left out."""
         left = [[slot for slot in group if slot.key not in self.names] for group in self.slots]
         return [group for group in left if group]
 
     def decays(self) -> list[float]:
-        """Return the weight decay of each group of `unnamed`."""
+        """Return the weight decay of each group in the result of `unnamed`."""
         pairs = zip(self.slots, self.settings, strict=True)
         return [_number(settings.get("weight_decay")) for group, settings in pairs
                 if any(slot.key not in self.names for slot in group)]  # fmt: skip
 
     def state(self, answer: _Answer | None, model: int) -> TorchState:
-        """Return the state with the names that are certain.
+        """Return the state by parameter name; unnamed slots are assigned where it is certain.
 
         Args:
-            answer: the assignment; None if nothing fits.
-            model: number of the model's parameters without a name in a state.
+            answer: the assignment; None if no assignment fits.
+            model: number of the model's parameters that no name in a state identified.
         """
         left = [slot for group in self.unnamed() for slot in group]
         keys = {slot.key for slot in left}
@@ -323,24 +330,26 @@ class _Numbered:
 
 
 def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[str, Leaf]) -> None:
-    """Identify parameters by a list of names in the optimisers' order; remove them from `free`.
+    """Identify parameters by the user's list of names, and remove them from `free`.
 
     Raises:
-        ValueError: the length differs, or the model has no such name or another shape.
+        ValueError: the list is not as long as there are unnamed slots, names a parameter that the
+            model lacks or that was named before, or one of another shape than the slot's moments.
     """
     slots = [(each, slot) for each in states for group in each.unnamed() for slot in group]
     fix = f"Write the list in the optimiser's own order:{_HOW_TO_NAME}"
     if len(names) != len(slots):
         raise ValueError(
-            f"the order names {len(names)} parameters, the optimiser state has {len(slots)} "
+            f"the order names {len(names)} parameters, but the optimiser state has {len(slots)} "
             f"without a name. {fix}"
         )
     for number, (name, (state, slot)) in enumerate(zip(names, slots, strict=True)):
         leaf = leaf_called(name, free)
         if leaf is None:
             raise ValueError(
-                f"the order names {printable(name)} as parameter {number}, which the model "
-                f"does not have, or which was named before; left are {listed(list(free))}. {fix}"
+                f"the order names {printable(name)} as parameter {number}, which the model does "
+                "not have, or which was named before; not named yet: "
+                f"{listed(list(free))}. {fix}"
             )
         if not slot.fits(leaf):
             raise ValueError(
@@ -353,14 +362,22 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
 
 OF_FILE = "in the order of the file"
 ASSUMED = ", taken as that of the optimiser (`--order` states another, `--gradients` checks)"
-"""Nothing in the files says in which order the optimiser was given parameters of equal shape."""
+"""Shown if parameters of equal shape exist: no file records in which order the optimiser got them,
+so the order of the file is an assumption."""
 
 
 def _settled(
     states: Sequence[_Numbered], free: Mapping[str, Leaf], leaves: Mapping[str, Leaf],
     order: ParameterOrder,
 ) -> _Answer | None:  # fmt: skip
-    """Assign numbered states to parameters; return None if nothing fits."""
+    """Assign unnamed slots to parameters without a name; return None if no assignment fits.
+
+    Args:
+        states: the optimiser states.
+        free: parameters that no name identified.
+        leaves: all parameters, without second copies of tied ones.
+        order: sources for the order of the parameters.
+    """
     groups = [group for each in states for group in each.unnamed()]
     decays = [decay for each in states for decay in each.decays()] if len(states) == 1 else []
     if not groups:
@@ -389,8 +406,8 @@ def _settled(
 
 
 EXCHANGED = 100.0
-"""Ratio by which two parameters must fit measured gradients better when exchanged, to be reported.
-Gradients change far less within the memory of the moments."""
+"""Factor by which moments must fit measured gradients better when exchanged between two parameters,
+to be reported. Gradients change far less within the memory of the moments."""
 
 
 def exchanged(
@@ -398,12 +415,12 @@ def exchanged(
 ) -> list[str]:
     """Return pairs of parameters whose moments fit measured gradients better when exchanged.
 
-    Only parameters of equal shape are compared. A pair is returned as text.
+    Only parameters of equal shape are compared. A pair is the text "NAME and NAME".
 
     Args:
         state: a state with identified parameters.
-        leaves: the model's parameters.
-        known: measured gradients.
+        leaves: the model's parameters by name.
+        known: statistics of measured gradients by parameter name.
     """
     sizes: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
     for name in set(state.moments) & set(leaves) & set(known):
@@ -426,12 +443,12 @@ def trained_by(
     """Return the optimiser that trained a checkpoint, and the source of its settings as text.
 
     Args:
-        states: its optimiser states; the first with a supported optimiser is used.
-        name: the optimiser, if the caller knows it.
+        states: the checkpoint's optimiser states; the first with a supported optimiser is used.
+        name: name of the optimiser, if the caller knows it.
         settings: settings such as `lr`, which replace those of the state.
 
     Raises:
-        ValueError: the optimiser has no such setting, or its value is invalid.
+        ValueError: the optimiser is unknown, has no such setting, or a value is invalid.
     """
     own = next((rule for state in states if (rule := state.rule()) is not None), None)
     if own is None or (name is not None and name != own.name):
@@ -444,10 +461,10 @@ def trained_by(
 
 
 def audit_torch(state: TorchState) -> list[Finding]:
-    """Return findings on the dtypes and values of a torch optimiser's moments.
+    """Return findings on the dtypes and values of a torch optimiser's moments; empty without any.
 
     Raises:
-        ValueError: the state holds no tensor, as before the first step.
+        ValueError: the state has entries but no tensor, or a beta is not in [0, 1).
     """
     if not state.moments:
         return []
@@ -468,10 +485,17 @@ def audit_torch(state: TorchState) -> list[Finding]:
 def idle_rows(
     state: TorchState, leaves: Mapping[str, Leaf], rule: Optimiser, fmt: Format
 ) -> list[Finding]:
-    """Return a finding for each matrix with rows that only weight decay moves (unused tokens).
+    """Return a finding for each matrix with rows that never had a gradient, as of unused tokens.
 
-    A decay step is lr times decay times the value. It is lost for every value if lr times decay is
-    below 2^-(m + 2) for m mantissa bits: half of the smallest relative spacing of the format.
+    Only weight decay moves such rows, by lr times decay times the value. That step is lost for
+    every value if lr times decay is below 2^-(m + 2) for m mantissa bits: half of the smallest
+    relative spacing of the format.
+
+    Args:
+        state: the optimiser state; a second moment of 0 in the whole row means no gradient.
+        leaves: the model's parameters by name.
+        rule: the optimiser. Without weight decay there are no findings.
+        fmt: the storage format.
     """
     decay = getattr(rule, "weight_decay", 0.0) * rule.lr
     least, findings = 2.0 ** -(fmt.mantissa_bits + 2), []
@@ -500,8 +524,8 @@ def idle_rows(
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a parameter's moments; None if it has none.
 
-    Tensors of several shapes are not elementwise moments, such as Adafactor's for rows and columns.
-    They get the shape (-1,), which no parameter has.
+    Tensors of several shapes, such as Adafactor's of rows and columns, are not elementwise moments.
+    The result is then (-1,), a shape that no parameter has.
     """
     tensors = {k: x for k, x in entry.items() if k != "step" and hasattr(x, "shape")}
     moments = {k: x for k, x in tensors.items() if k in _MOMENTS} or tensors
@@ -510,7 +534,7 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _spoiled(path: str, moment: Any) -> list[Finding]:
-    # Checked in the stored dtype: a float32 copy would cost more than the check.
+    # Checked in the stored dtype: a conversion to float32 would cost more than the check itself.
     values = to_numpy(moment)
     count = int(values.size - np.count_nonzero(np.isfinite(values)))
     return [non_finite(path, count, values.size, SOURCE)] if count else []

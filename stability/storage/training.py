@@ -1,6 +1,6 @@
-"""Real training with low-precision storage: every leaf is rounded after each step.
+"""Training on data with low-precision storage: every leaf is rounded after each step.
 
-Source: docs/stability.md "Update survival": measured over a real optimiser run.
+Source: docs/stability.md "Update survival", for frozen fractions measured in a real optimiser run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stability.storage.simulate import Survival, summary
 from stability.storage.update_rules import Optimiser
 
 Loss: TypeAlias = Callable[[Any, Any], jax.Array]
-"""Scalar loss of (parameters, batch)."""
+"""Function (parameters, batch) -> scalar loss."""
 TRACKED = 1 << 16
-"""Largest number of elements tracked per leaf. Larger leaves are sampled, since one float64 sum per
-element would take more memory than the model."""
+"""Largest number of elements per leaf whose displacement is tracked. Larger leaves are sampled:
+a float64 sum for every element would take more memory than the model."""
 
 
 def next_token_loss(model: MegalodonForCausalLM, ids: Any) -> jax.Array:
@@ -44,17 +44,20 @@ def train_stored(
     fmt: Format | None,
     loss: Loss | None = None,
 ) -> dict[str, Survival]:
-    """Train one step per batch, and round every leaf to `fmt` after each step.
+    """Train one step per batch, round every leaf to `fmt` after each step, and return survival.
 
     Args:
-        model: initial pytree; it is not changed, and narrow leaves are widened first.
+        model: initial pytree; it is not changed. The trained copy holds narrow leaves in float32.
         batches: second argument of the loss, one per step.
         optimiser: the optimiser, with float32 moments, so that only the storage differs.
         fmt: storage format; None stores float32, the control.
         loss: (model, batch) -> scalar; None uses a Megalodon's own loss.
 
+    Returns:
+        Survival (frozen fraction and fidelity) by leaf name.
+
     Raises:
-        ValueError: there is no loss for a model that is not a Megalodon.
+        ValueError: the loss is None and the model is not a Megalodon.
         RuntimeError: the compiler removed the rounding.
     """
     if loss is None and not isinstance(model, MegalodonForCausalLM):
@@ -86,7 +89,7 @@ def train_stored(
 
 @lru_cache(maxsize=8)
 def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
-    """Return the compiled step, which computes updates only, and the optax transformation."""
+    """Return a compiled step (model, state, batch) -> (state, updates), and its optax optimiser."""
     transform = optimiser.transform()
 
     @eqx.filter_jit
@@ -101,7 +104,7 @@ def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
 
 @lru_cache(maxsize=8)
 def _stored(fmt: Format | None) -> Any:
-    """Return two compiled functions: round a model to storage, and apply updates and round."""
+    """Return two compiled functions: model -> rounded model, (model, updates) -> rounded sum."""
 
     def stored(x: Any) -> Any:
         if not eqx.is_inexact_array(x):
@@ -122,7 +125,7 @@ def _stored(fmt: Format | None) -> Any:
 
 
 def _tracked(name: str, leaf: Any) -> Callable[[Any], np.ndarray]:
-    """Return a function that reads the tracked elements of a leaf as float64."""
+    """Return a function that maps a leaf to its tracked elements, float64 (k,)."""
     if leaf.size <= TRACKED:
         return lambda x: np.asarray(x, np.float64).reshape(-1)
     rng = np.random.default_rng(seed_of(name))

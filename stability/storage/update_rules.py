@@ -1,4 +1,4 @@
-"""Optimisers for the update probes: optax takes the steps, these classes predict their size.
+"""Optimisers for the update probes: each class wraps optax's steps and predicts their size.
 
 Source: docs/stability.md "Update survival"; each optimiser's update rule is in optax's docs.
 """
@@ -17,8 +17,8 @@ from megalodon_jax.weights import dotted
 from stability.core.parameter_leaves import decays, is_megalodon
 
 GRADIENT_RMS = 1e-3
-"""Default root mean square of a gradient element. Only the steps of SGD depend on it. The value has
-the order of magnitude of the byte-level checkpoint's gradients."""
+"""Default root mean square of a gradient element. Only SGD's predicted steps depend on it. The
+value is of the order of magnitude of the byte-level checkpoint's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Step:
     """Distribution of one optimiser step of an element."""
 
     size: float
-    """|u| for a constant step, the standard deviation of u for a normal one."""
+    """Size of the update u without decay: |u| if constant, its standard deviation if normal."""
     normal: bool
-    """Whether steps are normally distributed around 0; otherwise they have a constant size."""
+    """Whether u is normally distributed around 0; otherwise it is +size or -size."""
     decay: float
-    """Weight decay per step, relative to the element: u = +-size - decay p."""
+    """Weight decay per step, relative to the element p: the whole step is u - decay * p."""
 
 
 Self = TypeVar("Self", bound="Optimiser")
@@ -38,14 +38,16 @@ Self = TypeVar("Self", bound="Optimiser")
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Base class of all optimisers.
+    """Base class of the optimisers: settings, the optax transformation, the predicted step size.
 
     Raises:
         ValueError: the learning rate is not a positive finite number.
     """
 
     name: ClassVar[str] = ""
+    """Name on the command line and for `optimiser`."""
     lr: float = 3e-4
+    """Learning rate."""
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -62,12 +64,12 @@ class Optimiser:
 
         Args:
             decay: whether weight decay applies to all leaves; None decides per leaf by name and
-                shape (`leaves.decays`).
+                shape (`parameter_leaves.decays`).
         """
         raise NotImplementedError
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return the size of a step on a leaf of this shape, once the moments have settled.
+        """Return the distribution of a step of one element, once the moments have settled.
 
         Args:
             shape: shape of the leaf.
@@ -77,18 +79,18 @@ class Optimiser:
         raise NotImplementedError
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape must remain a matrix for the update."""
+        """Whether the update of such a leaf depends on the matrix as a whole, as Muon's does."""
         return False
 
     def describe(self) -> str:
-        """Describe the optimiser and its settings."""
+        """Return the optimiser and its settings as text, such as "SGD(lr=0.1, momentum=0.9)"."""
         values = ", ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self))
         return f"{type(self).__name__}({values})"
 
 
 @dataclass(frozen=True)
 class AdamW(Optimiser):
-    """Adam with decoupled decay: settled steps are about the learning rate for any gradient."""
+    """Adam with decoupled weight decay: steps are about the learning rate for any gradient size."""
 
     name: ClassVar[str] = "adamw"
     beta2: float = 0.999
@@ -104,13 +106,13 @@ class AdamW(Optimiser):
         )  # fmt: skip
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return lr: |m| / sqrt(v) is 1 for a gradient of constant sign and size."""
+        """Return a step of constant size lr: |m| / sqrt(v) is 1 for a constant gradient."""
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
 
 @dataclass(frozen=True)
 class Lion(Optimiser):
-    """Sign of an interpolated momentum: every step is exactly the learning rate."""
+    """Lion, which steps by the sign of an interpolated momentum: every step is exactly lr."""
 
     name: ClassVar[str] = "lion"
     lr: float = 1e-4
@@ -125,7 +127,7 @@ class Lion(Optimiser):
         )
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return lr."""
+        """Return a step of constant size lr."""
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
 
@@ -147,14 +149,14 @@ class SGD(Optimiser):
         return optax.sgd(self.lr, momentum=self.momentum)
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return lr times the root mean square velocity under independent gradients."""
+        """Return a normal step: lr times the momentum's RMS under independent gradients."""
         velocity = rms / math.sqrt(1 - self.momentum**2)
         return Step(self.lr * velocity, True, 0.0)
 
 
 @dataclass(frozen=True)
 class Muon(Optimiser):
-    """Orthogonalised momentum for matrices, AdamW for everything else.
+    """Muon: orthogonalised momentum for matrices, AdamW at `adam_lr` for everything else.
 
     Weights are (out, in) as in torch, so the reduction axis is the second one.
     """
@@ -182,7 +184,7 @@ class Muon(Optimiser):
         )
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return the root mean square of an orthogonal matrix's entries, scaled as in optax.
+        """Return a normal step: lr times the RMS entry of an orthogonal matrix, scaled as in optax.
 
         Entries of an (out, in) matrix with orthonormal rows or columns have mean square
         1 / max(out, in). optax multiplies by sqrt(max(1, out / in)).
@@ -206,16 +208,16 @@ OPTIMISERS: dict[str, type[Optimiser]] = {o.name: o for o in (AdamW, SGD, Lion, 
 
 
 def optimiser(name: str, **settings: float) -> Optimiser:
-    """Return an optimiser by name, with the given fields, such as `lr` or `weight_decay`.
+    """Return an optimiser by name, with the given settings, such as `lr` or `weight_decay`.
 
     Raises:
-        ValueError: there is no such optimiser, or it has no such setting.
+        ValueError: there is no such optimiser, it has no such setting, or a value is invalid.
     """
     kind = OPTIMISERS.get(name.lower())
     if kind is None:
         raise ValueError(
-            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; another one "
-            "that steps by about its learning rate is probed as adamw or lion."
+            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; for another one "
+            "that steps by about its learning rate use adamw or lion."
         )
     names = {f.name for f in fields(kind)}
     if unknown := sorted(set(settings) - names):

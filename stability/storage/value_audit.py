@@ -1,4 +1,4 @@
-"""Audit of stored parameters: correct dtypes, no values rounded earlier, no NaN or infinity.
+"""Audit of stored parameters: float32 where needed, not rounded to bfloat16 before, all finite.
 
 Source: docs/model.md "Precision", docs/formats.md "Stored parameters".
 """
@@ -24,10 +24,12 @@ SOURCE = 'docs/formats.md "Stored parameters"'
 
 
 def audit_parameters(model: Any) -> list[Finding]:
-    """Return the findings of the probes `dtypes`, `values` and `finite`, one per problem.
+    """Return the findings of the probes `dtypes`, `values` and `finite` on a model's parameters.
 
-    A parameter without a role, such as an adapter's, is listed as a note: it is unknown whether it
-    tolerates a narrow dtype.
+    Every sensitive parameter (norms, EMA, gains) has one finding of `dtypes` (is it float32?) and
+    one of `values` (are all values exactly bfloat16 numbers?). `finite` reports only parameters
+    with NaN or infinity. A parameter without a role, such as an adapter's, gets a note: it is
+    unknown whether it tolerates a narrow dtype.
     """
     return [*_dtypes(model), *_others(model), *_values(model), *_finite(model)]
 
@@ -37,7 +39,7 @@ def _dtypes(model: Any) -> list[Finding]:
     source = 'docs/model.md "Precision": sensitive parameters stay float32'
     remedy = (
         "call megalodon_jax.precision.ensure_sensitive_param_dtype, and reload the checkpoint: a "
-        "cast back does not restore digits"
+        "cast back to float32 does not restore lost digits"
     )
     rows = []
     for name, leaf in sensitive_leaves(model).items():
@@ -52,8 +54,8 @@ def _dtypes(model: Any) -> list[Finding]:
 
 
 def _others(model: Any) -> list[Finding]:
-    message = "no rule gives it a role: taken for not sensitive"
-    fix = "to audit it too, name it in the `also` of megalodon_jax.precision's audits"
+    message = "no rule gives it a role: treated as not sensitive"
+    fix = "to audit it too, name it in the argument `also` of megalodon_jax.precision's audits"
     return [
         Finding(
             "dtypes",
@@ -77,9 +79,9 @@ def _values(model: Any) -> list[Finding]:
         if name in rounded:
             message = f"all {rounded[name]:,} values are exactly bfloat16 numbers: already rounded"
         elif np.all(np.asarray(leaf) == np.asarray(leaf).flat[0]):
-            message = "one repeated value: proves nothing"
+            message = "all elements are equal, so it cannot be known whether they were rounded"
         else:
-            message = "holds values bfloat16 cannot"
+            message = "holds values that bfloat16 cannot represent: not rounded"
         bad, error = float(name in rounded), Severity.ERROR
         rows.append(
             judge(

@@ -1,7 +1,7 @@
-"""Remedies for frozen parameters during training, in the order to try them.
+"""Advice on frozen parameters for a training in progress: remedies in the order to try them.
 
-A running training has no time to try every remedy. The order is therefore that of `remedies.rank`
-for remedies that work: fewest bytes first. Source: docs/stability.md "Remedies".
+A running training has no time to measure every remedy. They are therefore ordered as
+`remedies.rank` orders remedies that work: fewest bytes first. Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from stability.core.number_formats import BF16
 from stability.storage.remedies import REMEDIES, Remedy
 
 FEW = 0.01
-"""Largest fraction of a model's elements for which float32 for the frozen vectors alone is advised:
-it costs at most 1 % of the parameters' memory and does not change the optimiser."""
+"""Largest fraction of the model's elements in frozen vectors (norms, biases, ...) up to which the
+advice is to keep just those vectors in float32. From 16 bits this adds at most 1 % to the memory of
+the parameters, and the optimiser stays as it is."""
 WIDE = ("matrices", "kernels", "embeddings")
-"""Families of parameters that hold nearly all of a model's elements."""
+"""Families of parameters that hold nearly all of a model's elements; all others are vectors."""
 NAMES = ("stochastic rounding", "Kahan, bfloat16", "float32 parameters")
-"""Remedies that apply every update, for any leaf."""
+"""Names of the remedies that apply updates in full for any leaf."""
 
 
 def general() -> list[Remedy]:
@@ -26,11 +27,11 @@ def general() -> list[Remedy]:
 
 
 def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str) -> str:
-    """Return advice for frozen leaves as text; empty if there are none.
+    """Return advice for frozen leaves as text; empty if there are no frozen leaves.
 
     Args:
-        frozen: family, elements and dtype of each leaf.
-        elements: number of elements of all watched leaves.
+        frozen: (family, number of elements, dtype name) of each frozen leaf.
+        elements: number of elements of all watched leaves, frozen or not.
         framework: "torch" or "jax".
     """
     if not frozen:
@@ -38,8 +39,8 @@ def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str
     narrow = [leaf for leaf in frozen if leaf[2] not in ("float32", "float64")]
     if not narrow:
         return (
-            "They are in float32 already, and their updates are too small for it: raise the "
-            "learning rate of this group."
+            "They are stored in float32 already, and their updates are too small even for that: "
+            "raise the learning rate of this parameter group."
         )
     vectors = [leaf for leaf in narrow if leaf[0] not in WIDE]
     count = sum(size for _, size, _ in vectors)
@@ -52,8 +53,8 @@ def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str
     lines = "; ".join(f"{i}. {option}" for i, option in enumerate(options, 1))
     alone = f" For the {families} alone: {wide}." if cheap and wide not in options else ""
     return (
-        f"What helps, cheapest first, moments not counted: {lines}.{alone} `megalodon-numerics "
-        "stability CHECKPOINT` measures what each gives back."
+        f"Remedies, least memory first, optimiser moments not counted: {lines}.{alone} "
+        "`megalodon-numerics stability CHECKPOINT` measures the effect of each."
     )
 
 

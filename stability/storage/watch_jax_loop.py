@@ -1,6 +1,7 @@
-"""Watches an optax training loop: a pure function samples parameters and updates inside the step,
-and the host reads the sample every N steps.
-Source: docs/training.md "Watch a run while it trains".
+"""Watch of an optax training loop for frozen parameters, one step in N.
+
+A pure function samples parameters and updates inside the training step. The host reads the sample
+of the steps that are due. Source: docs/training.md "Watch a run while it trains".
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from stability.storage.frozen_watch import pick
 from stability.storage.watch_looks import Seen, Take, follow
 
 SHARE = 0.01
-"""Smallest size of an update that counts as intended, relative to the root mean square of the
-leaf's nonzero updates."""
+"""Size from which an update counts as intended, relative to the root mean square of the leaf's
+nonzero updates."""
 
 
 class JaxLooks:
-    """Samples a JAX training step.
+    """Samples steps of a JAX training: call `sample` inside the step and `record` after it.
 
     Attributes:
         leaves: the watched leaves.
-        absent: the other leaves, with the reason.
+        absent: always empty; `TorchLooks` has reasons here why parameters are not watched.
         step: number of recorded steps.
-        skipped, waited, remedied: as in `TorchLooks`; a step without updates counts as skipped only
-            if it was to be inspected.
+        skipped: due steps that were not inspected, since all updates were 0 or one was not finite.
+        waited: seconds spent waiting for the device to finish the training's own work.
+        remedied: always False. With the narrow optimisers optax returns the rounded updates, so
+            that none is lost afterwards.
     """
 
     def __init__(
@@ -43,14 +46,14 @@ class JaxLooks:
 
         Args:
             params: the parameters, or the model that holds them.
-            take: called with each look: step, samples, and the leaves without one.
-            due: whether a step is to be inspected.
+            take: receives each look (inspected step): step number, samples by leaf name, and
+                reasons by name of each leaf without a sample.
+            due: function step number -> whether to inspect that step.
 
         Raises:
             ValueError: there are no floating-point parameters.
         """
         self._take, self._due, self.step = take, due, 0
-        # With narrow optimisers optax returns the rounded update, so no update is lost later.
         self.skipped, self.waited, self.remedied = 0, 0.0, False
         named = _arrays(params)
         self.leaves = [follow(n, tuple(x.shape), np.dtype(x.dtype).name) for n, x in named.items()]
@@ -69,7 +72,8 @@ class JaxLooks:
 
         Args:
             before: parameters before the step.
-            updates: updates of the optimiser; leaves without an update are reported.
+            updates: updates of the optimiser. A leaf missing in any of the three trees is not
+                sampled; `record` passes the reason to `take`.
             after: parameters after the step.
 
         Returns:
@@ -81,8 +85,8 @@ class JaxLooks:
         for leaf in self.leaves:
             missing = next((i for i, tree in enumerate(trees) if leaf.name not in tree), None)
             if missing is not None:
-                lacks = ("parameters before", "updates", "parameters after")[missing]
-                self._without[leaf.name] = f"the {lacks} the step have no such leaf"
+                lacks = ("parameters before the step", "updates", "parameters after it")[missing]
+                self._without[leaf.name] = f"no such leaf in the {lacks}"
                 continue
             for row, tree in zip(rows, trees, strict=True):
                 row.append(pick(tree[leaf.name], leaf.places).astype(self._dtype))
@@ -93,16 +97,19 @@ class JaxLooks:
     def record(self, sample: Any) -> None:
         """Count a step, and inspect its sample if the step is due.
 
-        A step whose updates are all 0 is skipped and the next one inspected instead: such are the
-        steps between two updates of `optax.MultiSteps`, and those that `optax.apply_if_finite`
-        rejected. None is a step without a sample.
+        A due step is skipped if its updates are all 0 or not all finite. `due` may then ask for the
+        next one. Updates are all 0 between two updates of `optax.MultiSteps`, and if
+        `optax.apply_if_finite` rejected a step.
+
+        Args:
+            sample: result of `sample`; None for a step without one, which is only counted.
         """
         self.step += 1
         if sample is None or not self._due(self.step):
             return
         if not getattr(sample, "is_fully_addressable", True):
             names = [leaf.name for leaf in self.leaves]
-            self._take(self.step, {}, dict.fromkeys(names, "sharded: on other processes too"))
+            self._take(self.step, {}, dict.fromkeys(names, "sharded: other processes hold parts"))
             return
         start = time.perf_counter()
         sample = jax.block_until_ready(sample)
@@ -120,10 +127,13 @@ class JaxLooks:
 
 
 def meant(updates: np.ndarray) -> np.ndarray:
-    """Return which elements had an intended update: at least `SHARE` of its leaf's usual size.
+    """Return a mask of the elements with an intended update: `SHARE` of the leaf's usual size.
 
-    The rows of unused tokens are moved by weight decay alone, by so little that even float32 may
-    lose it. That loss does not matter.
+    Smaller updates do not count. Only weight decay moves the rows of unused tokens, by so little
+    that even float32 may lose it, and that loss does not matter.
+
+    Args:
+        updates: updates of the sampled elements of one leaf, (k,).
     """
     size = np.abs(updates)
     moved = size[size > 0]

@@ -1,8 +1,9 @@
-"""Inspection of a running training: frozen fractions and update sizes, every N steps, on a sample.
+"""Frozen fractions and update sizes of a running training, every N steps, on a sample.
 
-A look holds a few elements of each leaf before and after one optimiser step, and whether the step
-was to update each. This module evaluates looks with NumPy alone; `watch_torch_loop` and
-`watch_jax_loop` take them. Source: docs/training.md "Watch a run while it trains".
+An inspection of one optimiser step is called a look. It holds a few elements of each leaf before
+and after the step, and whether an update of each was due: its gradient or update was not 0. This
+module evaluates looks with NumPy alone; `watch_torch_loop` and `watch_jax_loop` take them. Source:
+docs/training.md "Watch a run while it trains".
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from stability.storage.watch_advice import advice
 from stability.storage.whole_run import family_of
 
 EVERY = 100
-"""Optimiser steps between two looks."""
+"""Default number of optimiser steps between two looks."""
 PATIENCE = 3
-"""Consecutive looks after which an element counts as frozen: each found it due for an update, but
-unchanged since the previous look. An element that alternates between two stored numbers is found
-unchanged half of the time, so one look is not enough."""
+"""Number of looks at which an element counts as frozen: each found an update due, and it has not
+changed in between. One look is not enough: an element that alternates between two stored numbers is
+found unchanged half of the time."""
 KEPT = 120
-"""Largest number of stored looks. When exceeded, every second one is dropped, so that the document
+"""Largest number of stored looks. When exceeded, every second one is dropped: the stored document
 of a long run stays small, at half the time resolution."""
 PROBE = "watch"
 SOURCE = 'docs/training.md "Watch a run while it trains"'
@@ -61,68 +62,75 @@ def follow(name: str, shape: tuple[int, ...], dtype: str) -> Followed:
 
 
 class Seen(NamedTuple):
-    """Sampled elements of a leaf around one optimiser step, each (k,)."""
+    """Sampled elements of a leaf before and after one optimiser step, each (k,)."""
 
     before: np.ndarray
     after: np.ndarray
     meant: np.ndarray
-    """Whether the step was to change the element: its gradient or its update was not 0."""
+    """Whether an update of the element was due, bool: its gradient (torch) was not 0, or its update
+    (optax) not negligible."""
 
 
 class LeafLook(NamedTuple):
-    """One look at one leaf."""
+    """Result of one look at one leaf."""
 
     unchanged: float
     """Fraction of the elements due for an update that this step left unchanged."""
     frozen: float
     """Fraction of the elements ever due for an update that have not changed for `PATIENCE` looks;
-    NaN until there were as many looks."""
+    NaN in the first `PATIENCE` - 1 looks."""
     elements: int
     """Number of elements ever due for an update, the denominator of `frozen`."""
     update: float
-    """Root mean square of the change, relative to that of the values."""
+    """Root mean square of the change divided by that of the values; NaN if all values are 0."""
 
 
 Take: TypeAlias = Callable[[int, dict[str, Seen], dict[str, str]], None]
-"""Receives a look: step, samples by name, and reasons for leaves without a sample."""
+"""Function that receives a look: step number, samples by leaf name, and the reason by leaf name why
+there is no sample."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at all leaves."""
+    """Result of one look at all leaves."""
 
     step: int
     leaves: Mapping[str, LeafLook]
-    """Measurements by leaf name."""
+    """Results by leaf name."""
     families: Mapping[str, LeafLook]
-    """Averages by family of parameter, weighted by the leaves' elements."""
+    """Averages by family (norms, matrices, ...), weighted by the leaves' numbers of elements."""
 
 
 @dataclass
 class _Count:
-    """State of a leaf between looks."""
+    """State of a leaf between looks: arrays (k,) over its sampled elements."""
 
     last: np.ndarray
+    """Values after the last look."""
     still: np.ndarray
-    """Consecutive looks at which an update was due but the element unchanged, int (k,)."""
+    """Number of looks with an update due since the element last changed, int."""
     ever: np.ndarray
-    """Whether an update was ever due, bool (k,)."""
+    """Whether an update was ever due, bool."""
     looks: int = 0
+    """Number of looks at the leaf."""
 
 
 @dataclass
 class Watched:
-    """All measurements of a watch."""
+    """All results of watching one training run."""
 
     leaves: Mapping[str, Followed]
+    """Watched leaves by name."""
     every: int = EVERY
+    """Optimiser steps between two looks."""
     looks: list[Look] = field(default_factory=list)
     """Stored looks, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Leaves that the last look could not measure, or that no look can, with the reason."""
+    """Reason by name of each leaf that the last look could not measure, or that is not watched."""
     step: int = 0
     """Step of the newest look."""
     _counts: dict[str, _Count] = field(default_factory=dict)
+    """State by leaf name."""
 
     def look(
         self, step: int, seen: Mapping[str, Seen], absent: Mapping[str, str] | None = None
@@ -131,15 +139,15 @@ class Watched:
 
         Args:
             step: optimiser steps so far.
-            seen: elements around the step by name, in the order of `Followed.places`.
-            absent: leaves that are not in `seen`, with the reason.
+            seen: sampled elements by leaf name, in the order of `Followed.places`.
+            absent: reason by name of each leaf that is not in `seen`.
         """
         absent, found = dict(absent or {}), {}
         for name, part in seen.items():
             if not (np.isfinite(part.before).all() and np.isfinite(part.after).all()):
                 absent[name] = "it has values that are NaN or infinite"
             elif not part.meant.any():
-                absent[name] = "no update was meant for the elements followed"
+                absent[name] = "no update was due for the sampled elements"
             else:
                 found[name] = self._leaf(name, part)
         never = {n: why for n, why in self.absent.items() if n not in self.leaves}
@@ -195,16 +203,19 @@ class Watched:
         return newest
 
     def frozen(self) -> list[str]:
-        """Return the frozen leaves: more than half is frozen, by at least two standard errors."""
+        """Return the names of the frozen leaves.
+
+        Their frozen fraction is above one half by more than two standard errors.
+        """
         return [n for n, leaf in self.latest().items() if self._stands_still(n, leaf)]
 
     def _stands_still(self, name: str, leaf: LeafLook) -> bool:
-        # False for NaN.
+        # The comparison is False for NaN, a leaf with too few looks.
         middle, error = _estimate(leaf.frozen, leaf.elements, self.leaves[name].size)
         return middle - 2 * error > FROZEN_SHARE
 
     def warning(self, framework: str) -> str:
-        """Return the warning of the run with its remedies; empty if nothing is frozen.
+        """Return a warning with the frozen leaves and remedies; empty if no leaf is frozen.
 
         Args:
             framework: "torch" or "jax", for the text of the remedies.
@@ -220,23 +231,23 @@ class Watched:
             f"step {self.step}: {len(frozen)} of {len(self.latest())} watched parameters {verb} "
             f"still, {names}{more} ({dtypes}): more than half of the elements of each have not "
             f"changed over {PATIENCE} looks, {self.every} steps apart, although updates were "
-            f"meant. {self.remedy(framework)}"
+            f"due. {self.remedy(framework)}"
         )
 
     def remedy(self, framework: str) -> str:
-        """Return the remedies for the leaves that are frozen now; empty if none is."""
+        """Return advice for the frozen leaves as text; empty if no leaf is frozen."""
         frozen = [(x.family, x.size, x.dtype) for x in map(self.leaves.__getitem__, self.frozen())]
         return advice(frozen, sum(x.size for x in self.leaves.values()), framework)
 
     def findings(self, framework: str) -> list[Finding]:
-        """Return the frozen fraction of every leaf as a finding; NaN if it was not measured."""
+        """Return one finding per watched leaf, with its frozen fraction; NaN if not measured."""
         still, remedy = set(self.frozen()), self.remedy(framework)
         latest, rows = self.latest(), []
         for name, leaf in self.leaves.items():
             look = latest.get(name)
             value = math.nan if look is None else look.frozen
             message = self._message(name, look)
-            # A fraction above one half by less than its sampling error gives no warning.
+            # A fraction above one half by less than two standard errors gives no warning.
             limit = FROZEN_SHARE if name in still or not value > FROZEN_SHARE else 1.0
             rows.append(
                 judge(PROBE, leaf.name, "frozen_fraction", value, limit, SOURCE, message, remedy)
@@ -248,17 +259,17 @@ class Watched:
             return f"not measured: {self.absent.get(name, 'no look yet')}"
         if math.isnan(look.frozen):
             looks = self._counts[name].looks
-            return f"not measured: {looks} of the {PATIENCE} looks that it takes"
+            return f"not measured: only {looks} of the {PATIENCE} looks that are needed"
         error = error_of(look.frozen, look.elements, self.leaves[name].size)
         sampled = f", sampling error {error:.1%}" if error else ""
         return (
             f"{look.frozen:.0%} of {look.elements} elements have not changed over {PATIENCE} "
-            f"looks although updates were meant{sampled}"
+            f"looks although updates were due{sampled}"
         )
 
 
 def error_of(share: float, elements: int, size: int) -> float:
-    """Return the standard error of a fraction found in a sample; 0 for a whole leaf.
+    """Return the standard error of a fraction measured in a sample; 0 if all elements are in it.
 
     Args:
         share: the fraction.
@@ -272,7 +283,7 @@ def _estimate(share: float, elements: int, size: int) -> tuple[float, float]:
     """Return the centre and standard error of a fraction's Agresti-Coull interval."""
     if elements >= size or math.isnan(share):
         return share, 0.0
-    # Two successes and two failures are added, so that 3 of 3 is not certain.
+    # Two successes and two failures are added, so that 3 frozen of 3 sampled is not certain.
     count = elements + 4
     middle = (share * elements + 2) / count
     return middle, math.sqrt(middle * (1 - middle) / count)

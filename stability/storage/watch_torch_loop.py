@@ -1,8 +1,8 @@
-"""Watches a torch training loop: a hook on the optimiser samples every parameter before and after
-one step, every N steps.
+"""Watch of a torch training loop for frozen parameters, one step in N.
 
-Between looks the hook only counts. The values before a step are those after the previous one, so no
-other hook is needed. Both samples stay on the device until the second one is taken. Source:
+A hook runs after each optimiser step. It samples every parameter before and after the inspected
+steps, and only counts the others. The values before a step are those after the previous one, so
+that no hook before the step is needed. Samples stay on the device until both are taken. Source:
 docs/training.md "Watch a run while it trains".
 """
 
@@ -35,13 +35,13 @@ class _Target:
 
 
 class TorchLooks:
-    """Hook on a torch optimiser that takes looks.
+    """Hook on a torch optimiser that inspects steps; an inspection is called a look.
 
     Attributes:
         leaves: the watched leaves.
-        absent: the other parameters, by name, with the reason.
-        step: optimiser steps so far.
-        skipped: steps that a loss scaler skipped.
+        absent: reason by name of each parameter that is not watched.
+        step: optimiser steps so far, without skipped ones.
+        skipped: steps in which a loss scaler found infinite gradients, so that nothing changed.
         waited: seconds spent waiting for the device to finish the training's own work.
         remedied: whether this project's stochastic rounding or Kahan summation is attached, so that
             no update is lost although stored values do not change.
@@ -60,17 +60,19 @@ class TorchLooks:
         Args:
             optimizer: a `torch.optim.Optimizer`.
             named_parameters: `model.named_parameters()`.
-            take: called with each look: step, samples, and the parameters without one.
-            due: whether a step is to be inspected.
+            take: receives each look: step number, samples by parameter name, and reasons by name of
+                each parameter without a sample.
+            due: function step number -> whether to inspect that step.
             guard: wraps the hook, so that an error in it does not reach the training.
 
         Raises:
-            ValueError: it is not an optimiser, or none of its parameters can be watched.
+            ValueError: `optimizer` is not a torch optimiser, or none of its parameters can be
+                watched.
         """
         if not hasattr(optimizer, "register_step_post_hook"):
             raise ValueError(
                 f"expected a torch.optim.Optimizer, torch 2.0 or newer, got a "
-                f"{type(optimizer).__name__}; pass the optimiser itself, not what wraps it."
+                f"{type(optimizer).__name__}; pass the optimiser itself, not a wrapper around it."
             )
         self._take, self._due = take, due
         self.step, self.skipped, self.waited = 0, 0, 0.0
@@ -121,8 +123,8 @@ class TorchLooks:
         return targets
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # A fused optimiser also runs its step on infinite gradients and changes nothing. The flag
-        # is read here, which waits for the device.
+        # A fused optimiser runs its step on infinite gradients too, and then changes nothing.
+        # Reading the flag waits for the device.
         scaled = getattr(optimizer, "found_inf", None)
         if scaled is not None and float(scaled):
             self.skipped += 1
@@ -181,7 +183,7 @@ def _wait(parameter: Any) -> float:
 def _why_not(parameter: Any, groups: dict[Any, Any]) -> str:
     """Return why a parameter cannot be watched, or an empty string."""
     if hasattr(parameter, "to_local"):
-        return "sharded: this process holds a part of it"
+        return "sharded: this process holds only a part of it"
     if str(parameter.layout) != _STRIDED or parameter.device.type == "meta":
         return "it has no values in this process"
     if not parameter.is_floating_point():

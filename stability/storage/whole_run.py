@@ -1,18 +1,20 @@
-"""Ranks remedies for a whole run by the fraction of the cost of low-precision storage they avoid.
+"""Ranks remedies for a whole run by the fraction of the cost of narrow storage that they avoid.
 
-Remedies for one leaf do not rank remedies for the run: norms may be the only parameters that freeze
-while matrices, which lose a little of each step, cost as much. Each leaf is therefore weighted by
-its loss decrease to first order, gradient norm x intended displacement (`push`).
+The remedy that helps one leaf most need not help the run most. For example, norms may be the only
+parameters that freeze, while matrices, which lose a little of each step, cost as much. Each leaf is
+therefore weighted by its push, the loss decrease to first order: gradient size x intended
+displacement.
 
-A leaf that loses a fraction m of its displacement costs push x m^p. p is 1 on a constant slope and
-2 at the minimum of a parabola; runs measured between 1.5 and 2. Two costs add up: rounding a
-parameter loses the steps of some elements, and second moments that cannot decay shorten all steps.
+A leaf that loses a fraction m of its displacement costs push x m^p. In theory p is 1 on a constant
+slope and 2 at the minimum of a parabola; in trained models it was between 1.5 and 2. Two costs add
+up: rounding a parameter loses the steps of some elements, and second moments that cannot decay
+shorten all steps.
 
 Random rounding errors of relative mean square e would cost push x e at the minimum of a parabola
-and nothing on a slope. Runs measured between 0 and a quarter of that, because later steps correct
-the errors. The range of an estimate covers both factors, the standard error of the sampled
+and nothing on a slope. Trained models showed between 0 and a quarter of that, because later steps
+correct the errors. The range of an estimate covers both factors, the standard error of the sampled
 elements, and, for remedies of some leaves alone, the error of adding up costs (`INTERPLAY`).
-docs/stability.md "The whole run" compares all of it with training.
+docs/stability.md "The whole run" compares the estimates with training.
 """
 
 from __future__ import annotations
@@ -43,33 +45,33 @@ from stability.storage.update_rules import AdamW, Optimiser
 DIMINISHING = 1.75
 """Power p of the lost fraction of a displacement: the middle of `POWERS`."""
 POWERS = {1.5: 0.0, DIMINISHING: 0.1, 2.0: 0.25}
-"""Range of p in trained models, with the fraction of the random errors' mean square that costs;
-measurements in docs/stability.md "The whole run"."""
+"""Range of p in trained models. For each p, the part of the random errors' mean square that counts
+as cost. Measurements are in docs/stability.md "The whole run"."""
 JACKKNIFE = 8
-"""Parts of the sampled elements that are left out in turn, for an estimate's standard error."""
+"""Number of parts of the sampled elements, left out in turn for an estimate's standard error."""
 ERRORS = 2.0
-"""Standard errors by which a range extends beyond that of the powers: 95 %."""
+"""Standard errors by which a range extends beyond the values for `POWERS`: 95 %."""
 RESOLUTION = 0.01
-"""Smallest difference between two remedies that are not a tie: fractions are shown in percent."""
+"""Difference of two remedies' avoided fractions up to which they tie: 1 %, as they are shown."""
 INTERPLAY = 0.125
 """Error of the estimate for remedies of some leaves or of moments alone, as a fraction of the cost.
-Costs are added up although families compensate one another. Measured: up to 0.124 outside the range
-of `POWERS`."""
+It exists because costs are added up, although families of parameters compensate one another.
+Training was up to 0.124 outside the range of `POWERS`."""
 WORKS = 0.9
 """Fraction of the cost that a remedy must avoid to count as a fix."""
 SHOWN = 3
 """Number of remedies shown that are not enough; those that work are all shown."""
 PARTS = 50
-"""Intervals of constant rate into which a schedule is divided: a resolution of 2 %."""
+"""Number of intervals of constant rate into which a schedule is divided: 2 % of the run each."""
 HALVINGS = 6
-"""Number of times the largest rate is halved for the simulated rates, down to 1/64. A run covers at
-most about a hundredth of its displacement at lower rates."""
+"""Number of halvings of the largest rate in the simulated rates, down to 1/64. At lower rates a run
+covers at most about a hundredth of its displacement."""
 LONG = 2000
 """Largest number of steps for which moments are simulated: twice the memory of beta2 = 0.999."""
 
 
 class Missing(NamedTuple):
-    """Lost part of a leaf's displacement."""
+    """Lost part of a leaf's displacement under a storage, by cause."""
 
     rounded: float
     """Fraction of the requested updates that rounding the parameter loses."""
@@ -84,54 +86,57 @@ class Missing(NamedTuple):
         return (1 - self.rounded) * (1 - self.shrunk)
 
     def cost(self, power: float = DIMINISHING) -> float:
-        """Fraction of the leaf's push that is lost."""
+        """Return the lost fraction of the leaf's push, in [0, 1]; `power` is a key of `POWERS`."""
         lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power
         return min(1.0, lost + POWERS[power] * self.noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Summary of the parameters of one family."""
+    """Effect of storage on one family of parameters (norms, matrices, ...)."""
 
     name: str
     elements: int
+    """Number of elements of all leaves."""
     applied: float
     """Fraction of the intended displacement that is applied, weighted by push."""
     cost: float
     """Fraction of the run's total storage cost."""
 
     def describe(self) -> str:
-        """Describe the applied fraction and the cost."""
+        """Return text such as "norms 0% (73% of the cost)": applied fraction and cost."""
         return f"{self.name} {self.applied:.0%} ({self.cost:.0%} of the cost)"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRemedy:
-    """A way to train the whole model."""
+    """A remedy for the whole model, and its estimated effect."""
 
     what: str
+    """The remedy, as text."""
     returns: float
-    """Expected fraction of the cost that it avoids."""
+    """Expected fraction of the cost of storage that the remedy avoids; 1 is all of it."""
     bytes: float
     """Bytes per parameter, including the optimiser's moments."""
     low: float
+    """Lower end of the range of `returns`, over `POWERS` and the sampled elements."""
     high: float
-    """Range of `returns` over `POWERS` and the sampled elements."""
+    """Upper end of that range."""
     rank: int = 1
-    """Rank by `returns`; remedies that do not differ significantly share one."""
+    """Rank by `returns`, from 1; remedies that do not differ significantly share a rank."""
 
     @property
     def works(self) -> bool:
-        """Whether it avoids nearly all of the cost."""
+        """Whether the remedy avoids at least the fraction `WORKS` of the cost."""
         return self.returns >= WORKS
 
     @property
     def settled(self) -> bool:
-        """Whether its whole range is on one side of `WORKS`."""
+        """Whether the whole range of `returns` is on one side of `WORKS`."""
         return (self.low >= WORKS) == (self.high >= WORKS)
 
     def describe(self) -> str:
-        """Describe the remedy, its expected effect and its memory."""
+        """Return text with the remedy, the fraction of the cost it avoids, and its memory."""
         between = f"{self.low:.0%} to {self.high:.0%}"
         exact = f"{self.low:.0%}" == f"{self.high:.0%}"
         gives = f"returns about {self.returns:.0%}{'' if exact else f' ({between})'}"
@@ -143,16 +148,21 @@ class WholeRun:
     """Cost of storage for a run by family of parameters, and the remedies."""
 
     families: tuple[Family, ...]
-    """Sorted by cost, largest first."""
+    """Families sorted by cost, largest first."""
     remedies: tuple[RunRemedy, ...]
-    """Sorted: remedies that work by memory, then the others by `returns`."""
+    """Remedies that work, sorted by memory, then the others, sorted by `returns`. Empty if storage
+    costs nothing."""
     basis: str
     """Assumptions on gradients and rates, as text."""
     lost: tuple[str, ...] = ()
     """With a schedule: when each family loses more than half of its displacement, as text."""
 
     def lines(self, storage: str) -> list[str]:
-        """Return lines with the remedies, then one line with all families."""
+        """Return lines for a terminal: the remedies, then one line with all families.
+
+        Args:
+            storage: name of the storage format.
+        """
         closing = ", ".join(f.describe() for f in self.families)
         end = f"Fraction of the intended displacement applied in {storage}: {closing}."
         ends = [end, *self.lost]
@@ -170,13 +180,16 @@ class WholeRun:
 
 
 def _tie(remedy: RunRemedy, shown: Sequence[tuple[str, RunRemedy]]) -> str:
-    """Return text saying that a remedy ties with an earlier one; empty if it does not."""
+    """Return "; a tie with REMEDY" if an earlier shown remedy has the same rank, else ""."""
     first = next(other for _, other in shown if other.rank == remedy.rank)
     return "" if first is remedy else f"; a tie with {first.what.partition(',')[0]}"
 
 
 def family_of(name: str, shape: tuple[int, ...]) -> str:
-    """Return the family of a parameter, from its name and number of axes."""
+    """Return the family of a parameter, from its name and shape.
+
+    Families are embeddings, matrices, kernels (more than two axes), norms, biases, other vectors.
+    """
     if len(shape) >= 2:
         table = re.search(r"emb|wte|wpe|lm_head|tok_", name, re.IGNORECASE)
         return "embeddings" if table else "matrices" if len(shape) == 2 else "kernels"
@@ -184,8 +197,9 @@ def family_of(name: str, shape: tuple[int, ...]) -> str:
         return "biases"
     if shape and re.search(r"norm|(^|\.)ln|bn\d*\.", name, re.IGNORECASE):
         return "norms"
-    # A vector called `weight`, `gain` or `g` scales; LayerScale's are called gamma or lambda. The
-    # slope of torch's PReLU is a `weight` too: a single number, or one for each channel.
+    # A vector called `weight`, `gain` or `g` is a scale, as of a norm; those of LayerScale are
+    # called gamma or lambda. torch's PReLU calls its slopes `weight` too, one for all or for each
+    # channel; they are no norms.
     activation = re.search(r"prelu|(^|\.)(act|act_fn|activation)\d*\.", name, re.IGNORECASE)
     scales = re.search(r"(^|\.)(weight|gain|g)$", name, re.IGNORECASE)
     return "norms" if scales and shape not in ((), (1,)) and not activation else "other vectors"
@@ -206,15 +220,15 @@ def whole_run(
     """Estimate what storage costs a run, and the fraction that each remedy avoids.
 
     Args:
-        leaves: all trained parameters.
-        samples: a sample of each, as drawn by `simulate.run`.
+        leaves: all trained parameters by name.
+        samples: a sample of each leaf's values, as drawn by `simulate.run`.
         rule: the optimiser.
-        fmt: the storage format.
+        fmt: the storage format of parameters and moments.
         gradients: distribution of synthetic gradients, if none are known.
-        known: known gradients; None assumes one size for all.
+        known: known gradient statistics; None assumes gradients of one size in all leaves.
         wide_moments: whether moments are stored in float32 already.
-        schedule: the rates of the run; None is `STEPS` steps at the optimiser's rate.
-        say: called with a line of progress.
+        schedule: learning rates of the run; None is `STEPS` steps at the optimiser's rate.
+        say: called with a line of progress text.
 
     Raises:
         RuntimeError: the compiler removed the rounding.
@@ -244,15 +258,20 @@ def whole_run(
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Cost of storage by leaf, estimated from a subset of the sampled elements."""
+    """Cost of storage by leaf, estimated from all or a part of the sampled elements."""
 
     push: Mapping[str, float]
+    """Loss decrease to first order if no update is lost, by leaf."""
     now: Mapping[str, Missing]
+    """Losses without a remedy, by leaf."""
     ways: list[tuple[str, Mapping[str, Missing], float]]
-    """Remedies: description, losses with the remedy, bytes per parameter."""
+    """Remedies: description, losses by leaf with the remedy, bytes per parameter."""
 
     def returns(self) -> np.ndarray | None:
-        """Return the fraction of the cost each remedy avoids, (remedies, powers); None if 0."""
+        """Return the fraction of the cost each remedy avoids, (remedies, powers).
+
+        None if storage costs nothing for one of the powers.
+        """
         costs = [_cost(self.now, self.push, p) for p in POWERS]
         if not all(costs):
             return None
@@ -260,7 +279,7 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy does not change the rounding of some leaves."""
+        """Whether a remedy leaves the rounding loss of some leaves as it is without a remedy."""
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 
@@ -277,7 +296,7 @@ def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, 
     for place, number in enumerate(order):
         ahead = returns[leader] - returns[number]
         errors = _errors([found[leader] - found[number] for found in left_out])
-        # A tie: for some power or another sample of the elements their order is reversed.
+        # A tie: for some power, or within two standard errors, the order could be reversed.
         least = INTERPLAY if partial[leader] or partial[number] else RESOLUTION
         tied = bool(np.any(ahead <= np.maximum(ERRORS * errors, least)))
         leader = leader if tied else number
@@ -302,7 +321,7 @@ def _errors(left_out: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass
 class _Model:
-    """A model's leaves, and the losses of their displacements under a given storage."""
+    """Simulated runs of a model's leaves, and the losses of displacement derived from them."""
 
     leaves: Mapping[str, Leaf]
     samples: Mapping[str, np.ndarray]
@@ -313,12 +332,16 @@ class _Model:
     push: dict[str, float] = field(default_factory=dict)
     """Loss decrease to first order if no update is lost, by leaf."""
     families: dict[str, str] = field(default_factory=dict)
+    """Family by leaf."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Representative leaf of each kind, for properties that hardly vary within a kind."""
+    """First leaf of each kind (path without layer numbers), simulated for the whole kind where
+    leaves of a kind hardly differ."""
     left_out: int | None = None
-    """Omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
+    """Index of the omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
     runs: dict[Any, Mapping[str, Simulated]] = field(default_factory=dict)
+    """Cache of simulated runs, of all sampled elements."""
     weights: dict[str, np.ndarray | float] = field(default_factory=dict)
+    """Cache of gradient sizes by leaf, of all sampled elements."""
 
     def __post_init__(self) -> None:
         self.families = {n: family_of(n, leaf.shape) for n, leaf in self.leaves.items()}
@@ -326,7 +349,7 @@ class _Model:
         self.leave_out(None)
 
     def leave_out(self, part: int | None) -> None:
-        """Omit one part of every leaf's sampled elements, or none."""
+        """Omit one part of every leaf's sampled elements (None: no part) and recompute `push`."""
         self.left_out = part
         for n, outcome in self.outcomes(FLOAT32).items():
             way = np.abs(outcome.intended * self.weight(n))
@@ -342,7 +365,10 @@ class _Model:
         self, storage: Storage, names: Iterable[str] | None = None, factor: float = 1.0,
         steps: int = STEPS,
     ) -> Mapping[str, Simulated]:  # fmt: skip
-        """Train samples of leaves, by default of all, with a factor on the rate."""
+        """Return simulated runs of leaves (None: all) at `factor` times the optimiser's rate.
+
+        Elements of the omitted part are left out. Runs are cached.
+        """
         chosen = tuple(self.leaves if names is None else names)
         key = storage, chosen, factor, steps
         if key not in self.runs:
@@ -357,12 +383,12 @@ class _Model:
             {n: x.shape for n, x in self.leaves.items()},
         )
         rule, known = self.rule.with_lr(self.rule.lr * factor), self.known and self.known.rows
-        # A training run begins with moments of zero. Those in few bits are the further off the
-        # longer they are updated, so that a burn-in would count errors of steps before the run.
+        # No burn-in: a training run begins with moments of zero. The error of moments in few bits
+        # grows with each step, so a burn-in would add errors of steps before the run.
         return run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known, burn_in=0)
 
     def weight(self, name: str) -> np.ndarray | float:
-        """Return the gradient sizes of a leaf's sample, or 1 if all are assumed equal."""
+        """Return the gradient sizes of a leaf's sampled elements, or 1 if none are known."""
         if self.known is None:
             return 1.0
         if name not in self.weights:
@@ -372,7 +398,11 @@ class _Model:
         return self._part(np.asarray(self.weights[name]))
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
-        """Return the losses of all leaves with float32 moments, from one leaf per kind."""
+        """Return the losses of all leaves with float32 moments, simulated on one leaf per kind.
+
+        Args:
+            wrapper: key of `simulate.WRAPPERS`, such as "stochastic".
+        """
         storage = Storage(wrapper, self.fmt.name)
         found = self.outcomes(storage, self.kinds.values())
         missing = {}
@@ -397,7 +427,12 @@ class _Model:
     def scheduled(
         self, wrapper: str, schedule: Schedule
     ) -> tuple[dict[str, Missing], tuple[str, ...]]:
-        """Return the losses over a schedule, and when each family loses more than half."""
+        """Return the losses over a schedule, and text on when families lose more than half.
+
+        Args:
+            wrapper: as for `stored`.
+            schedule: the learning rates.
+        """
         names, steps = list(self.kinds.values()), min(schedule.steps, LONG)
         wide = self.outcomes(FLOAT32, names, 1.0, steps)
         narrow = self.outcomes(Storage(wrapper, self.fmt.name), names, 1.0, steps)
@@ -429,7 +464,7 @@ class _Model:
 def _ways(
     model: _Model, now: Mapping[str, Missing], wide_moments: bool
 ) -> list[tuple[str, Mapping[str, Missing], float]]:
-    """Return the remedies: description, losses with the remedy, bytes per parameter."""
+    """Return the remedies: description, losses by leaf with the remedy, bytes per parameter."""
     fmt, moments = model.fmt, 2 if isinstance(model.rule, AdamW) else 1
     ways: list[tuple[str, Mapping[str, Missing], float]] = [
         ("float32 parameters and moments, bfloat16 compute (AMP)",
@@ -455,18 +490,21 @@ def _ways(
 
 
 def _share(outcome: Simulated, intended: np.ndarray, weight: Any) -> float:
-    """Return the lost fraction of a weighted displacement; overshooting counts as 0."""
+    """Return the lost fraction of a displacement weighted by gradient sizes; overshooting is 0."""
     applied = np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)
     return _short(applied * weight, intended * weight)
 
 
 def _shrunk(outcome: Simulated, wide: Simulated, weight: Any) -> float:
-    """Return the fraction by which the requested updates are shorter than float32's."""
+    """Return the fraction by which requested updates are shorter than those of a float32 run."""
     return _short(outcome.intended * weight, wide.intended * weight)
 
 
 def _noise(outcome: Simulated, weight: Any) -> float:
-    """Return the mean square of errors about the mean displacement, relative to the latter's."""
+    """Return the mean square of the random errors, relative to that of the intended displacement.
+
+    Random errors are deviations from the intended displacement times its mean applied fraction.
+    """
     applied = (np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)) * weight
     intended = np.asarray(outcome.intended, np.float64) * weight
     square = float(np.sum(intended**2))
@@ -476,7 +514,10 @@ def _noise(outcome: Simulated, weight: Any) -> float:
 
 
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
-    """Return the missing fraction of a displacement, in [0, 1]; 1 if it is NaN."""
+    """Return the missing fraction of the displacement `way` if `gone` was applied, in [0, 1].
+
+    0 if `way` is zero everywhere; 1 if the result is NaN.
+    """
     whole = np.abs(way, dtype=np.float64).sum()
     share = float((gone * np.sign(way)).sum() / whole) if whole else 1.0
     # In Python max(0, NaN) is 0, which would mean that nothing is missing.
@@ -484,7 +525,7 @@ def _short(gone: np.ndarray, way: np.ndarray) -> float:
 
 
 def _parts(lost: np.ndarray) -> str:
-    """Return text on the parts of a run in which `lost` is true."""
+    """Return text such as "from 0% to 2% of the run", for the intervals in which `lost` is true."""
     if lost.all() or not lost.any():
         return "throughout" if lost.all() else "never"
     edges = np.flatnonzero(np.diff(np.concatenate([[0], lost.astype(int), [0]]))) / len(lost)

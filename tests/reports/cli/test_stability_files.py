@@ -242,7 +242,7 @@ def test_a_parameter_without_a_state_is_taken_not_to_be_trained(tmp_path, still)
         ("[1, 2]", "holds no names: expected a JSON list"),
         ('["a"', "is not readable JSON"),
         ("", "holds no names"),
-        ("a\nb", "the order names 2 parameters, the optimiser state has 3"),
+        ("a\nb", "the order names 2 parameters, but the optimiser state has 3"),
         (None, "no file"),
     ],
 )
@@ -261,7 +261,7 @@ def test_an_order_without_a_state_is_refused(tmp_path) -> None:
     path = saved(tmp_path, {"norm.weight": torch.ones(8)})
     result = cli("stability", path, "--order", order)
     assert result.exit_code == 2
-    assert "needs an optimiser state, and there is none" in result.output
+    assert "but the checkpoint has no optimiser state" in result.output
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_rows_that_weight_decay_alone_moves_are_no_part_of_the_share() -> None:
 def test_a_leaf_without_an_update_is_named(tmp_path: Path) -> None:
     assert not updated(tmp_path, jnp.bfloat16, named=False)
     finding = next(f for f in stored(tmp_path).findings if f.subject == "norm")
-    assert finding.message == "not measured: the updates the step have no such leaf"
+    assert finding.message == "not measured: no such leaf in the updates"
 
 
 def test_an_error_while_a_step_is_traced_does_not_reach_it(tmp_path: Path) -> None:

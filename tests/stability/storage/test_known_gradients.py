@@ -197,10 +197,10 @@ def test_rows_without_a_gradient_count_neither_for_nor_against_a_remedy() -> Non
         ([(torch.nn.Linear(2, 2), 3.0)], "expected a loss that is one torch number, got a float"),
         ([(torch.nn.Linear(2, 2), torch.ones(4))], "got a Tensor of shape (4,)"),
         ([(torch.nn.Linear(2, 2), torch.tensor(1.0))], "loss.backward() fails: element 0 of"),
-        ([{"weight": np.ones(3)}], "has shape (3,), the parameter of the checkpoint (2, 2)"),
+        ([{"weight": np.ones(3)}], "has shape (3,), the checkpoint's parameter (2, 2)"),
         ([{"weight": np.full((2, 2), np.nan)}], "batch 1: the gradient of weight is not finite"),
         ([{"weight": np.zeros((2, 2))}], "all gradients of the checkpoint's 1 parameters are zero"),
-        ([{"other": np.ones((2, 2))}], "its parameters are weight, the gradients' other"),
+        ([{"other": np.ones((2, 2))}], "are weight, gradients came for other names: other"),
     ],
 )
 def test_what_is_no_gradient_is_refused(batches, told) -> None:

@@ -307,7 +307,7 @@ def test_two_optimisers_share_the_parameters_of_one_model() -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["up.weight", "down.weight"], "names 2 parameters, the optimiser state has 3"),
+        (["up.weight", "down.weight"], "names 2 parameters, but the optimiser state has 3"),
         (
             ["up.weight", "down.weight", "fc.weight"],
             "names fc.weight as parameter 2, which the model does not have",

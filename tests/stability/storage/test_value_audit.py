@@ -70,7 +70,7 @@ def test_a_constant_leaf_is_clean_and_nothing_false_is_said_of_it() -> None:
     zeros = with_alpha(jnp.zeros_like)
     assert not problems(zeros)
     (found,) = [f for f in audit_parameters(zeros) if (f.probe, f.subject) == ("values", ALPHA)]
-    assert "holds values bfloat16 cannot" not in found.message
+    assert "holds values that bfloat16 cannot" not in found.message
 
 
 def test_a_parameter_without_a_role_is_listed_as_a_note() -> None:

@@ -235,11 +235,11 @@ def test_a_rate_grows_to_the_whole_of_it_and_falls_to_its_end(
     ("text", "told"),
     [
         ("cosin:steps=10", "unknown schedule 'cosin'"),
-        ("cosine", "says no steps"),
+        ("cosine", "has no steps=NUMBER"),
         ("cosine:steps=ten", "'ten' is no number"),
         ("cosine:steps=10,warm=3", "at 'warm=3'"),
         ("constant:steps=10,end=0.5", "at 'end=0.5'"),
-        ("cosine:steps=10,warmup=10", "expected fewer steps of warmup"),
+        ("cosine:steps=10,warmup=10", "warmup=10 and steps=10: expected whole numbers"),
         ("cosine:steps=10,end=2", "end=2 must be in"),
         ("cosine:steps=10,steps=20", "at 'steps=20'"),
     ],
