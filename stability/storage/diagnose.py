@@ -211,7 +211,7 @@ def _taken(
         return []
     unused = "; ".join(use.describe() for use in used if use.unused)
     lines = [f"{files.summary[0].upper()}{files.summary[1:]}{unused and '; '}{unused}."]
-    lines += [f"Moments of {use.place} belong to parameters {use.identified}." for use in used
+    lines += [f"Moments of {use.place} are given to parameters {use.identified}." for use in used
               if not use.unused]  # fmt: skip
     twice = {n: first for each in states for n, first in each.copies.items()}
     shown = listed([f"{n} is {first}" for n, first in twice.items()])

@@ -81,6 +81,11 @@ class TorchState:
         """Whether every entry is assigned to a parameter of the model."""
         return bool(self.moments) and not self.problem
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is the state of other parameters than the model's, in any order."""
+        return bool(self.problem) and not self.ambiguous
+
     def check_settled(self) -> None:
         """Check that the state fits the model's parameters in one way only.
 
@@ -361,6 +366,7 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
 
 
 OF_FILE = "in the order of the file"
+OF_ARCHITECTURE = "in the order of the architecture in config.json"
 ASSUMED = ", taken as that of the optimiser (`--order` states another, `--gradients` checks)"
 """Shown if parameters of equal shape exist: no file records in which order the optimiser got them,
 so the order of the file is an assumption."""
@@ -397,7 +403,7 @@ def _settled(
             module = [x for x in module_order(order.folder, leaves) if x.name in free]
             found = match(groups, module, True, decays)
             if found is not None and not found.ambiguous:
-                return _Answer(found, "in the order of the architecture in config.json")
+                return _Answer(found, f"{OF_ARCHITECTURE}{ASSUMED}")
             why += ", and the architecture's fits in several ways" if found else (
                 ", and the architecture's does not fit")  # fmt: skip
         except UnknownOrderError as unknown:
@@ -443,17 +449,25 @@ def trained_by(
     """Return the optimiser that trained a checkpoint, and the source of its settings as text.
 
     Args:
-        states: the checkpoint's optimiser states; the first with a supported optimiser is used.
+        states: the checkpoint's optimiser states; the first with a supported optimiser is used. A
+            state of another model's parameters is not: its rate is another training's.
         name: name of the optimiser, if the caller knows it.
         settings: settings such as `lr`, which replace those of the state.
 
     Raises:
         ValueError: the optimiser is unknown, has no such setting, or a value is invalid.
     """
-    own = next((rule for state in states if (rule := state.rule()) is not None), None)
+    fit = [state for state in states if not state.foreign]
+    own = next((rule for state in fit if (rule := state.rule()) is not None), None)
     if own is None or (name is not None and name != own.name):
         rule = optimiser_by_name(name or AdamW.name, **settings)
-        whose = "assumed, there is no optimiser state" if not states else "assumed"
+        whose = "assumed" if fit else "assumed, there is no optimiser state: --lr, --weight-decay"
+        if states and not fit:
+            # Named first: what follows would otherwise be taken for facts of this training.
+            whose = (
+                f"assumed, since {states[0].place} is the state of another model "
+                f"({states[0].problem}): --lr, --weight-decay"
+            )
         return rule, "as asked" if name or settings else whose
     kept = {f.name: getattr(own, f.name) for f in fields(own)}
     changed = f", except {', '.join(sorted(settings))}" if settings else ""

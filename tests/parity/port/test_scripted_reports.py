@@ -250,6 +250,19 @@ def test_a_wrong_derivative_alone_is_named():
     assert failing == {(WIDE[0], "grad/w"), (WIDE[3], "grad/w")}
 
 
+def test_of_wrong_derivatives_that_of_the_parameter_used_last_is_named_first():
+    """The backward pass meets it first, and all others inherit its error."""
+    report = compare(ported())
+    some = report.place.stages[0]
+    stages = tuple(replace(some, name=name) for name in ("first", "second", "third"))
+    wrong = ("first.w", "third.w", "second.w", "nowhere.w")
+    rows = tuple(
+        measurement(quantity=f"grad/{name}", value=1.0, verdict=Verdict.FAIL) for name in wrong
+    )
+    report = replace(report, measurements=rows, place=replace(report.place, stages=stages))
+    assert report.wrong_derivatives == ("third.w", "second.w", "first.w", "nowhere.w")
+
+
 def test_a_derivative_that_is_lost_in_float32_fails_where_the_port_rounds():
     report = compare(ported(port=Side({("grad", Precision.FLOAT32): 0.25}, stages=OTHER)))
     failing = {(m.edge, m.quantity) for m in report.failures}

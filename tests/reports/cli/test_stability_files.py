@@ -175,7 +175,7 @@ def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, text, still
     order.write_text(text, encoding="utf-8")
     result = cli("stability", folder, "--order", order)
     assert "Taken: model.safetensors (4 tensors), optimizer.pt (optimiser state" in result.stdout
-    assert "Moments of optimizer.pt belong to parameters in the order given." in result.stdout
+    assert "Moments of optimizer.pt are given to parameters in the order given." in result.stdout
     assert "Stored twice, one parameter: head.weight is embed.weight." in result.stdout
     assert "WARNING optimiser state *.exp_avg_sq" in result.stdout
     assert "gradients as in the optimiser state" in result.stdout

@@ -20,12 +20,14 @@ from stability.storage.known_gradients import measured
 from stability.storage.parameter_matching import Slot, match
 from stability.storage.torch_state import (
     ASSUMED,
+    OF_ARCHITECTURE,
     OF_FILE,
     ParameterOrder,
     TorchState,
     exchanged,
     read_state,
     read_states,
+    trained_by,
 )
 
 
@@ -191,7 +193,8 @@ def test_the_architecture_in_config_json_orders_what_safetensors_sorted(tmp_path
     optimizer = stepped(llama, trainers(llama))
     folder = folder_of(tmp_path, llama, optimizer)
     state = read(folder)
-    assert state.identified == "in the order of the architecture in config.json"
+    # The architecture's order is a guess too: an optimiser may have been given any.
+    assert state.identified == OF_ARCHITECTURE + ASSUMED
     assert own(state, llama, optimizer)
     # A model that is built by code of its own may be ordered otherwise.
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -337,6 +340,17 @@ def test_states_of_another_model_belong_to_no_parameter() -> None:
         "the shapes of its 2 numbered parameters are not those of the model's 3"
     )
     assert set(found.moments) == {"parameter 0", "parameter 1"}
+    # Its rate and decay are another training's as well: they set every number of a diagnosis.
+    state["param_groups"][0] |= {"lr": 0.125, "weight_decay": 0.25}
+    rule, whose = trained_by([read_state("optimizer", state, leaves_of(model.state_dict()))])
+    assert rule.lr != 0.125 and "optimizer is the state of another model" in whose
+    # Negative control: the same state of the model that it trained, and one of unknown order.
+    for leaves in (
+        leaves_of(other.state_dict()),
+        leaves_of({"b": torch.ones(5), "w": torch.ones(5, 5)}),
+    ):
+        rule, whose = trained_by([read_state("optimizer", state, leaves)])
+        assert (rule.lr, whose) == (0.125, "from the optimiser state")
     # Moments by row and column are not those of a vector of either's size.
     of_rows = {"exp_avg_sq_row": torch.ones(8), "exp_avg_sq_col": torch.ones(4)}
     groups = [{"params": [0]}]
