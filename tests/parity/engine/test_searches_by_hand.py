@@ -310,7 +310,8 @@ def test_what_only_moves_numbers_is_not_where_they_went_wrong():
     assert found.first is not None and found.first.index == 2
     before = "before it, in a computation that the oracle does not do"
     lines = [(line.place, line.why) for line in found.lines()]
-    assert lines[1:] == [("reshape.py:1 (f)", before), ("wrong.py:1 (f)", before)]
+    # The first of them first: a wrong angle makes all that follows it wrong as a whole.
+    assert lines[1:] == [("wrong.py:1 (f)", before), ("reshape.py:1 (f)", before)]
 
 
 def test_a_wrong_mask_is_looked_at_first_and_named_where_it_is_made():
