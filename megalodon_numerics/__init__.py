@@ -1,4 +1,4 @@
-"""The documented names, in a package whose name no other project has.
+"""All documented names of this project, in a package whose name no other project has.
 
 `import megalodon_numerics` imports nothing else; accessing an attribute imports its module. The
 code is in the packages `megalodon_jax`, `parity`, `stability` and `reports`. If another project has
@@ -145,7 +145,7 @@ def own(module: str) -> ModuleType:
         ImportError: another project's package shadows a package that the module needs.
     """
     package = module.partition(".")[0]
-    # A package imports from those on its left, so these must be ours too.
+    # A package imports only from those before it in `PACKAGES`, so these must be ours too.
     for needed in PACKAGES[: PACKAGES.index(package) + 1]:
         found = _found(needed)
         if found is not None and not found.is_relative_to(_folder(needed)):
@@ -153,8 +153,8 @@ def own(module: str) -> ModuleType:
                 f"megalodon_numerics needs its own package {needed!r} (in {_folder(needed)}), but "
                 f"Python finds another one first: {found}. Rename or move that one, or leave "
                 f"{found.parent.parent} out of sys.path (PYTHONPATH, or pytest's rootdir with "
-                "--import-mode=importlib) where megalodon_numerics is used. `python -m` puts the "
-                "current folder there: run `pytest` itself"
+                "--import-mode=importlib) where megalodon_numerics is used. `python -m pytest` "
+                "adds the current folder: run `pytest` instead"
             )
     return importlib.import_module(module)
 
@@ -165,7 +165,7 @@ def _folder(package: str) -> Path:
 
 
 def _found(package: str) -> Path | None:
-    """Return the file that `import package` runs or ran; None for a folder without one."""
+    """Return the file that `import package` runs; None if it is not found or has no __init__.py."""
     if package in sys.modules:
         file = getattr(sys.modules[package], "__file__", None)
     else:

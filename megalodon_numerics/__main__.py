@@ -18,8 +18,8 @@ _USAGE = 2
 class _OwnFirst(MetaPathFinder):
     """Finds this project's packages in their own folders, before others of the same names.
 
-    They are found when they are imported: help needs no JAX, and where JAX stores compiled programs
-    must be known before JAX is imported.
+    A finder imports nothing by itself: help needs no JAX, and the folder of JAX's compilation cache
+    has to be set before JAX is imported.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -35,8 +35,8 @@ class _OwnFirst(MetaPathFinder):
 def main() -> None:
     """Run the command line with this project's packages, even if others have the same names.
 
-    Packages of the same names in the working directory or in PYTHONPATH are ignored: no other
-    code shares this process.
+    Packages of the same names in the working directory or in PYTHONPATH are ignored. That is safe,
+    since no other code runs in this process.
     """
     # JAX would take three quarters of a GPU's memory at once, and this process shares it with its
     # workers and with torch.

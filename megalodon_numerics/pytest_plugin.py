@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _ROWS = pytest.StashKey[list[Any]]()
 _PORTS = pytest.StashKey[list[Any]]()
 VERDICT, PYTEST = "verdict", "pytest"
-"""Values of `--numerics-exit`."""
+"""Values of `--numerics-exit`: exit with the verdict's code, or with pytest's own status."""
 MARK = "ports(of=function): the test runs once for each parity.Port of function(), as `port`"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--numerics-run DIR` and `--numerics-exit`."""
+    """Add the options `--numerics-run DIR`, which stores a run, and `--numerics-exit`."""
     parser.addoption(
         "--numerics-run",
         type=Path,

@@ -13,11 +13,11 @@ import importlib.util
 from parity.extras import install
 
 NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
-"""Packages of the extra `nightly`, which this package needs and no other one does."""
+"""Packages of the extra `nightly`; the project's other packages work without them."""
 
 
 def _check_extra() -> None:
-    # Asked here, once: otherwise each command would end with the name of whichever it met first.
+    # Check all of them at import: otherwise each command would report only the first it imports.
     missing = [name for name in NIGHTLY if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(

@@ -1,10 +1,10 @@
 """Differences that people reported in public, reproduced in small: `examples/cases/NAME.py`.
 
 A case is a Python file with a docstring, three constants and functions. `REPORT` is the address of
-the report, `TRIED` how people searched, and `FOUND` what the answer must contain: text of the named
-source line, part of the sentence, or `holds` where there is no bug. `port()` returns the comparison
-as reported, `mended()` the same with the cause removed; a case about storage has `diagnosis()`
-instead. Source: docs/cases.md.
+the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain:
+part of the named source line or of the sentence, or `holds` if there is no bug. `port()` returns
+the comparison as reported, `mended()` the same with the cause removed; a case about storage has
+`diagnosis()` instead. Source: docs/cases.md.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+) \(.*\)")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A reported difference."""
+    """A publicly reported difference between two implementations, with the file to reproduce it."""
 
     name: str
     path: Path
     title: str
     """First paragraph of the file's docstring, in one line."""
     text: str
-    """The rest of the docstring."""
+    """Docstring of the case's file after its first paragraph."""
     report: str
-    """Address of the report."""
+    """URL of the public report of the difference."""
     tried: str
     found: str
     """Text that the answer must contain; `HOLDS` if there is no bug."""
@@ -48,17 +48,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a comparison or diagnosis of a case says."""
+    """Result of comparing or diagnosing a case."""
 
     sentence: str
-    """The answer in one sentence; of a diagnosis the first line with `Case.found`."""
+    """Sentence of the comparison; of a diagnosis the first line that contains `Case.found`."""
     text: str
     line: str
     """The named source line without indentation; empty if none is named."""
     mended: str
     """Sentence about the case with its cause removed; empty for a diagnosis."""
     as_reported: bool
-    """Whether the answer contains `Case.found`, and the mended case holds."""
+    """Whether the result contains `Case.found`, and the case without its cause passes."""
     seconds: float
 
 
@@ -77,10 +77,11 @@ def cases(folder: Path = FOLDER) -> dict[str, Case]:
 
 
 def run(case: Case) -> Answer:
-    """Compare the two sides of a case, and those of the mended case.
+    """Compare the two sides of a case, as reported and with the cause removed, or diagnose it.
 
     Raises:
-        UserFileError: the file raises an error, or has neither `port()` nor `diagnosis()`.
+        UserFileError: the file cannot be loaded, or has neither `diagnosis()` nor both `port()` and
+            `mended()`.
     """
     # Listing cases needs no JAX, whose import takes seconds.
     from parity.port import compare

@@ -121,7 +121,7 @@ def number(value: float | None) -> str:
 
 
 def metric_value(metric: str, value: float) -> str:
-    """Format the value of an informative metric as a deviation, a percentage or a count."""
+    """Format the value of a metric without tolerance as a deviation, a percentage or a count."""
     if not math.isfinite(value):
         return number(value)
     if metric == "cosine":
@@ -175,23 +175,23 @@ def label(text: str, limit: int = 96) -> str:
 
 
 def edge_name(edge: str) -> str:
-    """Return an edge in words: `jax32:oracle` is "JAX float32 vs oracle"."""
+    """Return an edge, the two sides of a comparison, in words: "JAX float32 vs oracle"."""
     return " vs ".join(_SIDES.get(side, label(side, 40)) for side in edge.split(":"))
 
 
 def edge_question(edge: str) -> str:
-    """Return the question that an edge answers, or "" for an unknown edge."""
+    """Return the question that a comparison (edge) answers, or "" for an unknown edge."""
     return _QUESTIONS.get(edge, "")
 
 
 def edge_rank(edge: str) -> tuple[int, str]:
-    """Sort key of edges: mathematics first, then accuracy, then portability."""
+    """Return the sort key of an edge (comparison), in the order of their questions above."""
     edges = list(_QUESTIONS)
     return (edges.index(edge) if edge in edges else len(edges), edge)
 
 
 def metric_name(metric: str) -> str:
-    """Return the display name of a metric."""
+    """Return the name of a metric as shown to people, such as "relative L2" for `rel_l2`."""
     return _METRICS.get(metric, label(metric, 40))
 
 

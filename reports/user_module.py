@@ -30,8 +30,8 @@ class UserFileError(ValueError):
 def functions_of(path: Path, *names: str) -> Iterator[dict[str, Callable[..., Any]]]:
     """Context that provides the functions of a file with the given names.
 
-    Inside the context the file's folder comes first in the module search path. On exit, the folder
-    and the modules imported from it are forgotten.
+    Inside the context the file's folder comes first in `sys.path`. On exit, the folder and the
+    modules imported from it are removed from `sys.path` and `sys.modules`.
 
     Raises:
         UserFileError: the file does not exist, or raises an error.
@@ -118,7 +118,7 @@ def _own_traceback(path: Path, error: BaseException) -> str:
 
 
 def _same_name(folder: Path, error: BaseException) -> str:
-    """Explain an import error from a package beside the file with the name of one of ours."""
+    """Return advice if an import failed because the user's package has the name of one of ours."""
     if not isinstance(error, ImportError):
         return ""
     package = (error.name or "").partition(".")[0]

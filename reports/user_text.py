@@ -1,4 +1,4 @@
-"""Token ids from a user's text or array, and how they were made.
+"""Reads token ids from a user's text or array, and describes their source.
 
 Source: docs/parity.md "Same work".
 """
@@ -13,7 +13,7 @@ from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
 STEP = (2, 128)
-"""Rows and tokens of a single step."""
+"""Rows, and tokens per row, of a single step."""
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
@@ -21,12 +21,12 @@ def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: the text does not exist.
-        ValueError: it is too short, or the vocabulary is smaller than 256.
+        ValueError: the text is shorter than 256 bytes, or the vocabulary is smaller than 256.
     """
     if text is None:
         return np.random.default_rng(0).integers(0, vocab_size, STEP).astype(np.int32)
     size = STEP[0] * STEP[1]
-    check_text(text, vocab_size, size, "leave --text out to draw token ids.")
+    check_text(text, vocab_size, size, "leave --text out to use random token ids.")
     content = np.frombuffer(text.read_bytes(), np.uint8)
     return content[:size].reshape(STEP).astype(np.int32)
 
@@ -36,11 +36,11 @@ def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
 
     Raises:
         FileNotFoundError: the text does not exist.
-        ValueError: it is shorter than `least` bytes, or the vocabulary is smaller than 256. The
-            message ends with `otherwise`, which says what to do instead.
+        ValueError: the text is shorter than `least` bytes, or the vocabulary is smaller than 256.
+            The message ends with `otherwise`, which says what to do instead.
     """
     if not text.is_file():
-        raise FileNotFoundError(f"no text at {text}.")
+        raise FileNotFoundError(f"no text at {text}: give an existing file.")
     if vocab_size < BYTES:
         raise ValueError(
             f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; {otherwise}"
@@ -96,7 +96,7 @@ def read_ids(
 
 def _from_array(path: Path) -> np.ndarray:
     if not path.is_file():
-        raise FileNotFoundError(f"no ids at {path}.")
+        raise FileNotFoundError(f"no ids at {path}: give an existing .npy file.")
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -113,7 +113,7 @@ def _from_array(path: Path) -> np.ndarray:
 
 def _from_text(path: Path, folder: Path, config: MegalodonConfig) -> tuple[np.ndarray, str]:
     if not path.is_file():
-        raise FileNotFoundError(f"no text at {path}.")
+        raise FileNotFoundError(f"no text at {path}: give an existing file.")
     tokenizer, because = folder / "tokenizer.json", ""
     if tokenizer.is_file():
         try:

@@ -1,4 +1,4 @@
-"""The stability suite: probes of a checkpoint for present and future effects of low precision."""
+"""The stability suite of a nightly run: probes of the committed checkpoint for low precision."""
 
 from __future__ import annotations
 
@@ -28,34 +28,38 @@ from stability.storage.survival import AdamW, probe
 from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
-"""Steps, rows and tokens of the survival probe; few, since it also trains a float32 control."""
+"""Steps, rows per batch and tokens per row of the survival probe, which trains the model twice:
+stored in bfloat16 and in float32."""
 POLE_STEPS = 200
-"""Steps over which the memory of poles is followed, as in `stability.storage.simulate`."""
+"""Number of simulated optimiser steps after which the memory of EMA poles is reported; the same as
+`simulate.STEPS`."""
 KINDS = 3
-"""Kinds of leaf on which remedies are tried each night; the command `stability` tries all."""
+"""Number of kinds of leaf (leaves that differ only in the layer number) on which remedies are
+tried. The command `megalodon-numerics stability` tries them on all kinds."""
 
 SIZE = 128
-"""Elements per leaf in these trials: enough for small leaves, and rows of equal length share one
-compiled program."""
+"""Number of elements per leaf in these trials. It covers small leaves whole, and rows of equal
+length share one compiled program."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with `model.safetensors`, `config.json` and optionally `training.json`."""
+    """The probed checkpoint and its text."""
 
     folder: Path
+    """Folder with `model.safetensors`, `config.json` and optionally `training.json`."""
     text: Path
-    """File whose bytes are the text on which probes take gradients."""
+    """File whose bytes are the token ids on which probes compute gradients."""
 
     @property
     def training(self) -> dict[str, Any] | None:
-        """Contents of `training.json`; None if there is none."""
+        """Contents of `training.json`; None if there is no such file."""
         path = self.folder / "training.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     @property
     def optimiser(self) -> AdamW:
-        """AdamW as the checkpoint was trained; lr 3e-4, that of the founding case, if unknown."""
+        """AdamW with the settings in `training.json`; if missing, lr is 3e-4 (founding case)."""
         training = self.training or {}
         return AdamW(
             lr=training.get("lr", 3e-4),
@@ -64,7 +68,7 @@ class Checkpoint:
         )
 
     def load(self) -> MegalodonForCausalLM:
-        """Load the model as stored, in float32; raises as `load_from_pretrained`."""
+        """Load the model; raises as `megalodon_jax.convert.load_from_pretrained`."""
         return load_from_pretrained(self.folder)
 
     def batches(self) -> np.ndarray:
@@ -77,19 +81,26 @@ class Checkpoint:
 
 @dataclass
 class ProbeResults:
-    """Findings of all probes of one run; a probe that failed is named and does not stop others."""
+    """Results of all probes of one run; a probe that fails does not stop the others."""
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
     """JSON data for the page, by section: "poles", "remedies", "what if"."""
     executed: int = 0
+    """Number of probes that finished."""
     failures: list[str] = field(default_factory=list)
+    """Name and error of each probe that failed."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration by probe name, for functions whose findings are all of one probe."""
+    """Duration by `Finding.probe`, for those that one function of `PROBES` alone measures."""
 
 
 def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
-    """Audit stored values, probe the losses of a bfloat16 copy, and try remedies."""
+    """Run all `PROBES` on a checkpoint and return their results.
+
+    Args:
+        checkpoint: the checkpoint, for optimiser settings and text.
+        model: the model loaded from it.
+    """
     results = ProbeResults()
     shared: set[str] = set()
     for name, probe_one in PROBES.items():
@@ -110,6 +121,7 @@ def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
 
 
 ProbeAnswer = tuple[list[Finding], Any]
+"""Findings of a probe, and JSON data for its section of the page, or None."""
 
 
 def _survival(
@@ -123,7 +135,7 @@ def _poles(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> ProbeAnswer:
     rows = ema_pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
-    # JSON has no infinity; None stands for a pole that never forgets.
+    # JSON has no infinity, so None stands for the memory of a pole that never forgets.
     for row in rows:
         row["memory"] = row["memory"] if math.isfinite(row["memory"]) else None
     return ema_pole_findings.findings(model), rows
@@ -144,7 +156,10 @@ def _remedies(
         if f.probe == "survival" and f.metric == "frozen_fraction" and f.value > 0
     }
     if not any(f.probe == "survival" for f in earlier.findings):
-        raise ValueError("which leaves freeze is not known: the survival probe did not finish")
+        raise ValueError(
+            "no remedies were tried, since the survival probe, which finds the frozen leaves, did "
+            "not finish"
+        )
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-frozen[n], n)):
         worst.setdefault(kind_of(name), name)
@@ -172,7 +187,10 @@ def _remedies(
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> ProbeAnswer:
-    """Return differences from the committed audits, without the compiled view, which is slow."""
+    """Return differences from the committed dtype tables.
+
+    Compiled programs are not compared, since compiling is slow.
+    """
     findings: list[Finding] = []
     reason = why_unavailable()
     for name, audit in PROGRAMS.items():
@@ -212,5 +230,6 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Pro
     "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
 }
-"""All probes of a night, in order: remedies are tried on findings of the survival probe. Results
-that a command measured once are documents instead (`stability.core.documents`)."""
+"""All probes of a nightly run by name, in order: "remedies" uses findings of "survival". Slow
+measurements are not repeated every night; their results are committed documents
+(`stability.core.documents`)."""

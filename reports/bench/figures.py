@@ -1,6 +1,6 @@
-"""Rows of a bench, from seconds and bytes, with their goals.
+"""Rows of a bench (`Timing`) with their goals, computed from measured seconds and bytes.
 
-Pure functions from rounds to `Timing`s; nothing is measured here.
+Pure functions; nothing is measured here. A bench repeats each work in several rounds.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ GOALS = {
     ("generate", "ratio"): 1.0,
     ("train_step", "peak_ratio"): 2.0,
 }
-"""Goals of JAX on two CPU cores, as multiples of megalodon-hf; 2 for memory means half of it."""
+"""Smallest wanted ratios megalodon-hf / JAX of seconds (or peak bytes), on two CPU cores."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
 """Limits of the cost per token of a long sequence, relative to a short one."""
 VERSION = 3
-"""Increased when the timed work or the method changes: earlier runs then leave the trend."""
+"""Increased when the timed work or the method changes: trends then leave out earlier runs."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one piece of work, per round; the reference's are empty if it is missing."""
+    """Seconds of one piece of work per round, by side; empty for a side that did not run."""
 
     first: float
     """Seconds of JAX's first call, which compiles."""
     jax: tuple[float, ...]
     reference: tuple[float, ...]
     floor: tuple[float, ...]
+    """Seconds of the work's lower bound: its matrix products, or copying the parameters."""
     other: tuple[float, ...] = ()
-    """Seconds of `megalodon-jax` from the package index."""
+    """Seconds of `megalodon-jax` from the package index (PyPI)."""
 
 
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:
@@ -74,7 +75,7 @@ def compared(
     missing: str,
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the seconds of another side, "reference" or "other", and their ratio to JAX's."""
+    """Return the rows of another side, "reference" or "other": its seconds, and theirs / JAX's."""
     ratio = "ratio" if side == "reference" else f"{side}_ratio"
     paired = tuple(t / j for j, t in zip(ours, theirs, strict=False))
     return (
@@ -90,12 +91,12 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of a variant of some work: its seconds, and its speed relative to the base.
+    """Return two rows about a variant of some work: its seconds, and the base's seconds / its own.
 
     Args:
         work: Name of the work and of the variant.
         metric: Name of the speed: `default_ratio` or `float32_ratio`.
-        base: Seconds of the base, measured in turn with `rounds`.
+        base: Seconds of the base, measured alternately with `rounds`.
         rounds: Seconds of the variant.
         shared: Dtype, device and identity.
     """
@@ -109,7 +110,7 @@ def variant_timings(
 def memory_timings(
     peaks: Mapping[str, float | str], shared: Mapping[str, str]
 ) -> tuple[Timing, ...]:
-    """Return the rows on peak memory, from bytes by side or the reason why there are none."""
+    """Return the rows about peak memory, from bytes by side or the reason why there are none."""
     why = next((peak for peak in peaks.values() if isinstance(peak, str)), "")
     ours, other = (
         math.nan if isinstance(peaks[side], str) else float(peaks[side])
@@ -128,7 +129,7 @@ def length_timings(
     sizes: Mapping[int, float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of some work over lengths in tokens.
+    """Return the rows of some work at several lengths: seconds, bytes, and cost per token.
 
     Args:
         work: Name of the work.
@@ -159,8 +160,8 @@ def length_timings(
 def identity(config: MegalodonConfig, length: int, environment: Environment, *more: object) -> str:
     """Return a hash of all that determines the duration of the work, except code and versions.
 
-    The whole processor counts: one name is sold with a dozen vector units. `more` is anything else
-    that the work depends on.
+    All fields of the processor count, since processors of one name can have different vector units.
+    `more` is anything else that the work depends on.
     """
     device, threads = asdict(environment.device), environment.threads
     host = sorted(environment.host.items())
@@ -178,7 +179,7 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row; `note` is kept only if there is no value, and goals apply to a CPU only."""
+    """Return one row with its goal (NaN except on a CPU); `note` is kept only if `value` is NaN."""
     goal = math.nan
     if shared["device"] == "cpu":
         # "generate, 8 rows" has the goal of generate; decoding 8 rows has no goal.
@@ -190,5 +191,5 @@ def row(
 
 
 def median(rounds: Sequence[float]) -> float:
-    """Return the median; NaN without rounds."""
+    """Return the median of the rounds' values; NaN if there are none."""
     return statistics.median(rounds) if rounds else math.nan

@@ -34,8 +34,9 @@ def jax_work(
         model: An Equinox module; `model(tokens, return_cache=...)` returns logits and a cache, and
             `model.compute_loss(tokens, tokens)` a loss. train_step trains a copy.
         tokens: Token ids (B, L) int32.
-        decode_step: Maps model, cache and ids (B,) to logits and the next cache; may donate.
-        generate: Maps model, prompt and a count to ids.
+        decode_step: Maps model, cache and ids (B,) to logits and the next cache; may donate the
+            cache.
+        generate: Maps model, prompt and a number of tokens to ids.
         loss: Further arguments of `compute_loss`.
     """
     prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))

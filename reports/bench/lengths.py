@@ -29,7 +29,7 @@ def bench_lengths(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Time forward and training step at every length, in turn, and measure their memory.
+    """Time forward and training step, alternating between the lengths, and measure their memory.
 
     Memory is that of the compiled programs, not of the process: for a short sequence compiling
     needs more than the work does. Weights and optimiser states are the same at each length, so the
@@ -75,7 +75,7 @@ def _other_at(
         config, loss = SIZES["long"]
         try:
             with start_other(place, config, length, **loss) as worker:
-                # Another version of it is another series.
+                # Each version of the other package has a trend of its own.
                 beside["identity"] += f" {worker.facts['version']}"
                 for name, rounds in ours.items():
                     work = {"other": worker.work(name)}

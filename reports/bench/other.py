@@ -1,4 +1,4 @@
-"""Starts the process of `megalodon-jax` from the package index, as another side of a bench.
+"""Starts a process with PyPI's `megalodon-jax`, which a bench times as a third side.
 
 Its import name is that of this project's model, so it is installed separately and runs in a
 separate process (`reports.bench.other_child`).
@@ -73,12 +73,12 @@ def _interpreter(place: Path) -> tuple[str, str]:
 def _check(facts: dict[str, object], place: Path, config: MegalodonConfig) -> None:
     ours = Path(__file__).parents[2]
     if Path(str(facts["file"])).is_relative_to(ours / "megalodon_jax"):
-        raise WorkerError(f"{place} gives this project's megalodon_jax; {INSTALL}")
+        raise WorkerError(f"{place} gives this project's megalodon_jax, not PyPI's: {INSTALL}")
     # Matrices only: the original release lacks a bias that megalodon-hf has.
     shapes = [weight.shape for weight in weight_table(config) if len(weight.shape) > 1]
     expected = sum(math.prod(shape) for shape in shapes)
     if facts["parameters"] != expected:
         raise WorkerError(
             f"megalodon-jax {facts['version']} has matrices with {facts['parameters']} parameters "
-            f"at these sizes, ours {expected}: not the same work"
+            f"at these sizes, ours {expected}: not the same work, so the times would not compare"
         )

@@ -54,7 +54,7 @@ PASSES = {"forward": 1, "prefill": 1, "train_step": 3}
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a bench beside forward, training step, prefill and decoding of one row."""
+    """Options of a bench, which always times forward, training step, prefill and decoding."""
 
     repeats: int = 3
     memory: bool = True
@@ -64,7 +64,7 @@ class Options:
     """Numbers of rows that are decoded and generated at a time."""
     bfloat16: bool = False
     other: Path | None = None
-    """Folder or environment with `megalodon-jax` of the package index (`reports.bench.other`)."""
+    """Folder or environment with PyPI's `megalodon-jax` (`reports.bench.other`)."""
 
 
 def bench(options: Options, report: Log) -> Run:
@@ -75,7 +75,7 @@ def bench(options: Options, report: Log) -> Run:
     """
     clock, manifest = time.perf_counter(), new_manifest(datetime.now(UTC), RunKind.BENCH)
     environment = manifest.environment
-    # First, before anything else uses memory, and never while something is timed.
+    # Peak memory comes first: nothing else uses memory yet, and nothing is being timed.
     peaks = {side: _peak(side, options.memory, report) for side in ("jax", "reference")}
 
     def shared(config: MegalodonConfig, length: int, *more: object) -> dict[str, str]:
@@ -117,7 +117,7 @@ def measure(
     report: Log,
     other: Worker | None = None,
 ) -> tuple[dict[str, Times], str]:
-    """Time every piece of work that has a floor, alternating between the sides.
+    """Time every piece of work that has a floor (lower bound), alternating between the sides.
 
     Returns the times by work, and why the reference is missing ("" if it is not).
     """
@@ -147,7 +147,7 @@ def measure(
 
 @contextmanager
 def _other(place: Path | None, report: Log) -> Iterator[tuple[Worker | None, str]]:
-    """Yield the process of the other package, and why there is none."""
+    """Yield the process of PyPI's megalodon-jax and "", or None and why there is none."""
     with ExitStack() as stack:
         worker, why = None, ABSENT
         if place is not None:
@@ -155,7 +155,7 @@ def _other(place: Path | None, report: Log) -> Iterator[tuple[Worker | None, str
                 worker, why = stack.enter_context(start_other(place, CONFIG, LENGTH)), ""
             except WorkerError as error:
                 why = str(error)
-                report(f"without megalodon-jax: {why}")
+                report(f"PyPI's megalodon-jax is not timed: {why}")
         yield worker, why
 
 

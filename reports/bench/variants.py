@@ -30,14 +30,14 @@ FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
 PROMPT, NEW_TOKENS = 64, 32
 """Tokens per row before the timed ones, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
-"""Work that another side can do."""
+"""Work that the process of PyPI's megalodon-jax can do."""
 Shared = Mapping[str, str]
 
 
 def bench_backends(
     config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Log
 ) -> list[Timing]:
-    """Time a training step with each backend, in turn with the default one."""
+    """Time a training step with each GEMM backend, alternating with the default backend."""
 
     def step(backend: GemmBackend) -> Work:
         return jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]

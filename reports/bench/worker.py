@@ -34,7 +34,7 @@ class Worker:
         environment: Its environment variables; None for those of this process.
 
     Raises:
-        WorkerError: also from every request.
+        WorkerError: the process cannot start. Each request raises it too if the process has ended.
     """
 
     facts: dict[str, Any]
@@ -67,7 +67,7 @@ class Worker:
             raise
 
     def work(self, name: str) -> Work:
-        """Return a piece of the process's work, for timing."""
+        """Return a function that makes the process repeat the named work, and waits for it."""
 
         def work(count: int) -> None:
             self._ask({"work": name, "count": count})
@@ -75,11 +75,11 @@ class Worker:
         return work
 
     def number(self, name: str) -> float:
-        """Return a number that the process measures."""
+        """Return a number that the process measures, such as "peak_bytes"; `serve` defines them."""
         return float(self._ask({"number": name})["value"])
 
     def close(self) -> None:
-        """End the process and wait for it."""
+        """Kill the worker process and wait until it has ended."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()
@@ -109,7 +109,7 @@ class Worker:
         code = self._process.wait()
         self._errors.seek(0)
         last = (self._errors.read().strip().splitlines() or ["without a message"])[-1]
-        raise WorkerError(f"the process ended with {code}: {last}")
+        raise WorkerError(f"the worker process ended with exit code {code}: {last}")
 
 
 def serve(

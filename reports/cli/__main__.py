@@ -1,4 +1,4 @@
-"""`python -m reports.cli` is `megalodon-numerics`."""
+"""Entry point of `python -m reports.cli`, which is the same as `megalodon-numerics`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command that reproduces differences which people reported in public."""
+"""The command `case`: reproduces porting bugs and differences that people reported in public."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from reports.cli.names import PUBLIC_CASE
     epilog=examples(
         "case same_padding",
         "case rounding_only",
-        about="Exit code 0: the answer is where the report says, and the mended port holds.",
+        about="Exit code 0: the difference is found where the public report puts it, and the "
+        "corrected port passes.",
     )
 )
 @click.argument("name", required=False, type=PUBLIC_CASE)
 @click.pass_context
 def case(ctx: click.Context, name: str | None) -> None:
-    """Reproduce a difference that someone reported in public; without NAME list all.
+    """Reproduce a porting difference that someone reported in public; without NAME list all.
 
     Each is a small file in examples/cases with tiny random weights. See docs/cases.md.
     """

@@ -1,4 +1,4 @@
-"""Compares two checkpoints on a text: chooses the mode, and decides the verdict.
+"""Compares two checkpoints on a text, as one model or layer by layer, and decides the verdict.
 
 Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
 """
@@ -35,9 +35,9 @@ from reports.user_text import read_ids
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
 INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
 WHOLE_WORK = 2e9
-"""Largest product of tokens and parameters for which the triangle with gradients takes minutes."""
+"""Largest tokens x parameters for the whole-model mode; its gradients then take minutes."""
 TAPE_PER_STATE = 128
-"""Bytes that the oracle's derivative keeps per EMA state and token."""
+"""Bytes that the oracle's reverse-mode derivative keeps per EMA state and token."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Options:
 
 @dataclass
 class Result:
-    """A comparison of two checkpoints: weights, measurements, and the verdict on both."""
+    """Result of comparing two checkpoints: weights, measurements and the verdict."""
 
     how: dict[str, str] = field(default_factory=dict)
-    """Description of what was compared and how, by subject."""
+    """Description of the comparison, by topic: both sides, text, megalodon-hf and mode."""
     weights: list[WeightRow] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
     layers: LayerwiseResult | None = None
-    """Result of the layer-by-layer mode, if used."""
+    """Result of the layer-by-layer mode; None if that did not run."""
     verdict: tuple[str, int] = NOTHING
-    """Word and exit code."""
+    """Word of the verdict, such as "PASS", and exit code."""
     sentence: str = ""
 
     @property
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def gates(self) -> list[Measurement]:
-        """Measurements that are compared with a tolerance, or could not be."""
+        """Measurements that have a tolerance, or whose two sides could not be compared."""
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]
 
 
@@ -126,7 +126,10 @@ def compare(options: Options, report: Log) -> Result:
 
 
 def available_memory() -> float:
-    """Return how many more bytes this process may use, by system and control group."""
+    """Return the bytes that this process may still allocate; infinity if no limit can be read.
+
+    The smaller of the system's available memory and what the control group leaves.
+    """
     limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -162,8 +165,8 @@ def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]
         return False, "the whole model at once, with gradients"
     if options.grad:
         raise ValueError(
-            f"parity: --grad needs the whole model at once, but it goes layer by layer: {reason}; "
-            "leave out --grad, or use a smaller --length."
+            f"parity: --grad needs the whole model at once, but the comparison has to run layer by "
+            f"layer: {reason}; omit --grad, or use a smaller --length."
         )
     whole = "" if theirs.lazy else "; a torch file is read as a whole, unlike safetensors"
     return True, f"layer by layer, forward only: {reason}{whole}"
@@ -192,7 +195,7 @@ def _refuse_misfit(theirs: Stored) -> None:
 
 
 def _decide(result: Result, missing: str | None) -> None:
-    """Set the verdict: the most severe result decides."""
+    """Set the verdict and sentence of `result`: the most severe problem decides."""
     unequal, gates = result.unequal, result.gates
     broken = [m for m in gates if m.verdict is not Verdict.PASS]
     if any(row.verdict is Verdict.NOT_COMPARABLE for row in unequal):
@@ -207,7 +210,7 @@ def _decide(result: Result, missing: str | None) -> None:
     elif missing:
         result.verdict = INCOMPLETE
         result.sentence = (
-            f"The torch side did not run: {missing}. What ran holds: {_holds(result)} "
+            f"The torch side did not run: {missing}. Everything else holds: {_holds(result)} "
             "If that is all you need, pass --oracle-only."
         )
     else:
@@ -228,7 +231,11 @@ def _failed(unequal: Sequence[WeightRow], broken: Sequence[Measurement], ran: bo
     weights = f"{count(len(unequal), 'weight')} not equal: {_listed(unequal)}." if unequal else ""
     start = culprit(broken)
     if start is None:
-        tail = "No stage leaves its tolerance on this text." if ran else "The text was not run."
+        tail = (
+            "No stage leaves its tolerance on this text."
+            if ran
+            else "Because of that, the models were not run on the text."
+        )
         return f"{weights} {tail}".strip()
     acting = parameters_of(start.quantity)
     named = [row.name for row in unequal if row.name.startswith(acting)] if acting else []

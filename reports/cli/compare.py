@@ -36,7 +36,7 @@ from reports.cli.console import (
 @click.argument("after", shell_complete=known_runs)
 @click.argument("more", nargs=-1, shell_complete=known_runs)
 @runs_option
-@click.option("--html", type=FILE, help="Write a page that shows them side by side, one file.")
+@click.option("--html", type=FILE, help="Write one HTML page that shows the runs side by side.")
 @json_option
 @click.pass_context
 def compare(
@@ -48,11 +48,11 @@ def compare(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare two stored runs or more; the exit code judges the later one.
+    """Compare two or more stored runs; the exit code is the verdict on the later one.
 
-    For more than two runs it prints a table: a column for each run, a row for every gate that
-    differs from the first run in any of them. Each run is judged against the first only, and the
-    exit code is that of the most severe verdict.
+    More than two runs are printed as a table: a column for each run, a row for every gate
+    (measurement with a tolerance) that differs from the first run in any of them. Each run is
+    judged against the first only, and the exit code is that of the most severe verdict.
     """
     from reports.registry.lookup import change_lines, find_run, judge_stored
     from reports.registry.side_by_side import range_lines, write_page

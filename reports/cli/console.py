@@ -32,7 +32,7 @@ RUN = "RUN is a folder, an id or its beginning, `latest`, or `pinned`, the newes
 
 
 def examples(*lines: str, codes: bool = False, about: str = "") -> str:
-    """Return the end of a help text: the meaning of RUN, examples, exit codes."""
+    """Return the end of a help text: `about`, example commands, and if `codes` the exit codes."""
     parts = [about] if about else []
     shown = "\n".join(f"  megalodon-numerics {line}" for line in lines)
     parts.append(f"\b\nExamples:\n{shown}")
@@ -47,7 +47,7 @@ def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 
 class RunsFolder(click.Path):
-    """A folder of runs; for shared storage, its updated local copy."""
+    """Type of an option that names a folder of runs, or shared storage with a local copy."""
 
     def __init__(self, exists: bool = False, patterns: bool = False, copied: bool = True) -> None:
         """Configure the type.
@@ -61,7 +61,7 @@ class RunsFolder(click.Path):
         self.patterns, self.copied = patterns, copied
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """Return a local folder, or a pattern unchanged."""
+        """Return a local path, for an address the local copy; a pattern is returned unchanged."""
         text = str(value)
         if isinstance(value, str) and ":" in text:
             from reports.store.addresses import check_address
@@ -69,7 +69,7 @@ class RunsFolder(click.Path):
             check_address(text)
         if self.patterns and any(sign in text for sign in "*?"):
             return text
-        # An address given as a Path has lost a slash, so only a string is one.
+        # Path() turns "s3://" into "s3:/", so only a string can be an address.
         if isinstance(value, str) and "://" in text:
             from reports.store.shared import copy_of, open_copy
 
@@ -109,18 +109,18 @@ def choice_option(name: str, choices: Sequence[str], text: str, **more: Any) -> 
 
 
 def reference_option(text: str) -> Callable[..., Any]:
-    """Return the option that selects the live reference or its recordings."""
+    """Return the option --reference, which selects the live reference or its recordings."""
     return choice_option("--reference", ("auto", "live", "recorded"), text)
 
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select where parallel work runs."""
+    """Add the options --executor and --address, which select where parallel work runs."""
     executor = click.option(
         "--executor",
         metavar="local[:N]|ray",
-        help="Share the work: N processes, as many as fit, or a Ray cluster.",
+        help="Distribute the work: N local processes (default: as many as fit), or a Ray cluster.",
     )
-    address = click.option("--address", help="Ray cluster; `auto` for the one of this machine.")
+    address = click.option("--address", help="Address of a Ray cluster; `auto` finds a local one.")
     return executor(address(command))
 
 
@@ -134,7 +134,7 @@ summary_option = click.option(
 )
 
 EVERY = 30.0
-"""Minimal seconds between two lines with the time left."""
+"""Minimal seconds between two progress lines that state the remaining time."""
 
 
 class Progress:
@@ -150,7 +150,7 @@ class Progress:
         self.bar: Any = None
 
     def __call__(self, line: str) -> None:
-        """Write a line with the seconds since the start."""
+        """Write a progress line to stderr, after the seconds since the start."""
         if self.quiet:
             return
         text = f"[{time.perf_counter() - self.clock:6.1f} s] {line}"
@@ -189,7 +189,7 @@ class Progress:
         self.bar.update(task, completed=done, total=planned, description=left)
 
     def stop(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar, if there is one."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -219,11 +219,11 @@ def append(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        click.echo(f"the summary was not written: {error}", err=True)
+        click.echo(f"--summary-md: the summary was not written: {error}", err=True)
 
 
 def show(table: Any) -> None:
-    """Print a rich table; piped output is wide enough that lines are not wrapped."""
+    """Print a table of the package rich; piped output is 200 columns wide."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200).print(table)
@@ -254,7 +254,15 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:
-    """Print a verdict and `lines`, or as JSON with `more`; exit with the code of the verdict."""
+    """Print a verdict and `lines`, or the verdict and `more` as JSON; exit with the verdict's code.
+
+    Args:
+        ctx: context of the running command.
+        decision: verdict to print (`reports.verdict.decide.Decision`).
+        as_json: whether to print JSON.
+        lines: further lines of the text output.
+        more: further keys of the JSON output.
+    """
     from reports.registry.lookup import as_document
 
     if as_json:

@@ -27,7 +27,7 @@ from reports.cli.names import CASE, FAULT
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Folder of the two runs, separate from those of nights.",
+    help="Folder for the two runs, separate from the folder of nightly runs.",
 )
 @click.option("--case", type=CASE, default="length_c", show_default=True, help="Case to compare.")
 @click.option(
@@ -41,7 +41,7 @@ from reports.cli.names import CASE, FAULT
 @quiet_option
 @click.pass_context
 def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> None:
-    """Show in a minute what a night is: a run that passes, and one with a planted bug.
+    """Show in a minute what a nightly run reports: one that passes, and one with a planted bug.
 
     Both are real runs of one case, compared with the recordings of megalodon-hf, so only this
     package is needed. Exit code 0: the first run passed and the bug was found in the second.
@@ -74,7 +74,7 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
 
 
 def _what_to_look_at(healthy: Any, broken: Any, fault: Any) -> list[str]:
-    """Return three lines about two verdicts and the planted bug."""
+    """Return three lines that explain the two pages: both verdicts, and the heat map of the bug."""
     from reports.text import count
 
     start = broken.starts[0].quantity if broken.starts else "nothing"
@@ -82,10 +82,10 @@ def _what_to_look_at(healthy: Any, broken: Any, fault: Any) -> list[str]:
     return [
         f"1. the first page: {healthy.counts.passed:,} of {gates} hold, and the sentence names the "
         "one closest to its tolerance",
-        f"2. the second page: its sentence says that the difference starts at {start}; planted was "
-        f"{fault.name}: {fault.how}",
+        f"2. the second page: its sentence says that the difference starts at {start}; the planted "
+        f"bug is {fault.name}: {fault.how}",
         "3. its heat map: layers down, modules across; the first red cell has a thick frame, and "
-        "later red cells only carry its error on",
+        "later red cells only propagate its error",
     ]
 
 

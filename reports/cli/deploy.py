@@ -48,8 +48,8 @@ from reports.cli.console import (
 @click.option(
     "--max-shard-size", default="5GB", show_default=True, help="Largest size of a weights file."
 )
-@click.option("--revision", help="Branch, tag or commit, if CHECKPOINT is an id of the hub.")
-@click.option("--no-verify", is_flag=True, help="Write the folder without comparing it.")
+@click.option("--revision", help="Branch, tag or commit, if CHECKPOINT is an id of the Hub.")
+@click.option("--no-verify", is_flag=True, help="Write the folder without verifying it.")
 @json_option
 @quiet_option
 @click.pass_context
@@ -60,10 +60,10 @@ def export_model(
     """Write FOLDER for megalodon-hf from CHECKPOINT: configuration, weights, tokenizer, settings.
 
     CHECKPOINT is anything that load_from_pretrained accepts: a file, a folder, an Orbax run folder
-    or an id of the hub. The folder is first read back bit by bit, loaded by megalodon-hf's
-    from_pretrained, and run on both sides; logits must agree within the tolerance of the triangle.
-    If that fails, nothing is written (exit code 1). If megalodon-hf cannot run, the folder is
-    written unverified, with exit code 3.
+    or an id of the Hugging Face Hub. The folder is first read back bit by bit, loaded by
+    megalodon-hf's from_pretrained, and run on both sides; logits must agree within the tolerance
+    that nightly runs use for JAX against megalodon-hf. If that fails, nothing is written (exit code
+    1). If megalodon-hf cannot run, the folder is written unverified, with exit code 3.
     """
     unchecked()
     from megalodon_jax.convert import load_from_pretrained

@@ -41,28 +41,28 @@ OPTIONAL = {
     "megalodon-hf": "",
     "playwright": "",
 }
-"""Advice for each package that is not installed; empty if another line gives it."""
+"""Advice for each optional package if it is missing; "" if another line has the advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One fact, with advice if it should be changed."""
+    """One fact about this machine, with advice if it should be changed."""
 
     topic: str
     value: str
     advice: str = ""
-    """Advice; empty if nothing is wrong."""
+    """What to do about the fact; empty if nothing is wrong."""
     optional: bool = False
     """Whether numbers are correct even without following the advice."""
 
 
 UNREAD = {"cpu": "no readable /proc/cpuinfo", "cuda": "no nvidia-smi for memory and driver"}
-"""Why there is no fingerprint, by class of device."""
+"""Reasons for a missing fingerprint (hash of all that decides how a device rounds), by device."""
 
 
 def examine(out: Path) -> list[Line]:
-    """Return all facts; `out` is the folder of runs. Nothing is written."""
-    # The facts are those that a night on this machine would store.
+    """Return all facts about this machine and about `out`, the folder of runs. Writes nothing."""
+    # Sets the flags that a nightly run sets, so that the facts are those that it would store.
     repeatable()
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
 
@@ -114,12 +114,14 @@ def _numerics() -> list[Line]:
         Line(
             "TF32",
             "forced on" if tf32 == "1" else "not forced",
-            "products would lose 13 bits: unset NVIDIA_TF32_OVERRIDE" if tf32 == "1" else "",
+            "products would lose 13 mantissa bits: unset NVIDIA_TF32_OVERRIDE"
+            if tf32 == "1"
+            else "",
         ),
         Line(
             "XLA_FLAGS",
             flags or "none",
-            f"rounding becomes optional: remove {', '.join(fast)}" if fast else "",
+            f"XLA may then deviate from IEEE rounding: remove {', '.join(fast)}" if fast else "",
         ),
         _optimisations(),
         _denormals(),
@@ -127,7 +129,7 @@ def _numerics() -> list[Line]:
 
 
 def _denormals() -> Line:
-    """Check whether NumPy and XLA keep denormals: multiply the smallest normal number by 0.5."""
+    """Report whether NumPy and XLA keep denormals: halve the smallest normal float32 number."""
     smallest = np.finfo(np.float32).tiny
     with np.errstate(all="ignore"):
         here = bool(smallest * np.float32(0.5) > 0)
@@ -139,7 +141,7 @@ def _denormals() -> Line:
 
 
 def _optimisations() -> Line:
-    """Return whether LLVM optimises as in a night."""
+    """Report whether LLVM's optimisations are on, as they are in nightly runs."""
     name = "JAX_DISABLE_MOST_OPTIMIZATIONS"
     off = os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
     advice = f"sums round differently than in other nights: unset {name}" if off else ""
@@ -176,16 +178,16 @@ def _runs(out: Path) -> list[Line]:
 
 
 def _check_access(out: Path) -> None:
-    """Raise StoreError if runs cannot be written to `out`; creates nothing."""
+    """Raise StoreError if runs cannot be written to `out`; does not create the folder."""
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not there.is_dir():
-        raise StoreError(f"expected a folder, or none yet, but {there} is a file: give another")
+        raise StoreError(f"expected a folder at {there}, but it is a file; give another --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise StoreError(f"{there} cannot be written; give another --out")
 
 
 def _pinned() -> list[Line]:
-    """Return for each pinned run how this machine differs from the one it was made on."""
+    """Return one line per pinned run: its reason, and how this machine differs from the run's."""
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:
@@ -194,7 +196,7 @@ def _pinned() -> list[Line]:
         differs = "; ".join(hosts.differences(here, there)) or "nothing: this is that machine"
         lines.append(Line("pinned run", f"{pin.run}: {pin.reason} Differences here: {differs}"))
     lines += [Line("pinned run", "not used", why) for why in pinned.unusable]
-    return lines or [Line("pinned run", "none: `pin` pins one")]
+    return lines or [Line("pinned run", "none: `megalodon-numerics pin` pins one")]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Commands about dtypes: `dtypes renew|check|show`, for the pinned rows of JAX and torch."""
+"""Commands `dtypes renew|check|show`: committed tables of the dtypes JAX and torch compute in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dtypes() -> None:
 @dtypes.command(epilog=examples("dtypes renew", "dtypes renew float32"))
 @NAMES
 def renew(names: tuple[str, ...]) -> None:
-    """Write the pinned tables again: those named, or all that this machine can make."""
+    """Recompute and overwrite the committed tables NAMES, or all that this machine can compute."""
     from stability.dtype_audit.pinned_rows import FOLDER, PROGRAMS, write_pinned
 
     for name in _chosen(names):
@@ -33,7 +33,7 @@ def renew(names: tuple[str, ...]) -> None:
 @NAMES
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Print the differences from the pinned tables; exit code 1 if there are any."""
+    """Print how the current dtypes differ from the committed tables; exit code 1 if they do."""
     from stability.dtype_audit.pinned_rows import PROGRAMS, changes_since
 
     different = 0
@@ -53,7 +53,7 @@ def check(ctx: click.Context, names: tuple[str, ...]) -> None:
 @dtypes.command(epilog=examples("dtypes show", "dtypes show float32"))
 @NAMES
 def show(names: tuple[str, ...]) -> None:
-    """Print committed tables side by side, one line per module, phase and family."""
+    """Print committed tables side by side, per module, phase and family of operations."""
     from stability.dtype_audit.pinned_rows import PROGRAMS, read_pinned
     from stability.dtype_audit.rows import by_view, side_by_side
 
@@ -66,7 +66,7 @@ def show(names: tuple[str, ...]) -> None:
 
 
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the selected audits, or all that this machine can make."""
+    """Return `names`; if empty, all tables, those of torch only if megalodon-hf can run here."""
     from parity.megalodon.reference import why_unavailable
     from stability.dtype_audit.pinned_rows import PROGRAMS
 

@@ -1,4 +1,4 @@
-"""Commands that train for documents: byte-level model, founding case, GEMM drill."""
+"""Commands that train the models in documents: byte-level model, founding case, GEMM drill."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(out: Path, steps: int | None, seed: int | None) -> None:
 @DOCUMENT
 @STEPS
 def founding_case(document: Path, steps: int | None) -> None:
-    """Train a model whose norms freeze in bfloat16, with each remedy; takes minutes.
+    """Train a model whose norm weights freeze in bfloat16, once per remedy; takes minutes.
 
     Rewrites the table between the markers of DOCUMENT, and the chart beside it.
     """

@@ -51,10 +51,12 @@ def export(run: str, form: str, to: Path | None, earlier: bool, out: Path) -> No
     if form == ARROW and to is None:
         raise click.UsageError("an Arrow file is not text; give a file with --to FILE.")
     if form in TRACKERS and to is not None:
-        raise click.UsageError(f"{form} takes its destination from {TRACKERS[form]}, not --to.")
+        raise click.UsageError(
+            f"{form} takes its destination from {TRACKERS[form]}, not --to; omit --to."
+        )
     if earlier and form not in TRACKERS:
         raise click.UsageError(
-            f"--history is for {' and '.join(TRACKERS)}; {form} exports one run only."
+            f"--history is for {' and '.join(TRACKERS)}; {form} exports one run only: omit it."
         )
     from reports.registry.lookup import find_run
 
@@ -90,7 +92,10 @@ def _write(folder: Path, form: str, to: Path) -> None:
 
 
 def _track(folder: Path, form: str, earlier: bool) -> str:
-    """Log a run, and with `earlier` those before it, each judged by its own predecessors."""
+    """Log a run to an experiment tracker and return where it was logged.
+
+    With `earlier` the runs before it are logged as earlier steps, each judged by its predecessors.
+    """
     from reports.exports import step, to_mlflow, to_wandb
     from reports.registry.lookup import judge_stored
     from reports.store.schema import StoreError

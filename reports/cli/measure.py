@@ -61,7 +61,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     "cases",
     type=NIGHTLY_CASE,
     multiple=True,
-    help="Run only this case (repeatable), and probe only a --checkpoint.",
+    help="Run only this case (repeatable); probes then run only with --checkpoint.",
 )
 @reference_option("Compare with megalodon-hf itself or with its recordings.")
 @click.option(
@@ -100,7 +100,9 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
     """
     if watch:
         if not asked["cases"]:
-            raise click.UsageError("--watch runs repeatedly; select cases with --case.", ctx)
+            raise click.UsageError(
+                "--watch runs again after each change; select cases with --case.", ctx
+            )
         ctx.exit(run_again(MODEL, without_watch()))
     report = progress(quiet)
     unchecked()
@@ -118,7 +120,7 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 
 def _night(ctx, report, executor, address, resume, **asked):
-    """Run a night in this process or on an executor; a whole one uses all processors by default."""
+    """Run a nightly in this process or on an executor, by default the latter for a whole night."""
     from parity.device import device_kind
     from parity.executors.item import accelerators
     from reports.nightly.run import Options
@@ -129,18 +131,20 @@ def _night(ctx, report, executor, address, resume, **asked):
     repeatable()
     options = Options(**asked)
     if executor is None and (address or options.device or not resume):
-        raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
+        raise click.UsageError(
+            "--address, --device and --no-resume go with --executor; add it or omit them.", ctx
+        )
     if executor is not None and options.shard:
         raise click.UsageError("--executor makes its own shards: omit --shard.", ctx)
     whole = not (options.shard or options.cases)
     here = executor is None or executor.startswith("local")
     on_gpu = here and device_kind() == "cuda"
-    # Where JAX has another accelerator than CUDA's, processes could not share it.
+    # Processes can share a CUDA GPU, but no other accelerator.
     if executor is None and whole and threads() > 1 and (accelerators() or not on_gpu):
         # Resuming an interrupted night requires an explicit --executor.
         executor, resume = "local", False
     if executor is not None and on_gpu and accelerators():
-        # Parts that ask for no device would each take most of its memory.
+        # A worker that requests no device would reserve most of the GPU's memory for itself.
         options = replace(options, device=options.device or "cuda")
     check_writable(options.out)
     if executor is None:
@@ -183,8 +187,9 @@ def _night(ctx, report, executor, address, resume, **asked):
 def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quiet: bool) -> None:
     """Merge the shards of a nightly into one run, write its page, and print its folder.
 
-    Shards must be complete and unique, and have equal code, checkpoint and environment; the message
-    names those that do not. The exit code is 0 once the run is stored: `gate latest` judges it.
+    Each shard must be there once, and all must have equal code, checkpoint and environment;
+    otherwise the error names the shard. The exit code is 0 once the run is stored: `gate latest`
+    judges it.
     """
     report = progress(quiet)
     from reports.nightly.shards import find_shards, merge_shards
@@ -215,7 +220,7 @@ def _lengths(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple
 
 
 def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> Callable[..., Any]:
-    """Return an option for a list of integers; "all" means `every`."""
+    """Return an option for a list of integers, parsed by `read`; "all" stands for `every`."""
 
     def value(ctx: click.Context, parameter: click.Parameter, given: str) -> tuple[int, ...]:
         return read(ctx, parameter, every if given == "all" else given)
@@ -229,8 +234,8 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
         "bench --repeats 9 --no-memory",
         "bench --lengths all --rows all --bfloat16",
         "bench --rows 1,8 --other build/megalodon-jax",
-        about="Options after --memory add minutes of work each; `all` is 2048,8192,32768,131072 "
-        "tokens, or 1,8,64 rows.",
+        about="--lengths, --rows, --bfloat16 and --other add minutes of work each; `all` is "
+        "2048,8192,32768,131072 tokens, or 1,8,64 rows.",
     )
 )
 @runs_option
@@ -248,13 +253,13 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
     "--other",
     type=click.Path(path_type=Path),
     envvar="MEGALODON_JAX_OTHER",
-    help="Folder, environment or Python with the package index's megalodon-jax, as another side.",
+    help="Also time PyPI's megalodon-jax, installed in this folder, environment or Python.",
 )
 @quiet_option
 def bench(out: Path, quiet: bool, **asked: Any) -> None:
-    """Time the same work in JAX and in megalodon-hf alternately, and report ratios and floors.
+    """Time the same work in JAX and in megalodon-hf alternately; report ratios and lower bounds.
 
-    The next nightly shows the newest bench on its page, with its history.
+    The page of the next nightly run shows the newest bench, with its history.
     """
     # With cached programs the compile times would be meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"

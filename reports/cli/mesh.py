@@ -1,4 +1,4 @@
-"""The command about meshes: compares a user's step on one device and on many."""
+"""The command `mesh`: compares a user's training step on one device and on device meshes."""
 
 from __future__ import annotations
 

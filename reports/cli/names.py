@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 # Everything heavy is imported inside the functions: help and usage errors must be instant.
 
 FEW = 30
-"""Largest number of names that a message lists; otherwise it names the command that does."""
+"""Largest number of names that an error message lists; above, it names the listing command."""
 
 
 class Name(click.ParamType):
@@ -24,7 +24,13 @@ class Name(click.ParamType):
     """
 
     def __init__(self, what: str, names: Callable[[], Sequence[str]], listed: str = "") -> None:
-        """Take the noun, the names, and the command that lists them if they are many."""
+        """Configure the type.
+
+        Args:
+            what: noun for messages, such as "case".
+            names: function that returns the valid names.
+            listed: command that lists the names, for messages if there are more than `FEW`.
+        """
         self.name, self.names, self.listed = what, names, listed
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -42,13 +48,13 @@ class Name(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names with this prefix."""
+        """Return the names that start with `incomplete`, ignoring case."""
         start = incomplete.lower()
         return [CompletionItem(name) for name in self.names() if name.lower().startswith(start)]
 
 
 def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> str:
-    """Return the error message for an unknown name."""
+    """Return the error message for an unknown name: close names, the listing command, or all."""
     from reports.text import closest
 
     if close := closest(value, names):
@@ -110,7 +116,7 @@ TABLE = Name("pinned table", _tables)
 
 
 def stored_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a case of the stored runs, or after a case one of its quantities."""
+    """Complete the name of a case in the stored runs; after a case, of one of its quantities."""
     from reports.registry.lookback import measured_names
 
     place = ctx.params.get("place") or "runs"

@@ -1,4 +1,4 @@
-"""Commands about the comparison: checkpoint pair, single cases, known faults, recordings."""
+"""Commands `parity ...`: compare checkpoints, explain cases, plant faults, record the reference."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from reports.cli.names import CASE, FAMILY, FAULT, RECORDED_CASE
 )
 @click.option("--config", type=click.Path(path_type=Path), help="config.json of a weights file.")
 @click.option("--text", type=click.Path(path_type=Path), help="Text to compare on.")
-@click.option("--ids", type=click.Path(path_type=Path), help="... or its token ids, an .npy file.")
+@click.option("--ids", type=click.Path(path_type=Path), help="Token ids instead: an .npy file.")
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="Tokens per row.  [default: a chunk and an eighth, at most the text]",
+    help="Tokens per row.  [default: 9/8 of a chunk, or the whole text if shorter]",
 )
-@click.option("--grad/--no-grad", default=None, help="Compare gradients.  [default: if they fit]")
+@click.option("--grad/--no-grad", default=None, help="Compare gradients.  [default: if feasible]")
 @click.option("--layerwise", is_flag=True, help="One layer in memory at a time, forward only.")
 @click.option("--oracle-only", is_flag=True, help="Do not run megalodon-hf.")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
@@ -68,7 +68,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
     if ctx.invoked_subcommand is not None:
         return
     if torch_path is None:
-        raise click.UsageError("name a checkpoint with --torch, or one of the commands.", ctx)
+        raise click.UsageError("give a checkpoint with --torch, or name a subcommand.", ctx)
     unchecked()
     from rich.console import Console
 
@@ -91,7 +91,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
 @click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @click.pass_context
 def explain(ctx, case: str, fault: str | None) -> None:
-    """Show where CASE leaves the oracle, whether it starts there, and which parameters act."""
+    """Show at which stage CASE first exceeds a tolerance, and whether the error starts there."""
     unchecked()
     from parity.faults import by_name as fault_by_name
     from parity.megalodon.cases import by_name
@@ -131,7 +131,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     "--markdown",
     "as_markdown",
     is_flag=True,
-    help="Print docs/tables/detection.md: faults on both edges, and the margins of the tolerances.",
+    help="Print docs/tables/detection.md: each fault on both edges, and margins of tolerances.",
 )
 @click.option(
     "--healthy",
@@ -149,7 +149,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 def faults(
     ctx, names, family, as_list, as_json, as_markdown, healthy, dtype, executor, address, quiet
 ) -> None:
-    """Plant every known porting bug and print which are found, where, and with what signal."""
+    """Plant each known porting bug and print whether it is found, where, and by what margin."""
     if as_list:
         from parity.faults import select
 
@@ -190,7 +190,7 @@ def faults(
 @executor_options
 @quiet_option
 def calibrate(executor: str | None, address: str | None, quiet: bool) -> None:
-    """Measure the noise floor of every case and rewrite the numbers of the tolerance table."""
+    """Measure how float32 rounding affects every case; rewrite the tolerance table's numbers."""
     from parity.executors.sweep import open_executor
     from parity.megalodon import noise_floors
     from parity.megalodon.cases import CASES
@@ -224,7 +224,7 @@ def calibrate(executor: str | None, address: str | None, quiet: bool) -> None:
 )
 @quiet_option
 def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
-    """Run a live reference on its cases and rewrite its recordings."""
+    """Run a live reference on its cases and rewrite the committed recordings of its values."""
     if subject == "megalodon":
         from parity.megalodon import recordings as module
     else:

@@ -43,9 +43,9 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 @click.option("--no-gradients", is_flag=True, help="Do not compare derivatives.")
 @click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 as well.")
 @click.option(
-    "--pins", type=FILE, help="Pinned pairs of stages to use, from --write-pins, maybe corrected."
+    "--pins", type=FILE, help="Use the stage pairs in this file, from --write-pins or corrected."
 )
-@click.option("--write-pins", type=FILE, help="Write the pairs of stages, to correct them.")
+@click.option("--write-pins", type=FILE, help="Write the matched stage pairs to a file to correct.")
 @click.option("--html", type=FILE, help="Also write the page to this file.")
 @runs_option
 @watch_option
@@ -89,7 +89,9 @@ def port(
         chosen = select(ports, options)
         if write_pins is not None and len(chosen) > 1:
             titles = ", ".join(each.title for each in chosen)
-            raise click.UsageError(f"--write-pins takes one port; select it with --case: {titles}")
+            raise click.UsageError(
+                f"--write-pins writes the pairs of one port; select it with --case: {titles}"
+            )
         done = compare_ports(chosen, report, report.step)
         outcome = store_ports(options, done, report)
     report.stop()
@@ -125,7 +127,7 @@ def _copy(page: Path, to: Path) -> None:
 
 
 def _answers(documents) -> list[dict[str, object]]:
-    """Return the JSON output of each port; run.json has all of it."""
+    """Return the part of each port's result that --json prints; run.json holds the whole result."""
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices", "not_compared")},
@@ -148,7 +150,7 @@ that `port FILE` asks for. In the other environment parity.CapturedSide(FOLDER) 
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @choice_option("--side", ("original", "port"), "Side of the result of `port()`.")
 @click.option("--case", default="", help="Port to capture, if `port()` returns several.")
-@click.option("--loss", help="Output to differentiate, if the port will be given one.")
+@click.option("--loss", help="Output to differentiate; needed if the later comparison sets `loss`.")
 @click.option("--no-gradients", is_flag=True, help="Capture no derivatives.")
 @click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
 @click.option("--no-parameters", is_flag=True, help="Write only hashes of the parameters.")

@@ -44,7 +44,7 @@ PROGRAM = "megalodon-numerics"
 
 
 FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla-moe"}
-"""Current names of renamed commands, by their former words."""
+"""Current names of renamed commands, by their former names, as typed."""
 
 
 SECTIONS = {
@@ -56,16 +56,16 @@ SECTIONS = {
         "port": "the same for your own port and its original",
     },
     "Ask stored runs": {
-        "list": "all of them, with their verdicts",
-        "open": "open the page of one in the browser",
-        "gate": "judge one again; the exit code is the verdict's",
-        "history": "how gates developed over all of them",
-        "compare": "what changed from one to another",
-        "export": "JUnit, OpenMetrics or Arrow, for other tools",
-        "report": "draw the page of one again, with this version",
-        "pin": "declare one the baseline for drift",
-        "retire": "expect no longer what one lacks",
-        "prune": "delete old ones that nothing needs",
+        "list": "all runs, with their verdicts",
+        "open": "open the page of a run in the browser",
+        "gate": "judge a run again; the exit code is the verdict's",
+        "history": "how gates developed over all runs",
+        "compare": "what changed from one run to another",
+        "export": "a run as JUnit, OpenMetrics or Arrow, for other tools",
+        "report": "draw the page of a run again, with this version",
+        "pin": "declare a run the baseline for drift",
+        "retire": "stop expecting gates that a run no longer has",
+        "prune": "delete old runs that nothing needs",
         "merge": "merge the shards of a nightly into one run",
     },
     "Ask a checkpoint or a step of yours": {
@@ -73,7 +73,7 @@ SECTIONS = {
         "stability": "effects of storage in few bits on a checkpoint",
         "activations": "values of a step outside narrow formats",
         "mesh": "a step on one device and on meshes of many",
-        "same": "where two runs of one training part, bit by bit",
+        "same": "the first value that differs in two runs of a training",
         "capture": "what one side of a port computes, as files",
         "export-model": "a folder for megalodon-hf, verified on both sides",
         "bench": "seconds and memory of JAX and megalodon-hf",
@@ -98,7 +98,7 @@ class Guarded(click.Group):
     """Group of commands that turns every error into a message and a documented exit code."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section, one per line."""
+        """Write the commands to the help text by section, one per line."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
@@ -146,12 +146,12 @@ class Guarded(click.Group):
                 )
                 ctx.exit(USAGE)
             click.echo(printable(traceback.format_exc()), err=True)
-            click.echo("internal error: this is a bug of megalodon-numerics", err=True)
+            click.echo("internal error: a bug of megalodon-numerics, please report it", err=True)
             ctx.exit(INTERNAL_ERROR)
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Return the package of others that could not be imported; "" for one of our own modules."""
+    """Return the third-party package that could not be imported; "" for one of our modules."""
     name = (error.name or "").partition(".")[0]
     own = ("megalodon_jax", "megalodon_numerics", "parity", "reports", "stability")
     return "" if name in own else name

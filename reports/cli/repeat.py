@@ -1,4 +1,4 @@
-"""The command that says where two runs of one training part."""
+"""The command `same`: finds the first value that differs between two runs of one training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from reports.printable import printable
 @click.command(
     epilog=examples(
         "same first.jsonl second.jsonl",
-        about="Exit code 0: equal; 1: they part; 3: equal where both have values, but one lacks "
-        "some; 4: nothing in common.",
+        about="Exit code 0: equal; 1: they differ; 3: equal where both have values, but one lacks "
+        "some; 4: no value in common.",
     )
 )
 @click.argument("first", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("second", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.pass_context
 def same(ctx: click.Context, first: Path, second: Path) -> None:
-    """Say where two runs of a training part: the step, and the first value that differs.
+    """Show where two runs of one training first differ: the step, and the first unequal value.
 
     FIRST and SECOND are files of digests, which `stability.repeat.DigestLog` writes while a run
     trains (docs/training.md). Values are compared bit by bit, by their digests.
@@ -32,7 +32,7 @@ def same(ctx: click.Context, first: Path, second: Path) -> None:
 
     one, other = read_log(first), read_log(second)
     if first.resolve() == second.resolve():
-        raise click.UsageError("expected two files: a run is always equal to itself")
+        raise click.UsageError("expected two different files: a run is always equal to itself")
     answer = compare_logs(one, other)
     code = OK if answer.equal else REGRESSED
     code = INCOMPLETE if answer.equal and not answer.whole else code

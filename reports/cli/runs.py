@@ -37,10 +37,10 @@ from reports.printable import printable
 def list_command(out: Path, html: bool, as_json: bool) -> None:
     """List the stored runs with their verdicts, oldest first.
 
-    The verdict is that given when the run was stored; `gate RUN` judges it again. Runs of versions
-    that did not store verdicts say so; a bench has none. --html writes the same as a page: verdicts
-    over time, when gates began or ceased to fail, a filter, and links to the pages of the runs. The
-    page is also written after each night.
+    The verdict is that given when the run was stored; `gate RUN` judges it again. A run without a
+    stored verdict, from an old version, shows `gate RUN` instead; a bench shows `none`. --html
+    writes the list as a page: verdicts over time, when gates began or ceased to fail, a filter, and
+    links to the pages of the runs. The page is also written after each nightly run.
     """
     if html:
         if as_json:
@@ -100,7 +100,7 @@ def _write_page(out: Path) -> Path:
     "--max-age",
     type=click.FloatRange(min=0, min_open=True),
     metavar="HOURS",
-    help="Fail if the run is older: if a job stored nothing, `latest` is an older run.",
+    help="Fail if the run is older: after a job that stored nothing, `latest` is an earlier run.",
 )
 @runs_option
 @summary_option
@@ -157,7 +157,7 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
 )
 @runs_option
 def report(run: str, page: Path, out: Path) -> None:
-    """Draw the page of a stored run again, with this version."""
+    """Draw the page of a stored run again, with the installed version of megalodon-numerics."""
     from megalodon_jax.files import written_aside
     from reports.registry.lookup import find_run, page_of
 
@@ -187,7 +187,7 @@ def open_command(run: str, listed: bool, out: Path) -> None:
 @runs_option
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
-    """Show what to change on this machine, and its facts. Nothing is written."""
+    """Show what to change on this machine, and the facts that affect results. Writes nothing."""
     from reports.cli.doctor import examine
     from reports.cli.views.doctor import show_lines
 

@@ -1,4 +1,4 @@
-"""Commands about precision: diagnosis of a checkpoint, and the training drill."""
+"""Commands about precision: diagnosis of a checkpoint, activation ranges, the training drill."""
 
 from __future__ import annotations
 
@@ -34,21 +34,25 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 )
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
-@click.option("--size", default="small", show_default=True, help="... of this size, without PATH.")
-@click.option("--batch-size", type=int, default=2, show_default=True, help="... on so many rows.")
 @click.option(
-    "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
+    "--size", default="small", show_default=True, help="Of --subject: its size, if without PATH."
 )
-@click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
+@click.option("--batch-size", type=int, default=2, show_default=True, help="Of --subject: rows.")
+@click.option(
+    "--block-size", type=int, default=128, show_default=True, help="Of --subject: bytes per row."
+)
+@click.option(
+    "--fp8-params", type=bool, default=False, show_default=True, help="Of --subject: use float8."
+)
 @click.option(
     "--optimiser",
     type=click.Choice(("adamw", "sgd", "lion", "muon")),
-    help="Its optimiser.  [default: that of its optimiser state, else adamw]",
+    help="Optimiser that trains PATH.  [default: that of its optimiser state, else adamw]",
 )
-@click.option("--lr", type=float, help="Its learning rate.  [default: that of its state]")
-@click.option("--weight-decay", type=float, help="... its decoupled weight decay.")
-@click.option("--betas", type=(float, float), metavar="B1 B2", help="... its decay rates.")
-@click.option("--eps", type=float, help="... its epsilon.")
+@click.option("--lr", type=float, help="Learning rate.  [default: that of the optimiser state]")
+@click.option("--weight-decay", type=float, help="Decoupled weight decay of the optimiser.")
+@click.option("--betas", type=(float, float), metavar="B1 B2", help="Decay rates of its moments.")
+@click.option("--eps", type=float, help="Epsilon of the optimiser.")
 @click.option(
     "--format",
     "storage",
@@ -88,7 +92,7 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @click.option(
     "--what-if",
     is_flag=True,
-    help="Instead: the cost of low-precision products by matrix, and the rules that follow.",
+    help="Report instead what low-precision products cost per matrix, and backend rules for them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @quiet_option
@@ -110,7 +114,7 @@ def stability(
     if subject is not None:
         ctx.exit(examine_subject(path, as_json, quiet, **subject_options))
     if path is None:
-        raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
+        raise click.UsageError("give a checkpoint PATH, or an architecture with --subject.", ctx)
     unchecked()
     report = progress(quiet)
     if what_if:
@@ -125,7 +129,10 @@ def stability(
     asked |= dict(zip(("beta1", "beta2"), betas or (None, None), strict=True))
     settings = {name: value for name, value in asked.items() if value is not None}
     if text is not None and base is not None:
-        raise click.UsageError("--text trains a whole model, not its adapters; omit it.", ctx)
+        raise click.UsageError(
+            "--text trains a whole model, but --base means that PATH holds adapters; omit --text.",
+            ctx,
+        )
     if text is not None and gradients is not None:
         raise click.UsageError("--text computes its own gradients; leave --gradients out.", ctx)
     diagnosis = module.diagnose(
@@ -144,7 +151,7 @@ _OF_CHECKPOINT = (
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:
-    """Reject options that would be ignored: those of a subject without one, and vice versa."""
+    """Reject options that would be ignored: those for --subject without it, the others with it."""
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {
         p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE
@@ -152,7 +159,7 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
     names = [p.opts[0] for p in ctx.command.params if p.name in on_command_line]
     if names:
         wants = "goes with --subject only" if subject is None else "does not go with --subject"
-        raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
+        raise click.UsageError(f"{', '.join(names)} {wants}; omit what does not apply.", ctx)
 
 
 @click.command(
@@ -193,12 +200,15 @@ def activations(ctx, path, text, as_json, quiet) -> None:
 @click.option(
     "--out",
     type=FILE,
-    help="File to write.  [default: the committed one that pages show]",
+    help="File to write.  [default: the committed result, which pages show]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
 def drill(steps, seed, out, as_json, quiet) -> None:
-    """Train the byte-level model in float32, in bfloat16 and with each remedy; takes minutes."""
+    """Train the byte-level model in float32, in bfloat16, and with each remedy for frozen weights.
+
+    Takes minutes.
+    """
     unchecked()
     from stability.core import documents
     from stability.experiments import drill as module

@@ -116,11 +116,11 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
     )
 )
 @click.argument("run", shell_complete=known_runs)
-@click.option("--reason", required=True, help="Why these levels are right, for a reviewer.")
+@click.option("--reason", required=True, help="Why these error levels are right, for a reviewer.")
 @runs_option
 @json_option
 def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
-    """Pin RUN: later nights may not drift from its levels.
+    """Pin RUN: later nightly runs may not drift from its error levels.
 
     Writes a file in reports/pinned for the run's machine and kind of reference, or for a port in
     `pinned` beside the folder of its runs. It has one line per case, comparison and kind of
@@ -149,10 +149,10 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
 )
 @click.argument("run", shell_complete=known_runs)
 @click.argument("name")
-@click.option("--reason", required=True, help="Why it is gone, for a reviewer.")
+@click.option("--reason", required=True, help="Why NAME is no longer measured, for a reviewer.")
 @runs_option
 def retire(run: str, name: str, reason: str, out: Path) -> None:
-    """Expect NAME no longer, which RUN lacks and earlier runs had.
+    """Stop expecting NAME, which earlier runs measured and RUN does not.
 
     A run that does not plan what earlier ones measured is INCOMPLETE until that is retired. Writes
     retired.json beside the pinned runs, to be reviewed and committed. A later run that measures
@@ -163,7 +163,7 @@ def retire(run: str, name: str, reason: str, out: Path) -> None:
 
     done = retire_work(find_run(out, run), name, reason)
     lines = [f"retired {name}: {done.suites} suites, {done.groups} groups of gates"]
-    lines += [f"still expected: {done.left} more"] if done.left else []
+    lines += [f"still expected: {done.left} more suites or groups"] if done.left else []
     click.echo(printable("\n".join([*lines, f"{done.path}", "review: git diff"])))
 
 
@@ -175,7 +175,7 @@ def retire(run: str, name: str, reason: str, out: Path) -> None:
 @runs_option
 @json_option
 def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
-    """List old runs that nothing needs, and delete them with --delete.
+    """List old runs that are neither pinned nor a baseline; with --delete, delete them.
 
     Pinned runs and the baseline of the newest run are always kept, and unreadable folders are named
     and kept.
@@ -208,7 +208,7 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     for folder, why in plan.unreadable:
         click.echo(printable(f"unreadable, kept: {folder.name}: {why}"), err=True)
     if plan.goes and not really:
-        click.echo("nothing was deleted: add --delete to delete", err=True)
+        click.echo("nothing was deleted; run it again with --delete to delete them", err=True)
 
 
 COMMANDS = (history, pin, retire, prune)

@@ -71,7 +71,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 @subject.command(epilog=examples("subject defects"))
 @click.pass_context
 def defects(ctx: click.Context) -> None:
-    """Plant every defect, print which are caught, examine a fresh model; update the page's copy."""
+    """Plant every known defect and print which the probes catch; save the table for the page."""
     unchecked()
     from stability.core import documents
     from stability.moe import defects as module
@@ -89,7 +89,7 @@ def defects(ctx: click.Context) -> None:
 @subject.command(epilog=examples("subject train"))
 @quiet_option
 def train(quiet: bool) -> None:
-    """Break a short training run, with and without the guard; update the page's curves."""
+    """Destabilise a short training, with and without the guard; save the curves for the page."""
     unchecked()
     from stability.core import documents
     from stability.moe import results, training
@@ -120,11 +120,11 @@ _FIT: tuple[tuple[str, Any, str], ...] = (
     ("warmup-iters", int, "Updates over which the rate rises."),
     ("schedule", str, "cosine, or cyclic: the rate rises again in each cycle."),
     ("cycles", int, "Cycles of the cyclic schedule."),
-    ("grad-clip", float, "Largest gradient norm."),
+    ("grad-clip", float, "Gradient norm above which gradients are scaled down."),
     ("router-z-loss-coef", float, "Weight of the router's z-loss; reduce it if it causes NaN."),
     ("dropout", float, "Dropout while training; evaluation has none."),
     ("storage", str, "float32, bfloat16 or float8: emulated precision of the parameters."),
-    ("fp8-mla-params", bool, "Also store MLA in float8: only if you are sure."),
+    ("fp8-mla-params", bool, "Also store MLA's parameters in float8, which is risky."),
     ("activation-limit", float, "Limit to which hidden states are clipped."),
     ("guarded", bool, "Skip spikes, roll back, cut the rate; default true."),
     ("save-every", int, "Updates between checkpoints."),
@@ -143,7 +143,7 @@ _FIT: tuple[tuple[str, Any, str], ...] = (
 @_fit_options
 @quiet_option
 def fit(folder: Path, quiet: bool, **given: Any) -> None:
-    """Train MLA + MoE on the byte text in FOLDER, or continue an existing run."""
+    """Train MLA + MoE on the project's byte text; FOLDER holds the run, new or to be continued."""
     unchecked()
     from stability.moe import fit as module
     from stability.moe.options import OPTIONS, Options, read_options
@@ -164,9 +164,9 @@ def fit(folder: Path, quiet: bool, **given: Any) -> None:
 def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) -> None:
     """Resume an unstable run of FOLDER from its best checkpoint, with emergency settings.
 
-    These are a third of the learning rate, gradients clipped at 0.5, a z-loss of 0.0001, a longer
-    warm-up, clipped activations, the guard, and fresh moments. The new run is FOLDER/emergency; the
-    old one is kept.
+    The settings: a third of the learning rate, gradients clipped at 0.5, a z-loss of 0.0001, a
+    longer warm-up, clipped activations, the guard, and fresh moments. The new run is
+    FOLDER/emergency; the old one is kept.
     """
     unchecked()
     from stability.moe import fit as module
@@ -175,7 +175,7 @@ def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) ->
 
 
 def _ended(train: Callable[[], Any], folder: Path) -> str:
-    """Return a description of how a run ended; exit 1 if it did not recover."""
+    """Train, and return a description of the result; exit with code 1 if it did not recover."""
     from stability.recovery.rollback import RecoveryFailedError
 
     try:

@@ -20,7 +20,9 @@ POLL = 0.5
 """Seconds between checks of the files; a check is a few hundred stat calls, some milliseconds."""
 
 watch_option = click.option(
-    "--watch", is_flag=True, help="Run again whenever the port's source changes; Ctrl-C ends."
+    "--watch",
+    is_flag=True,
+    help="Run again whenever the model's or port's source changes; Ctrl-C ends.",
 )
 
 
@@ -54,7 +56,7 @@ def watch(folder: Path, arguments: Iterable[str]) -> int:
 
 
 def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return modification time and size of every Python file below a folder."""
+    """Return the modification time (ns) and size (bytes) of every Python file below a folder."""
     stamps: dict[Path, tuple[int, int]] = {}
     for parent, folders, files in os.walk(folder):
         # Environments and caches hold thousands of irrelevant files.

@@ -20,7 +20,7 @@ from reports.verdict.replays import suite_of
 from stability.core.findings import Finding, Severity
 
 SHOWN = 50
-"""Rows listed in a failing test."""
+"""Most rows listed in a failing test."""
 STABILITY = "stability"
 """Name of the suite of probes in a run."""
 SKIPPED = "skipped"
@@ -28,10 +28,11 @@ SKIPPED = "skipped"
 
 
 def junit(run: Run, decision: Decision) -> str:
-    """Return the XML document. It has a failure or an error exactly if the exit code is not 0.
+    """Return a run and its verdict as JUnit XML.
 
-    Its last suite is the verdict itself: a value that left its history breaks no tolerance, and an
-    incomplete suite may have no measurement.
+    The document has a failure or an error exactly if the exit code is not 0. Its last suite is the
+    verdict itself: a value that left its history breaks no tolerance, and an incomplete suite may
+    have no measurement.
     """
     manifest = run.manifest
     times = {(t.suite, t.case, t.edge): t.seconds for t in manifest.times}

@@ -1,4 +1,4 @@
-"""Largest share of a tolerance per group of gates, for other tools.
+"""Largest error / tolerance per group of gates (measurements with a tolerance), for other tools.
 
 Source: docs/commands.md "For other tools".
 """
@@ -16,8 +16,10 @@ Group = tuple[str, str, str, str]
 
 
 def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
-    """Return the largest share of a tolerance by group. It is infinite for a gate that failed
-    without exceeding its tolerance: NaN, not comparable, or a tolerance that is not finite.
+    """Return the largest share of its tolerance that a gate uses, by group.
+
+    The share is infinite for a gate that failed without exceeding its tolerance: NaN, not
+    comparable, or a tolerance that is not finite.
     """
     shares: dict[Group, float] = {}
     for m in measurements:

@@ -25,7 +25,7 @@ def to_mlflow(steps: Sequence[Step], folder: Path) -> str:
     MLflow run is deleted.
 
     Args:
-        steps: At least one.
+        steps: Runs converted by `reports.exports.step`, at least one.
         folder: Folder of the last run.
 
     Returns:

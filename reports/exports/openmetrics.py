@@ -24,7 +24,7 @@ PREFIX = "megalodon_numerics"
 
 
 def openmetrics(run: Run, decision: Decision) -> str:
-    """Return the OpenMetrics text.
+    """Return a run and its verdict as OpenMetrics text, with samples dated to the run.
 
     Raises:
         ValueError: prometheus_client is not installed.
@@ -39,7 +39,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
             f"{install('exports')}"
         ) from error
     manifest, environment = run.manifest, run.manifest.environment
-    # Machines of different devices and references have separate series, since their levels differ.
+    # Each device and reference has series of its own, since error levels differ between them.
     common = {
         "kind": manifest.kind.value,
         "device": _visible(environment.device.kind),

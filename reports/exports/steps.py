@@ -24,14 +24,14 @@ from reports.verdict.replays import suite_of
 PROJECT = "megalodon-numerics"
 """Default project, unless the tracker's own variable names another project or experiment."""
 LONGEST = 60
-"""Maximal length of a part of a name; MLflow allows 250 characters in total."""
+"""Maximal number of characters in a part of a curve's name; MLflow allows 250 in total."""
 LONGEST_FACT = 2000
-"""Maximal length of a fact."""
+"""Maximal number of characters in a fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stored run, in the form that trackers log."""
+    """One stored run, in the form that experiment trackers log."""
 
     run: str
     created: datetime
@@ -43,7 +43,7 @@ class Step:
 
 
 def step(run: Run, decision: Decision) -> Step:
-    """Convert a run to a step."""
+    """Convert a run and its verdict to a step of an experiment tracker."""
     manifest = run.manifest
     facts = {
         "run": run.id,

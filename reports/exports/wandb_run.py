@@ -1,6 +1,6 @@
-"""Exports a stored run to Weights & Biases, with its own client.
+"""Exports a stored run to Weights & Biases, with W&B's own client.
 
-The destination is set by its variables WANDB_PROJECT, WANDB_ENTITY and WANDB_DIR;
+The destination is set by W&B's variables WANDB_PROJECT, WANDB_ENTITY and WANDB_DIR;
 WANDB_MODE=offline writes a folder that `wandb sync` uploads later. Source: docs/commands.md "For
 other tools".
 """
@@ -21,7 +21,7 @@ def to_wandb(steps: Sequence[Step], folder: Path) -> str:
     The W&B run is marked failed if the exit code of the last run is not 0.
 
     Args:
-        steps: At least one.
+        steps: Runs converted by `reports.exports.step`, at least one.
         folder: Folder of the last run.
 
     Returns:

@@ -22,14 +22,15 @@ from reports.text import count, edge_name, label, record_id
 from reports.verdict.decide import Word
 
 STRIP = 90
-"""Newest runs shown in each row of the timeline; a trend uses as many."""
+"""Newest runs shown in each row of the timeline, as many as a trend uses."""
 ROWS = 30
-"""Rows of the timeline: kinds of run, with one row per port."""
+"""Most rows of the timeline; a row is a kind of run, port and device."""
 EVENTS = 40
 """Changed runs that are listed with their gates."""
 GROUPS = 6
 """Groups of gates that are listed for each changed run."""
 MONTHS = 36
+"""Newest months in the table of counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class GateGroup:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Changes between an earlier run and this one.
+    """Gates whose verdict changed between an earlier run and this one.
 
     Attributes:
         before: folder name of the earlier run.
@@ -101,7 +102,7 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, ...]:
-        """Key of its row in the timeline."""
+        """Key of the run's row in the timeline: kind, ports, device, "some cases" if selected."""
         selection = "some cases" if self.selected else ""
         return self.kind, ", ".join(self.subject), self.device, selection
 
@@ -114,7 +115,7 @@ class Standing:
     sign: str
     slug: str
     height: int
-    """Height of its bar in a timeline, in percent."""
+    """Height of the verdict's bar in a timeline, in percent."""
 
 
 _VERDICTS = {
@@ -187,19 +188,19 @@ def _judged(entry: Entry) -> bool:
 
 
 def _healthy(entry: Entry) -> bool:
-    """Return whether a run has no planted fault and no selection of cases."""
+    """Return whether a run has a verdict, no planted fault and no selection of cases."""
     return _judged(entry) and not (entry.fault or entry.selected)
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the word and sentence of the first screen, from the newest complete night."""
+    """Return the word and sentence at the top of the page, from the newest complete night."""
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
     if not nights:
         sentence = "No whole run with a verdict is here."
         if judged := [entry for entry in newest if _judged(entry)]:
             sentence = (
-                "Those below ran some cases, or have a planted bug. The newest with a verdict is "
+                "Those below ran some cases only, or have a planted bug. The newest verdict is "
                 f"{standing(judged[0]).word.upper()}."
             )
         return {"slug": "incomplete", "word": "NO WHOLE RUN", "sentence": sentence, "entry": None}
@@ -260,7 +261,7 @@ def _commit(entry: Entry) -> str:
 
 
 def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of the timeline: one per kind of run, subject and device."""
+    """Return the rows of the timeline: one per kind of run, set of ports and device."""
     by_stream: dict[tuple[str, ...], list[Entry]] = {}
     for entry in newest:
         if _judged(entry):
@@ -398,7 +399,7 @@ def _groups(groups: Sequence[GateGroup], entry: Entry) -> dict[str, Any]:
 
 
 def _months(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Count the runs of each month by display, the newest month first."""
+    """Count the runs of each month by displayed verdict, the newest month first."""
     counts: dict[str, Counter[str]] = {}
     for entry in entries:
         month = entry.created[:7] if entry.created else "not known"

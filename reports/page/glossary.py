@@ -29,7 +29,7 @@ _PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\
 
 @cache
 def glossary() -> dict[str, str]:
-    """Return the definition of each word as plain text."""
+    """Return the definition of each word of the glossary as plain text, by word."""
     text = (Path(__file__).parent / "glossary.md").read_text(encoding="utf-8")
     entries = re.findall(r"^- \*\*(.+?)\*\*(?:, \w+)?: (.*?)(?=^- |\Z)", text, re.M | re.S)
     # Links to documents do not work from the page; the remaining markup is emphasis.
@@ -43,7 +43,7 @@ def explain(text: str) -> Markup:
 
 
 def anchor(word: str) -> str:
-    """Return the id of a word's popover."""
+    """Return the HTML id of the popover that defines a word."""
     return f"w-{re.sub(r'[^A-Za-z0-9]+', '-', word)}"
 
 

@@ -40,24 +40,24 @@ from reports.verdict.history import History
 from reports.verdict.replays import replays, suite_of
 
 DRILLED = 200
-"""Failing tensors described element by element, first those where a difference starts."""
+"""Most failing tensors described element by element; those where a difference starts come first."""
 SHOWN = 6
-"""Number of these that are shown without the script."""
+"""Number of those tensors that are visible at once, also without JavaScript."""
 _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
-"""Longest escape of a single character."""
+"""Longest escape sequence that `label` puts in place of a single character."""
 _BY_SHARE = "% of the poles remember less"
 
 
 @dataclass(frozen=True, slots=True)
 class SoFar:
-    """How far a night is that has no verdict yet.
+    """Progress of a nightly run that has no verdict yet.
 
     Attributes:
         measured: number of parts that are measured.
         parts: number of parts of the night.
         state: "running", or how it ended before everything was measured.
-        time: when this was so, in ISO 8601 (UTC).
+        time: time of this progress, ISO 8601 in UTC.
     """
 
     measured: int
@@ -67,7 +67,7 @@ class SoFar:
 
     @property
     def running(self) -> bool:
-        """Whether more is to come."""
+        """Whether the night is still running."""
         return self.state == "running"
 
 
@@ -76,7 +76,8 @@ def notice(text: str, seconds: int | None = None, href: str = "") -> str:
 
     Args:
         text: the sentence, without its full stop.
-        seconds: when the browser loads `href`, or this page again; never if None.
+        seconds: delay after which the browser loads `href`, or without it this page again; None
+            for never.
         href: relative URL of another page.
     """
     template = environment().get_template("notice.html.j2")
@@ -97,18 +98,18 @@ def stopped(page: str, state: str) -> str:
 
 
 def style() -> Markup:
-    """Return the style sheet of every page."""
+    """Return the style sheet that every page includes, as markup."""
     return Markup((_HERE / "style.css").read_text(encoding="utf-8"))
 
 
 def script(*names: str) -> Markup:
-    """Return the script of a page: the contents of these files, concatenated."""
+    """Return the concatenated contents of files of this folder, such as "page.js", unescaped."""
     return Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in names))
 
 
 @cache
 def environment() -> Environment:
-    """Return the template environment: names are escaped and glossary words explained."""
+    """Return the Jinja environment of every page: escapes values and explains glossary words."""
     drawing = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -203,10 +204,10 @@ def render(
         decision: its verdict.
         history: earlier runs.
         runs: relative URL from the page to the folder of runs, for links to other pages.
-        progress: of a night that is not measured whole; its page has no verdict.
+        progress: progress of an unfinished night, whose page has no verdict; None if it is whole.
     """
     if progress is not None:
-        # What is not measured yet is not lost.
+        # Gates that are not measured yet must not be shown as missing.
         kept = tuple(change for change in decision.changes if change.what is not What.GONE)
         counts = replace(decision.counts, not_run=0)
         decision = replace(decision, changes=kept, counts=counts)

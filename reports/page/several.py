@@ -19,7 +19,7 @@ from reports.text import contrast_all, edge_name, edge_rank, label, metric_name,
 from reports.verdict.several import Row, Several
 
 ROWS = 400
-"""Rows of changes; the page says how many are omitted."""
+"""Most rows of changes; the page says how many are omitted."""
 CASES = 60
 
 
@@ -67,7 +67,7 @@ def _slug(word: str) -> str:
 
 
 def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return how many gates of each edge hold in each run."""
+    """Return for each edge (comparison) how many of its gates hold in each run, and of how many."""
     sides = []
     for run in runs:
         counts: dict[str, list[int]] = {}
@@ -84,7 +84,7 @@ def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _cases(several: Several) -> list[dict[str, Any]]:
-    """Return each case and edge that fails in any run, and where it starts in each run."""
+    """Return each case and edge that fails in any run, with the first divergence in each run."""
     starts = [{(m.case, m.edge): m for m in d.starts} for d in several.decisions]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}

@@ -1,6 +1,6 @@
 """Two runs as one HTML file: facts about both, where each starts to fail, and what changed.
 
-It uses the templates, names and colours of a night's page. Source: docs/reports.md "Two runs side
+Uses the templates, names and colours of a run's own page. Source: docs/reports.md "Two runs side
 by side".
 """
 
@@ -23,7 +23,7 @@ from reports.verdict.replays import suite_of
 from stability.core.findings import Severity
 
 CASES = 60
-"""Rows of cases that fail in one of the runs."""
+"""Most rows in the table of cases that fail in one of the runs."""
 MAPS = 6
 """Maximal number of pairs of heat maps, one per edge."""
 
@@ -73,7 +73,7 @@ def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Return facts about a run, by name."""
+    """Return facts about a run by name: time, verdict, gates, commit, machine and others."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]
@@ -95,7 +95,10 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return one row per edge of either run, with the passing gates and the gate to look at."""
+    """Return one row per edge (comparison): for each run its passing gates and most important gate.
+
+    That is the first divergence, or without one the gate closest to its tolerance.
+    """
     sides = [
         {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}
         for run, decision in ((before, then), (after, now))
@@ -127,13 +130,13 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
 
 
 def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return every case and edge that fails in one of the runs, and where it starts in both."""
+    """Return every case and edge that fails in one of the runs, with both first divergences."""
     sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}
         for run in (before, after)
     ]
-    # Failures of the later run come first; what it repaired comes last.
+    # Failures of the later run come first; cases that it repaired come last.
     keys = dict.fromkeys((*sides[1], *sides[0]))
     return [
         {
@@ -160,8 +163,8 @@ def _start(m: Measurement | None, judged: bool) -> dict[str, str]:
 
 
 def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return pairs of heat maps of one case on one edge, where the later run starts to fail, else
-    where the earlier run did.
+    """Return for each edge the heat maps of both runs for one case: the case in which the later run
+    starts to fail, else that of the earlier run.
     """
     starts_of = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     chosen: dict[str, str] = {}

@@ -293,7 +293,7 @@ def chart(
     y0, y1 = y0 - margin, y1 + margin
     scales = (x0, x1, y0, y1)
     drawn = [line for line in lines if _polyline(_PLOT, line.points, *scales)[0]]
-    # On a telephone a drawing of its own: the wide one, scaled, could not be read.
+    # Phones show a separate narrow drawing: the wide one, scaled down, could not be read.
     return Markup(
         "".join(
             f'<svg class="chart {kind}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
@@ -347,7 +347,7 @@ def _narrow(
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:
-    """Draw a histogram; every bar prints its count."""
+    """Draw a histogram of errors with the count above each bar; `name` is that of the tensor."""
     wide, base, tall = 46, 118.0, 92.0
     most = max(b.count for b in bins)
     parts = []

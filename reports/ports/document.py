@@ -17,11 +17,11 @@ from reports.text import for_json
 LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
 """Libraries whose versions affect the numbers of a side, if they were loaded."""
 STAGES = 2000
-"""Maximal length of a stored list, since listing runs reads the whole document."""
+"""Maximal length of each stored list, since listing runs reads the whole of run.json."""
 
 
 def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
-    """Return the results of a comparison except its measurements.
+    """Return the results of comparing a port as JSON values, except its measurements.
 
     Args:
         port: The compared port.

@@ -11,17 +11,17 @@ from parity.sides import Side
 from reports.user_module import UserFileError, functions_of, guarded, kind_of_answer
 
 FUNCTION = "port"
-"""Name of the function that returns the ports."""
+"""Name of the function in a user's file that returns the ports."""
 SIDE = "side"
-"""Name of the function that returns a single side, to be captured."""
+"""Name of the function in a user's file that returns a single side, to be captured."""
 
 
 @contextmanager
 def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
     """Context that provides the ports returned by `port()` of a file: one `Port`, or several.
 
-    Inside the context the file's folder comes first in the module search path. On exit, the folder
-    and the modules imported from it are forgotten.
+    Inside the context the file's folder comes first in `sys.path`. On exit, the folder and the
+    modules imported from it are removed from `sys.path` and `sys.modules`.
 
     Raises:
         UserFileError: the file does not exist, fails, or has no `port` that returns ports.
@@ -37,15 +37,16 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
 
 @contextmanager
 def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port | None]]:
-    """Context that provides one side that a file defines, and its port if it belongs to one.
+    """Context that provides one side that a file defines, and its port (None if from `side()`).
 
     Args:
         path: A file with a function `side()` or `port()`.
         which: `original` or `port`: the side of the port to take.
-        case: Title or case of the port, if there are several.
+        case: Title or case of the port; "" if there is only one.
 
     Raises:
-        UserFileError: the file does not exist, fails, or has neither function.
+        UserFileError: the file does not exist, fails, has neither function, or `case` does not
+            select one port.
     """
     with functions_of(path, FUNCTION, SIDE) as functions:
         if SIDE in functions:
@@ -66,7 +67,9 @@ def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port
         chosen = [port for port in ports if case in ("", port.title, port.case)]
         if len(chosen) != 1:
             titles = ", ".join(port.title for port in ports)
-            raise UserFileError(f"expected the case of one port of {path}; there are {titles}")
+            raise UserFileError(
+                f"expected --case with the case of one port of {path}; there are {titles}"
+            )
         yield getattr(chosen[0], which), chosen[0]
 
 

@@ -1,4 +1,4 @@
-"""Compares and stores ports; the run is like a night whose suites are the ports' names."""
+"""Compares ports and stores the results as one run, with one suite per port."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from reports.store.runs import Run
 from reports.store.schema import RunKind
 
 REFUSALS = (PortError, AlignmentError, SideError, ExitError)
-"""Errors of a comparison that cannot be made; their messages are for the author of the port."""
+"""Errors by which a comparison refuses a port; their messages are for the author of the port."""
 ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
-"""Libraries by the framework of an original."""
+"""Libraries whose versions are stored as those of the reference, by the original's framework."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Options:
 
 @dataclass
 class Comparisons:
-    """Results of comparing several ports: a report for each, or why there is none."""
+    """Results of comparing several ports: for each its `parity.port.Report`, or an error."""
 
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     found: list[tuple[Port, Report]] = field(default_factory=list)
     refused: list[tuple[Port, Exception]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by the port's name."""
+    """Duration of the comparisons in seconds, by the port's name."""
 
     @property
     def ports(self) -> list[Port]:
@@ -156,7 +156,7 @@ def manifest_of(options: Options, done: Comparisons) -> Manifest:
 
 
 def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return the manifest of a run that measured only ports.
+    """Return `manifest` with the fields of a run that measured only ports.
 
     Args:
         manifest: Manifest with the fields of any run.
@@ -186,7 +186,7 @@ def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -
 
 
 def slug(names: Iterable[str]) -> str:
-    """Return names in a form that fits into a folder name."""
+    """Return names joined to a valid part of a folder name, at most 60 characters long."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(names)).strip("-.")[:60] or "port"
 
 

@@ -1,4 +1,5 @@
 """Provenance of a run: machine, versions, code, reference.
 
-This module imports nothing: a bench measures peak memory in a process that needs only `device`.
+This module imports nothing, so `code` and `host` can be used without JAX, which `environment`
+imports.
 """

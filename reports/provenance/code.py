@@ -18,25 +18,26 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Start:
-    """Files on disk when a night started."""
+    """State of the files on disk when a night started: digests, and git's commit."""
 
     code: str
     """Digest of the packages and their data files (`parity.executors.identity`)."""
     inputs: Mapping[str, str]
-    """Digests of the other files that are read, by name."""
+    """Digests of the other files and folders that the night reads, by path as given."""
     commit: str | None
     dirty: bool
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @classmethod
     def now(cls, inputs: Iterable[str | Path | None] = ()) -> Start:
-        """Return the current state.
+        """Return the state of the code and the inputs now.
 
         Args:
             inputs: Files and folders that will be read; None entries are ignored.
 
         Raises:
-            StoreError: the imported packages differ from the files on disk.
+            StoreError: the imported packages or Python's stored bytecode differ from the sources on
+                disk.
         """
         if stale := stale_bytecode():
             raise StoreError(
@@ -50,11 +51,11 @@ class Start:
         return start
 
     def content(self, place: Path | None) -> str:
-        """Return the digest of an input; "" for None."""
+        """Return the digest of the input at `place` when the night started; "" for None."""
         return "" if place is None else self.inputs[str(place)]
 
     def checked_before(self, step: Callable[P, None]) -> Callable[P, None]:
-        """Return a progress callback that first checks for changes, at most once a second."""
+        """Return a progress callback that calls `check`, at most once a second, and then `step`."""
 
         def checked(*args: P.args, **keywords: P.kwargs) -> None:
             self.check(now=False)

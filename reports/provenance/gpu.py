@@ -39,10 +39,10 @@ def libraries() -> dict[str, str]:
 def repeatable() -> None:
     """Make XLA take the same kernels each time on a GPU; call before JAX looks for its devices.
 
-    Otherwise it times several kernels for each product and takes the quickest, which differs from
+    Otherwise XLA times several kernels for each product and takes the quickest, which differs from
     one process to the next (measured: docs/many-machines.md "On a GPU"), and so do the last bits.
-    A value of the flag that is set already stays. Without a GPU nothing is set: the flags of a
-    processor are part of what identifies it.
+    If the user has set the flag, its value is kept. Without a GPU nothing is set, since flags are
+    part of the fingerprint of a machine.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "")
     usable = accelerators() and any(name.startswith("jax-cuda") for name in libraries())

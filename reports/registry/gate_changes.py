@@ -1,11 +1,11 @@
-"""Gates that began or ceased to fail in each of many runs.
+"""Gates (measurements with a tolerance) that began or ceased to fail in each of many runs.
 
 A gate is followed through the runs of one kind that did the same work. Runs that did not measure it
 are skipped. A run with a planted fault is compared with earlier runs, but later runs are never
 compared with it.
 
-Only failing rows are read, plus one run of each distinct work, so a year of healthy nights costs
-next to nothing, however many gates it has. Source: docs/reports.md "All runs".
+Only failing rows are read, plus one run of each distinct work, so a year of nights without failures
+costs next to nothing, however many gates it has. Source: docs/reports.md "All runs".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class GateName:
-    """Name of a gate."""
+    """Name of a gate, without the identity (hash) of the work behind it."""
 
     case: str
     edge: str
@@ -75,9 +75,9 @@ class GateChanges:
     Attributes:
         steps: one per earlier run that measured a changed gate last, the newest first.
         first: number of failing gates that no earlier run measured.
-        dropped: number of gates that failed in the previous run on such a device and that this run
-            did not measure, so they are neither fixed nor failing.
-        known: whether its failing gates could be read.
+        dropped: number of gates that failed in the previous complete run on this class of device
+            and that this run did not measure, so they are neither fixed nor failing.
+        known: whether the failing gates of the run could be read.
     """
 
     steps: tuple[Step, ...] = ()
@@ -102,7 +102,7 @@ class _Followed:
 
 
 def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
-    """Return the gate changes of each run in which a gate changed, by its folder name.
+    """Return the gate changes by folder name, for each run that has any or could not be read.
 
     Args:
         root: folder of the runs.
@@ -163,7 +163,9 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return, for each work, which of the failing gates a run of that work measured."""
+    """Return by `_work` which of the failing gates a run of that work measured, as indices into
+    `keys`; works whose run cannot be read are left out.
+    """
     one_of = {_work(line): line for line, _ in runs}
     with _table(root, gathered, one_of.values()) as table:
         table.database.register("wanted", pa.table({"key": pa.array(keys, pa.uint64())}))
@@ -174,8 +176,8 @@ def _measured(
 
 
 def _work(line: Line) -> str:
-    # Runs of one work measured the same gates. If the work is unknown, each run is a work of its
-    # own.
+    # Runs of equal work measured the same gates. If the work is unknown, each run counts as a
+    # different work.
     return line.work or f"run {line.name}"
 
 

@@ -17,7 +17,7 @@ from reports.store.shared import storage_of
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in a list.
+    """One run in a list of stored runs.
 
     Attributes:
         id: name of the run's folder.

@@ -1,4 +1,4 @@
-"""History of a gate over all stored runs, local or remote, read by DuckDB.
+"""History of gates (measurements with a tolerance) over all stored runs, local or remote.
 
 Source: docs/reports.md "Store": history is a query over the folders.
 """
@@ -72,7 +72,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lookback:
-    """Rows of a query as JSON values, and what could not be read."""
+    """Result of a query over stored runs.
+
+    Attributes:
+        rows: rows as JSON values by column.
+        runs: number of runs that were queried.
+        unreadable: folders or files that could not be read, with a reason.
+    """
 
     rows: list[dict[str, Any]]
     runs: int
@@ -131,7 +137,7 @@ def measured_names(place: str, case: str | None = None) -> list[str]:
 
 
 def _not_measured(place: str, case: str, quantity: str | None, runs: int) -> str:
-    """Explain why there are no rows, and suggest similar names."""
+    """Return the error message for a case or quantity without rows, with similar names."""
     what = f"{quantity} in case {case}" if quantity else f"case {case}"
     text = f"no gate of {what} in {count(runs, 'run')} of {place}"
     if not runs:
@@ -150,7 +156,7 @@ def _table(runs: Sequence[Entry]) -> Table:
 
 
 def _kind_of(entries: Sequence[Entry]) -> RunKind:
-    """Return the default kind of run for a query."""
+    """Return the default kind of run for a query: nights, else the newest port or test session."""
     every = [entry.manifest.kind for entry in entries]
     kinds = [kind for kind in every if kind in (RunKind.PORT, RunKind.PYTEST)]
     nights = RunKind.NIGHTLY in every
@@ -158,7 +164,7 @@ def _kind_of(entries: Sequence[Entry]) -> RunKind:
 
 
 def _latest(manifests: Sequence[Manifest]) -> list[int]:
-    """Return the positions of the newest runs of each subject."""
+    """Return the positions of the `LATEST` newest runs of each subject (set of ports, or none)."""
     by_subject: dict[frozenset[str], list[int]] = {}
     for position, manifest in enumerate(manifests):
         by_subject.setdefault(manifest.subject, []).append(position)
@@ -209,7 +215,10 @@ def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
             "or a pattern of run folders that DuckDB can read"
         ) from error
     if not texts:
-        raise StoreError(f"expected run folders at {pattern}, and nothing matches")
+        raise StoreError(
+            f"expected run folders at {pattern}, and nothing matches. Give a folder of runs, or a "
+            "pattern of run folders that DuckDB can read"
+        )
     readable: list[RunInfo] = []
     places: dict[Path, str] = {}
     unreadable: list[tuple[Path, str]] = []
@@ -255,7 +264,10 @@ def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
 
 
 def sparkline(values: Sequence[float] | np.ndarray) -> str:
-    """Return values as a line of block characters, scaled from their minimum to their maximum."""
+    """Return values as a line of block characters, scaled from their minimum to their maximum.
+
+    A value that is not finite is "!"; if none is finite, all are "?".
+    """
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     if not finite:
         return "?" * len(values)

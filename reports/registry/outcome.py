@@ -29,10 +29,10 @@ class Outcome:
 
     run: Run
     decision: Decision | None
-    """None for a shard, which is judged after merging."""
+    """Verdict of the run; None for a shard, which is judged after merging."""
     folder: Path
     against: tuple[str, ...] = ()
-    """One line for each run that levels were compared with, each unusable pin, each damaged run."""
+    """One line for each run that error levels were compared with, unusable pin, and damaged run."""
 
     @property
     def page(self) -> Path:
@@ -55,10 +55,10 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
             _report_verdict(root, run, report)
         raise
     if folder.name != run.id:
-        report(f"the name {run.id} was taken; the run is {folder.name}")
+        report(f"the name {run.id} was taken; the run is stored as {folder.name}")
     run = replace(run, manifest=replace(run.manifest, id=folder.name))
     if is_address(address := address_of(root)):
-        report(f"stored in {address}/{folder.name}; a copy is here")
+        report(f"stored in {address}/{folder.name}; a copy is on this machine")
     if run.manifest.kind is RunKind.SHARD:
         return Outcome(run, None, folder)
     return finish(folder, run, report)

@@ -1,4 +1,4 @@
-"""Pinning: a person declares a run good, as a reviewed diff of a text file.
+"""Pinning: a person declares the error levels of a run good, as a reviewed diff of a text file.
 
 Source: docs/reports.md "Command line".
 """
@@ -26,7 +26,7 @@ PINNABLE = (RunKind.NIGHTLY, RunKind.PORT)
 
 @dataclass(frozen=True)
 class PinDiff:
-    """A written pinned baseline and the one that it replaced."""
+    """A written pinned baseline, its file, and the pinned baseline that it replaced, if any."""
 
     pin: Pin
     path: Path
@@ -47,13 +47,12 @@ class PinDiff:
 
 
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
-    """Pin a stored night or run of ports: later runs may not drift from its levels.
+    """Pin a stored night or run of ports: later runs may not drift from its error levels.
 
     Raises:
         StoreError: there is no reason, the tree has uncommitted changes or had them when the run
-        was
-            made, the run is incomplete, has a planted fault or breaks a tolerance, or the folder
-            cannot be written.
+            was made, the run is incomplete, has a planted fault or breaks a tolerance, or the
+            folder cannot be written.
     """
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")
@@ -80,13 +79,15 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     }
     why = [what for what, holds in refusals.items() if holds]
     if why:
-        raise StoreError(f"expected a complete, healthy run, but {run.id} {'; '.join(why)}")
+        raise StoreError(
+            f"expected a complete, healthy run to pin, but {run.id} {'; '.join(why)}; pin another"
+        )
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     past = load_history(root, run).past
     pin = pins.pin_of(run, past, reason.strip(), today)
     path = pins.file_of(pin, home)
     before = pins.read(path)
-    # Moved from where an earlier version wrote it, which other ports may have in common.
+    # Earlier versions wrote the pin to another folder, which several ports may share: move it.
     old = None if pins_folder else pins.old_home(root, manifest)
     moved = old / path.name if old is not None else None
     if moved is not None and (there := pins.read(moved)) and pins.is_of(there, manifest):

@@ -22,10 +22,16 @@ from reports.verdict.history import load_history
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs to delete, and old runs that are kept, with a reason."""
+    """Which runs to delete and which to keep.
+
+    Attributes:
+        newest: number of runs kept because they are among the newest.
+        goes: folders of the runs to delete.
+        spared: folders of old runs that are kept, with the reason.
+        unreadable: folders that cannot be read and are kept, with the error.
+    """
 
     newest: int
-    """Number of runs kept because they are among the newest."""
     goes: tuple[Path, ...]
     spared: tuple[tuple[Path, str], ...]
     unreadable: tuple[tuple[Path, str], ...]
@@ -33,7 +39,8 @@ class Plan:
 
 def plan(root: Path, keep: int) -> Plan:
     """Plan a deletion that keeps the newest `keep` runs of each kind, subject and device, the
-    pinned runs, the baselines of the newest runs, and the anchor of every machine.
+    pinned runs, the baselines of the newest runs, and the anchors of every machine (its oldest
+    passing runs, with which later ones are compared).
 
     Unreadable folders are never deleted: they might be restored.
 

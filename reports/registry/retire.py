@@ -1,4 +1,4 @@
-"""Retiring work: a person declares that something earlier runs did is not expected any more.
+"""Retiring work: a person declares that gates or suites of earlier runs are no longer expected.
 
 Source: docs/verdicts.md "Retired work".
 """
@@ -28,22 +28,22 @@ from reports.verdict.vanished import (
 
 @dataclass(frozen=True)
 class Retirement:
-    """Number of suites and groups of gates that were retired."""
+    """Result of retiring work: the written file, and how much was retired and is left."""
 
     path: Path
     suites: int
     groups: int
     left: int
-    """Suites and groups of gates that are still expected."""
+    """Number of suites and groups of gates that the run lacks and that are still expected."""
 
 
 def retire(folder: Path, name: str, reason: str) -> Retirement:
-    """Retire what a stored run lacks.
+    """Declare that work of earlier runs that a stored run lacks is no longer expected.
 
     Args:
         folder: Folder of a run that does not plan the work.
-        name: Suite, case, edge or kind, or several joined by " | ", which all must fit.
-        reason: Why it was removed.
+        name: Suite, case, edge or kind of the work, or several joined by " | ", which all must fit.
+        reason: Why the work was removed.
 
     Raises:
         StoreError: there is no reason, no missing work has that name, the file of retired work
@@ -55,7 +55,7 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
     if run.manifest.fault or not all(suite.whole for suite in run.manifest.suites):
         raise StoreError(
             f"expected a run that did all it planned and has no planted fault, but {run.id} did "
-            "not: what it lacks may only have failed"
+            "not: work that it lacks may only have failed. Name a complete run"
         )
     home = pins.retired_home(folder.parent, run.manifest)
     try:
@@ -78,7 +78,7 @@ def _retire(home: Path, root: Path, run: Run, name: str, reason: str) -> Retirem
         lacked = {*before.suites, *(case for case, _, _ in before.groups)}
         names = ", ".join(label(each, 60) for each in sorted(lacked)[:8]) or "nothing"
         raise StoreError(
-            f"expected something that {run.id} lacks, received {name!r}: it lacks {names}"
+            f"expected the name of work that {run.id} lacks, received {name!r}: it lacks {names}"
         )
     new = Retired(name, run.manifest.created, reason, suites, groups)
     path = write_retired(home, (*known, new))
@@ -88,8 +88,8 @@ def _retire(home: Path, root: Path, run: Run, name: str, reason: str) -> Retirem
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Context that one process at a time enters for a folder: of two that read the file, the later
-    one to write would lose what the other retired.
+    """Context that locks a folder: if two processes read and rewrote the file at the same time, the
+    work retired by one of them would be lost.
     """
     new = not home.exists()
     home.mkdir(parents=True, exist_ok=True)

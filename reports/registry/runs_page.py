@@ -59,7 +59,7 @@ def renew_runs_page(root: Path, report: Callable[[str], None]) -> None:
 
 
 def draw_runs_page(root: Path) -> str:
-    """Return the page of the runs under `root`."""
+    """Return the page of all runs under `root` as one HTML text."""
     lines, unreadable = list_lines(root)
     by_name = {line.name: line for line in lines}
     infos = [RunInfo(root / n.name, n.manifest, n.work) for n in lines if n.manifest is not None]

@@ -1,4 +1,4 @@
-"""A list of the runs on shared storage that does not copy the runs.
+"""Lists the runs on shared storage without copying them to this machine.
 
 A run never changes, so its index line stays valid as long as the run exists. Lines are cached on
 this machine, and on the storage for other machines. Deleting either cache only costs the time to
@@ -24,8 +24,8 @@ HERE, THERE = ".listed.json", ".index.json"
 TOGETHER = 256
 """Runs per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
-"""Age after which a run without a verdict is assumed to get none. Runs are stored before they are
-judged."""
+"""Age after which a run without a verdict is assumed never to get one. Younger ones may still be
+judged, since a run is stored first."""
 Unreadable = list[tuple[Path, str]]
 
 

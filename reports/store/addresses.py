@@ -1,4 +1,4 @@
-"""Addresses of shared storage, and the local folders that are copies of one."""
+"""Addresses of shared storage such as `s3://bucket/runs`, and the paths of their local copies."""
 
 from __future__ import annotations
 

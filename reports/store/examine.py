@@ -1,4 +1,4 @@
-"""Checks one run folder for listings: whether its files are unchanged, and its gates."""
+"""Checks run folders for listings: verifies their files, and counts passing and failing gates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.store.run import check_keys, repeated_keys, rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
-"""Columns that identify a gate and its work."""
+"""Columns that identify a gate, and (`identity`) the work behind its value."""
 _COLUMNS = (*KEY, "value", "tolerance", "verdict", "deterministic")
 """Columns of `measurements.parquet` that name a gate and decide whether it passes."""
 _WORDS = tuple(verdict.value for verdict in Verdict)
@@ -45,9 +45,9 @@ class Examined:
 
 
 BATCH = 2**18
-"""Rows that are judged at once: of many small runs the calls would take longer than the numbers."""
+"""Most rows judged in one call: with one call per small run, call overhead would dominate."""
 BATCH_BYTES = 2**28
-"""Most bytes that are judged at once, unless one run has more."""
+"""Most bytes of rows judged in one call, unless a single run has more."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
@@ -62,7 +62,7 @@ def examine(folder: Path, only: bool = False) -> Examined:
 
 
 def examine_all(folders: Iterable[Path], only: bool = False) -> list[Examined]:
-    """Read folders, with the arguments and results of `examine`."""
+    """Apply `examine` to several folders, and return the results in the same order."""
     found: list[Examined] = []
     waiting: dict[int, pa.Table] = {}
     rows = size = 0
@@ -81,9 +81,9 @@ def examine_all(folders: Iterable[Path], only: bool = False) -> list[Examined]:
 
 
 def _read(folder: Path, only: bool) -> Examined:
-    """Check the files of a folder; the rows are all measurements as they were stored."""
+    """Check the files of a folder; `rows` of the result are its measurements, not yet judged."""
     try:
-        # Its seal shows that the rows are those that were stored; whoever needs them reads them.
+        # The seal of run.json shows that its long lists are intact, so they need no parsing here.
         manifest = read_manifest(folder, brief=True)
         checksums, needed = manifest.checksums, FILES[manifest.kind]
         contents = {name: read_checked(folder / name, checksums) for name in needed}
@@ -103,7 +103,10 @@ def _read(folder: Path, only: bool) -> Examined:
 
 
 def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
-    """Judge the rows of some of the runs, which then are no longer waiting."""
+    """Recompute the verdicts of the rows in `waiting` (by index into `found`), and empty it.
+
+    Updates `found` with the gates and counts; a run with a repeated key becomes unreadable.
+    """
     runs, tables = list(waiting), list(waiting.values())
     waiting.clear()
     if not tables:
@@ -135,8 +138,10 @@ def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
 
 
 def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
-    """Return the rows, with verdicts recomputed from the numbers as in `Measurement.settled`; a
-    mask that selects the gates; and one that selects the gates that do not pass.
+    """Return the rows with recomputed verdicts, a mask of the gates, and a mask of failing gates.
+
+    A gate is a measurement that has a tolerance or could not be compared. Verdicts follow from the
+    numbers, as in `Measurement.settled`.
     """
     words, codes = _codes(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
@@ -162,7 +167,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the words of a column, those of `Verdict` first, and each row's index into them."""
+    """Return the distinct words of a column, after all words of `Verdict`, and each row's index."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()

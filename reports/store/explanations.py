@@ -1,7 +1,7 @@
-"""Accounts of the failing cases of a run, `explanations.parquet`; only written if a case failed.
+"""Explanations of a run's failing cases, `explanations.parquet`; only written if a case failed.
 
-They are measured during the night, with any planted fault in place, and cannot be reconstructed
-from stored values. Source: docs/reports.md "Store".
+They are measured during the nightly run, with any planted fault in place, and cannot be
+reconstructed from stored values. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SCHEMA = pa.schema(
 
 
 def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> None:
-    """Write the accounts of a run into its folder; without accounts write no file."""
+    """Write the explanations of a run into its folder; without explanations write no file."""
     write_rows(folder / EXPLANATIONS, explanations, _SCHEMA)
 
 
 def read_explanations(folder: Path, checksums: Mapping[str, str] | None) -> tuple[Explanation, ...]:
-    """Read the accounts of a run; a run without the file has none.
+    """Read the explanations of a run; empty if the run has no such file.
 
     Raises:
         StoreError: the file is damaged or does not match its checksum.

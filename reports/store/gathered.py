@@ -22,7 +22,7 @@ from reports.store.reader import checksum, read_bytes
 from reports.store.schema import StoreError
 
 FOLDER = ".values"
-"""Hidden folder beside the runs."""
+"""Hidden folder beside the runs that holds the combined files."""
 RUNS, FEW = 64, 16
 """A file of fewer than RUNS runs is small; more than FEW small files are merged."""
 BYTES = 2**30
@@ -37,11 +37,11 @@ class Gathered:
 
     root: Path
     verified: dict[str, str]
-    """Status of each file when its checksum was last verified, by name."""
+    """Inode, size and times of each file when its checksum was last verified, by name."""
     checked: dict[str, bool] = field(default_factory=dict)
 
     def holds(self, name: str) -> bool:
-        """Return whether a file exists and matches its checksum; True for ""."""
+        """Return whether the file `name` exists and matches its checksum; True for "" (no file)."""
         if not name:
             return True
         if name not in self.checked:
@@ -61,21 +61,21 @@ class Gathered:
         return True
 
     def path(self, name: str) -> Path:
-        """Return the path of a file."""
+        """Return the path of the combined file called `name`."""
         return self.root / FOLDER / f"{name}.parquet"
 
     def write(self, table: pa.Table) -> str:
         """Write a table and return the name of its file; "" if the folder is not writable."""
         buffer = pa.BufferOutputStream()
-        # Without the schema of Arrow, dictionaries are read as the texts that they stand for.
-        # Numbers are seldom equal: dictionaries and statistics of them would double the time.
+        # Without Arrow's schema in the file, dictionary columns are read back as plain strings.
+        # Numbers rarely repeat: dictionaries and statistics for them would double the time.
         texts = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
         pq.write_table(
             table,
             buffer,
             compression="zstd",
             store_schema=False,
-            # The stubs know no list of columns.
+            # The type stubs lack the form with a list of columns.
             use_dictionary=texts,  # pyright: ignore[reportArgumentType]
             write_statistics=False,
         )
@@ -97,7 +97,7 @@ class Gathered:
             members: names of the runs in each file.
 
         Returns:
-            the new file of each run whose file was merged.
+            the new file of each run whose file was merged; empty if nothing was merged.
         """
         small = [name for name, runs in members.items() if len(runs) < RUNS]
         if len(small) <= FEW:
@@ -112,18 +112,22 @@ class Gathered:
 
 
 def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
-    """Write the gates of these runs to one file and return its name."""
+    """Write the gates of these runs to one file and return its name.
+
+    The name is "" if the runs have no rows, their strings exceed 2 GiB, or the folder is not
+    writable; the runs are then read one by one.
+    """
     found = [one for one in found if one.rows is not None]
     if not found:
         return ""
     rows = [one.rows for one in found if one.rows is not None]
     if any(not table.schema.equals(rows[0].schema) for table in rows):
         rows = list(map(_plain, rows))
-    # Texts stay dictionaries, as they were read, which Parquet writes as they are.
+    # String columns stay dictionary-encoded as they were read; Parquet stores them in this form.
     try:
         together = pa.concat_tables(rows).unify_dictionaries()
     except pa.ArrowException:
-        # Texts of more than 2 GiB together: these runs are read one by one.
+        # The strings together exceed 2 GiB.
         return ""
     names = pa.array([one.name for one in found], pa.string())
     counts = np.repeat(np.arange(len(rows), dtype=np.int32), [table.num_rows for table in rows])
@@ -139,7 +143,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def forget(gathered: Gathered, used: Iterable[str]) -> None:
-    """Delete the files that the index no longer names."""
+    """Delete the combined files that are not among `used` and older than `LEFT_OVER`."""
     names = set(used)
     with suppress(OSError):
         for path in (gathered.root / FOLDER).glob("*.parquet"):

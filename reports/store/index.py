@@ -1,8 +1,8 @@
-"""The index of a folder of runs: the data that lists need, so that ten thousand runs list at once.
+"""The index of a folder of runs: a cache of the fields that listings need, for fast listing.
 
 The run folders are the truth. A line of the index is valid only while every file of its run has the
-size, times and inode that it was made from; otherwise the run is read and checked again. Deleting
-the index costs about a minute. Source: docs/reports.md "Store".
+size, times and inode that it was made from; otherwise the run is read and checked again. After the
+index is deleted, ten thousand runs take about a minute. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Line:
 
 
 _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
-"""Indices that this process has read, with the status of the file."""
+"""Last index that this process has read, by folder: inode, size and times of the file, content."""
 
 
 def read_index(
     root: Path, folders: Iterable[Path], keep: bool = True, more: Sequence[Line] = ()
 ) -> list[Line]:
-    """Return a line for each of these folders of `root`, sorted by name.
+    """Return an index line for each of these folders of `root`, sorted by name.
 
     Only folders that the index does not know, or whose files changed, are read and checked.
 
@@ -109,7 +109,7 @@ def read_index(
 
 
 def compact(gathered: Gathered, lines: dict[str, Line]) -> dict[str, Line]:
-    """Return the lines after small files of gates were merged into one, if there were too many."""
+    """Merge small combined files into one if there are too many; return the updated lines."""
     members: dict[str, list[str]] = {}
     for line in lines.values():
         if line.gathered:
@@ -121,12 +121,12 @@ def compact(gathered: Gathered, lines: dict[str, Line]) -> dict[str, Line]:
 
 
 def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) -> list[Line]:
-    """Read folders, check every file of their runs, and return a line for each.
+    """Read folders, check every file of their runs, and return an index line for each.
 
     Args:
-        gathered: where the values of their gates are written if `keep`.
-        folders: what may be runs, each with its signature from before it is read.
-        keep: whether to write values.
+        gathered: the combined files, to which the gates of the runs are written if `keep`.
+        folders: folders that may be runs, each with its `signature_of` from before it is read.
+        keep: whether to write the gates.
     """
     paths = list(folders)
     lines: list[Line] = []
@@ -141,7 +141,7 @@ def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) ->
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Context without Python's cyclic garbage collector: manifests of a batch are kept and hold no
-    cycles, and looking through them again and again takes a tenth of the time.
+    cycles, and scanning them repeatedly would take a tenth of the time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -231,7 +231,7 @@ def write_lines(
 
 
 def _environment(environment: Environment) -> dict[str, Any]:
-    """Return the document of an environment."""
+    """Return an environment as JSON values."""
     parts = _flat(environment)
     return parts | {name: _flat(parts[name]) for name in ("device", "reference")}
 

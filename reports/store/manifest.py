@@ -29,11 +29,11 @@ AHEAD = 0.05
 """Hours (3 minutes) by which a run may be dated ahead of the clock: clocks of machines differ by
 seconds, and a run from the future hides those after it until then."""
 CHECKED = 5
-"""First schema with checksums."""
+"""First schema whose run.json has checksums of the other files."""
 
 
 _OF_MEGALODON = ("live", "recorded", "absent")
-"""Kinds of Megalodon's reference."""
+"""Kinds of reference of a run that measured Megalodon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,22 @@ class Device:
     """Device on which JAX computed."""
 
     kind: str | None = None
-    """Class of device: cpu, gpu or tpu."""
+    """Class of device: cpu or cuda; of a watched torch training, torch's type of device."""
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInfo:
-    """The reference: its kind and commit, and the versions it ran with."""
+    """The reference implementation of a run: its kind and commit, and the versions it ran with."""
 
     kind: str | None = None
     """live, recorded or absent; of ports the kinds of their originals, such as torch."""
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     capability: str | None = None
-    """Vector instructions that its library selected; None for recordings."""
+    """Vector instructions that the reference's library selected; None for recordings."""
     detail: str = ""
-    """One sentence for the page."""
+    """One sentence about the reference for the page, such as where its values are from."""
     threads: int | None = None
     """Threads of the reference's library; only set by a bench."""
 
@@ -90,25 +90,25 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """Planned and executed work of one suite."""
+    """Numbers of planned and executed checks of one suite (named part of a run)."""
 
     name: str
     planned: int = 0
     executed: int = 0
     reason: str = ""
-    """Why it is incomplete."""
+    """Why the suite is incomplete; empty if it is complete."""
     status: str = "failed"
-    """ran, failed or skipped."""
+    """Outcome of the suite: ran, failed or skipped."""
 
     @property
     def whole(self) -> bool:
-        """Whether it executed everything it planned, and planned something."""
+        """Whether the suite executed everything it planned, and planned something."""
         return self.status == "ran" and 0 < self.planned == self.executed
 
 
 @dataclass(frozen=True, slots=True)
 class CaseInfo:
-    """A compared case."""
+    """A compared case: its name, purpose, hash, batch size, length and model configuration."""
 
     name: str
     title: str = ""
@@ -137,11 +137,11 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """One part of a night that an executor ran: the machine, and the effort."""
+    """One part of a night that an executor ran: its machine, seconds, attempts and cases."""
 
     name: str
     node: str = ""
-    """Name of the machine."""
+    """Name of the machine that ran the part."""
     fingerprint: str = ""
     """Fingerprint of the machine and its settings; "" if unknown."""
     processor: str = ""
@@ -150,7 +150,7 @@ class PartInfo:
     attempts: int = 1
     """Number of workers that tried it; all but the last died."""
     cases: tuple[str, ...] = ()
-    """Cases of its measurements."""
+    """Cases that the part measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,41 +171,41 @@ class Manifest:
     id: str
     """Name of the run's folder."""
     created: str
-    """ISO 8601, UTC."""
+    """Start of the run, ISO 8601 in UTC."""
     kind: RunKind = RunKind.NIGHTLY
     commit: str | None = None
     dirty: bool = False
-    """Whether the tree had uncommitted changes."""
+    """Whether the source tree had uncommitted changes."""
     code: str | None = None
-    """Digest of the packages that measured it and their data (`parity.executors.identity`)."""
+    """Digest of this project's packages and data files (`parity.executors.identity`)."""
     environment: Environment = Environment()
     durations: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by suite."""
+    """Duration of each suite in seconds, by name."""
     times: tuple[Time, ...] = ()
     """Comparisons and probes that were timed individually; others share work and have no entry."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
     selected: tuple[str, ...] = ()
-    """Selected cases; empty for all."""
+    """Names of the selected cases; empty if all were run."""
     fault: str | None = None
-    """Name of the planted fault."""
+    """Name of the planted fault (known bug); None without one."""
     tolerances: tuple[Mapping[str, str], ...] = ()
     """Tolerance table of that night: edge, kind, bound, reason."""
     seams: tuple[Mapping[str, Any], ...] = ()
-    """Every known difference, with its value if it was measured."""
+    """Every known difference from the reference, with its value if it was measured."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Spread over rounding of each level (`reports.verdict.levels`)."""
+    """Spread of each error level over rounding perturbations (`reports.verdict.levels`)."""
     stability: Mapping[str, Any] = field(default_factory=dict)
     """Results of probes other than findings, by section of the page."""
     workload: Mapping[str, Any] | None = None
-    """Bench only: the timed work."""
+    """Description of the work that a bench timed; None for other kinds of run."""
     shard: Mapping[str, int] | None = None
-    """Shard only: its index and the number of shards."""
+    """Index of a shard and number of shards; None for a run that is not a shard."""
     plan: tuple[str, ...] = ()
-    """Parts of a night in order; for a shard, those of the whole night."""
+    """Names of a night's parts, in order; for a shard, those of the whole night."""
     contract: tuple[ContractLine, ...] = ()
-    """Gates that must be measured, determined beforehand (`parity.engine.measure.contract`)."""
+    """Measurements with a tolerance that the run planned (`parity.engine.measure.contract`)."""
     shards: tuple[str, ...] = ()
     """Ids of the shards that were merged into this night."""
     parts: tuple[PartInfo, ...] = ()
@@ -219,11 +219,11 @@ class Manifest:
     """SHA-256 by name of all other files stored with it; None before the run is stored, and for
     schemas without checksums."""
     migrated_from: int | None = None
-    """Schema on disk, if it is an older one."""
+    """Schema of run.json on disk if it is an older one, else None."""
 
     @property
     def whole(self) -> bool:
-        """Whether it is a complete night: no planted fault, no selection, all suites complete."""
+        """Whether the run is complete: no planted fault, all cases selected, all suites whole."""
         return (
             not (self.fault or self.selected)
             and bool(self.suites)
@@ -232,7 +232,7 @@ class Manifest:
 
     @property
     def checksums(self) -> Mapping[str, str] | None:
-        """SHA-256 by name of the files of a stored run; None if its schema had none."""
+        """SHA-256 by name of the files of a stored run; None if its schema had no checksums."""
         return None if (self.migrated_from or SCHEMA) < CHECKED else self.files or {}
 
     @property
@@ -253,7 +253,7 @@ class Manifest:
         return self.kind is RunKind.PYTEST and bool(self.ports) and alone
 
     def shares_subject(self, other: Manifest) -> bool:
-        """Return whether both runs have one kind, and a common subject or none."""
+        """Return whether both runs are of one kind, and share a port or both have none."""
         alike = self.subject == other.subject or bool(self.subject & other.subject)
         return self.kind is other.kind and alike
 
@@ -306,7 +306,7 @@ class Manifest:
 
 
 LISTS = ("cases", "parts", "contract", "times")
-"""Fields that are lists of objects, of which a manifest makes one dataclass for each."""
+"""Fields that hold a list of JSON objects; each object is parsed as a dataclass."""
 _TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
 
 
@@ -414,7 +414,7 @@ def parse_manifest(content: bytes, path: Path, brief: bool = False) -> Manifest:
     _check_time(document["created"], path)
     try:
         if brief:
-            # Their fields are checked by whoever reads them.
+            # The objects' own fields are checked when somebody reads them without `brief`.
             for name in LISTS:
                 if any(not isinstance(row, Mapping) for row in _list(document, name)):
                     raise _mistyped(f"a list of objects {name!r}", document[name])

@@ -33,7 +33,7 @@ class Objects:
     """Objects below one folder of shared storage; paths are relative to that folder."""
 
     files: Any
-    """File system of fsspec."""
+    """The fsspec file system that reaches the storage."""
     root: str
     """Path of the folder within the file system."""
 

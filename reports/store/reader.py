@@ -150,7 +150,7 @@ def _check_size(metadata: Any, path: Path) -> None:
 def _problem_of_columns(found: pa.Schema, schema: pa.Schema, names: tuple[str, ...]) -> str:
     """Return what is wrong with the columns of a file, with {path} for its path; "" if nothing is.
 
-    Of ten thousand runs nearly all have the same columns.
+    Cached, since nearly all runs have the same columns.
     """
     if doubled := sorted({name for name in names if found.names.count(name) > 1}):
         return (

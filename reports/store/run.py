@@ -51,7 +51,7 @@ class Run:
     tensors: tuple[Deviation, ...] = ()
     """Deviations of the failed measurements: where they differ and by how much."""
     explanations: tuple[Explanation, ...] = ()
-    """Accounts of failed cases: where each first leaves the oracle, and whether it starts there."""
+    """Explanations of failed cases: where each first diverges, and whether it starts there."""
 
     def __post_init__(self) -> None:
         """Recompute the verdict of every measurement from its numbers."""
@@ -110,8 +110,8 @@ def rows_table(
         content: Bytes of the file.
         path: Path of the file, for messages.
         absent: Columns that the schema of the run did not have.
-        only: Columns to read, those of a measurement's key among them; all of them by default.
-        unique: Check that no measurement is there twice.
+        only: Columns to read, which must include those of `_KEY`; None for all.
+        unique: Whether to check that no two measurements have the same key.
 
     Raises:
         StoreError: the file is damaged, has nulls in a column that must not have any, or has two
@@ -147,7 +147,7 @@ def check_keys(table: pa.Table, path: Path) -> None:
 
 
 def repeated_keys(table: pa.Table, runs: np.ndarray | int = 0) -> bool:
-    """Return whether two rows may have the same key, those of a run among themselves.
+    """Return whether two rows of one run may have the same key; True may be a hash collision.
 
     Args:
         table: Measurements.
@@ -156,7 +156,7 @@ def repeated_keys(table: pa.Table, runs: np.ndarray | int = 0) -> bool:
     places = np.zeros(table.num_rows, np.int64) + runs
     for column in _KEY:
         codes = table[column].combine_chunks()
-        # A product beyond 64 bits wraps around: rows of one key still have one place.
+        # A product beyond 64 bits wraps around: rows with equal keys still get equal numbers.
         places = places * len(codes.dictionary) + codes.indices.to_numpy(False)
     # A hash table of Arrow is faster than sorting, and than counters of every possible key.
     return len(pa.array(places).unique()) < table.num_rows

@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 Unreadable = list[tuple[Path, str]]
+"""Folders that are not readable runs, each with the reason."""
 DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 """Prefix of automatic run ids: the time at which the run began."""
 
@@ -102,7 +103,7 @@ def _list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
 
 
 def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
-    """Return the index lines of the readable runs, and the other folders with a reason.
+    """Return the index lines of the readable runs, and the unreadable folders with a reason.
 
     The index file is only written if `keep` is true.
     """

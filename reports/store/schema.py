@@ -53,7 +53,7 @@ class RunKind(StrEnum):
 
 _GATED = (MEASUREMENTS, FINDINGS)
 FILES = dict.fromkeys(RunKind, _GATED) | {RunKind.BENCH: (TIMINGS,), RunKind.WATCH: (FINDINGS,)}
-"""The Parquet files of a run of each kind."""
+"""Names of the Parquet files that a run must have, by its kind."""
 ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
 COLUMNS = {name: [f.name for f in fields(row)] for name, row in ROWS.items()}
 # Properties of a row, written for external queries and never read back.
@@ -70,7 +70,7 @@ _TYPES = {
 
 @cache
 def arrow_schema(name: str, only: tuple[str, ...] | None = None) -> pa.Schema:
-    """Return names and types of the columns of the Parquet file `name`, or of these columns."""
+    """Return the Arrow schema of the Parquet file `name`, or of its columns `only`."""
     columns = COLUMNS[name] + _DERIVED[name] if only is None else only
     return pa.schema([(column, _TYPES.get(column, pa.string())) for column in columns])
 

@@ -22,13 +22,13 @@ FIRST_SEALED = 5
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of run.json with its seal."""
+    """Return the content of run.json with its seal, which replaces any earlier one."""
     content = {name: value for name, value in document.items() if name != SEAL}
     return {**content, SEAL: _digest(content)}
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """Return the text of a run.json: the document, sealed."""
+    """Return the text to write as run.json: the document with its seal, as indented JSON."""
     return json.dumps(sealed(document), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -63,7 +63,7 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
 
 
 def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> bool:
-    """Send a file unless an earlier attempt already did."""
+    """Send a file unless an earlier attempt did; return whether the storage now has its content."""
     place, content = f"{name}/{path.name}", path.read_bytes()
     if path.name in there and objects.read(place) == content:
         return True
@@ -89,7 +89,7 @@ def _files(folder: Path) -> list[Path]:
 def remove(objects: Objects, name: str) -> None:
     """Delete a run or a partly sent one: hide it first, then delete run.json, then the rest."""
     retire(objects, name)
-    # Copies keep every listed run, and an interrupted deletion may leave a part of the folder.
+    # Hide it first: copies keep every listed run, and an interrupted deletion may leave a part.
     objects.create(f"{GONE}{name}", b"")
     objects.remove(f"{name}/{MANIFEST}")
     objects.remove_folder(name)

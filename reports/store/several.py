@@ -1,8 +1,8 @@
-"""Many new runs read by several processes, so that a first look at ten thousand takes less long.
+"""Reads many new runs in several processes, to speed up the first listing of thousands of runs.
 
 Parsing JSON and Parquet holds Python's lock, so threads would not help. A helper process writes its
 results as a separate index, whose lines are trusted like those of the index: only while the files
-of their run are unchanged. The calling process reads whatever a helper did not.
+of their run are unchanged. The calling process reads the runs that a helper failed to read.
 Source: docs/reports.md "Store".
 """
 
@@ -23,22 +23,24 @@ from reports.store.gathered import Gathered
 from reports.store.index import Line, learn, read_lines, signature_of, unknown_folders, write_lines
 
 SHARE = 1_000
-"""Fewest runs that a process is started for: it takes 2 s to start, as long as reading so many."""
+"""Fewest runs per process: a helper takes 2 s to start, as long as reading this many runs."""
 AHEAD = 0.6
-"""This process reads so many of SHARE more than each helper, while the helpers start."""
+"""Fraction of SHARE that the calling process reads in addition, while the helpers start."""
 MOST = 4
-"""Most processes, this one included: each may take 500 MB."""
+"""Most processes, the calling one included: each may take 500 MB."""
 LONGEST = 1_800.0
-"""Seconds after which a helper is given up."""
+"""Seconds after which a helper is stopped and its runs are read by the calling process."""
 
 
 def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
-    """Return lines of the folders of `root` that its index does not know, if there are many.
+    """Return index lines of the folders that the index of `root` lacks, read in several processes.
+
+    Empty if there are fewer than 2 * SHARE such folders or one processor; `read_index` reads those.
 
     Args:
         root: folder of runs.
         folders: folders in it that may be runs.
-        keep: whether to write the values of their gates beside them.
+        keep: whether to write the gates of the runs to combined files (`reports.store.gathered`).
     """
     new = unknown_folders(root, folders)
     processes = min(threads(), MOST, len(new) // SHARE)
@@ -68,11 +70,11 @@ def _learn(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
 
 
 def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[Line]:
-    """Have a helper read these folders; nothing comes back from one that failed."""
+    """Read folders in a helper process and return their index lines; empty if the helper failed."""
     names, answer = place.with_suffix(".names"), place.with_suffix(".lines")
     content = json.dumps([folder.name for folder in folders])
     names.write_text(content, encoding="utf-8")
-    # As this process finds its modules, and never in the folder that somebody happens to be in.
+    # The helper imports from where this process does, and never from the current folder.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
     arguments = (str(root), str(names), str(answer), "keep" if keep else "")
@@ -80,7 +82,7 @@ def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[L
         run_module("reports.store.several", arguments, environment, LONGEST)
     except (OSError, subprocess.SubprocessError):
         return []
-    # The answer is written last and whole; that of a helper that failed is missing.
+    # The helper writes its answer last and atomically; if it failed, the file is missing.
     return read_lines(answer)
 
 

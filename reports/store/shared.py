@@ -168,9 +168,9 @@ class Storage:
                         place = self._deliver(folder, report)
                 except StoreError as error:
                     # A failure affects this run only: others can be read, and perhaps sent.
-                    report(f"not sent: {error}. The run is complete in {folder}")
+                    report(f"run not sent: {error}. It is complete in {folder}")
                 else:
-                    report(f"sent now: {self.address}/{place.name}, which was not sent when made")
+                    report(f"sent now: {self.address}/{place.name}, which could not be sent before")
 
     def _deliver(self, folder: Path, report: Log) -> Path:
         """Send an unsent run, and return its folder in the copy."""

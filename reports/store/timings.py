@@ -1,4 +1,4 @@
-"""Results of a bench: one `Timing` per piece of work and metric."""
+"""Results of a bench (speed and memory measurement): one `Timing` per piece of work and metric."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Timing:
     work: str
     metric: str
     value: float
-    """NaN if it was not measured; `note` says why."""
+    """Measured number; NaN if it was not measured, `note` then says why."""
     goal: float
     """Smallest wanted `value`, or the largest for `AT_MOST`; NaN without a goal."""
     rounds: tuple[float, ...]
-    """Single measurements, in order; empty if there is only one number."""
+    """Measurements of the single rounds, in order; empty if there is only one number."""
     dtype: str
     device: str
     identity: str

@@ -1,5 +1,5 @@
-"""Runs of a copy that its storage does not have yet. Every run waits here while it is sent, so a
-killed or rejected writer loses nothing: the next command sends the run.
+"""Runs that shared storage does not have yet, in the local copy. Every run waits here while it is
+sent, so a killed or rejected writer loses nothing: the next command sends the run.
 
 Source: docs/many-machines.md "Shared storage".
 """
@@ -90,7 +90,7 @@ def _is(handle: int, folder: Path) -> bool:
 
 
 def read_note(folder: Path) -> Note | None:
-    """Return the note of an unsent run; None for a run left by an earlier version."""
+    """Return the note of an unsent run; None if it has none (left by an earlier version)."""
     if not (folder / NOTE).exists():
         return None
     try:
@@ -120,7 +120,7 @@ def set_name(folder: Path, note: Note) -> None:
 
 
 def take_out(folder: Path, place: Path) -> None:
-    """Move a sent run to its place in the copy."""
+    """Move a run that was sent from the unsent runs to its folder `place` in the copy."""
     manifest = (folder / MANIFEST).read_bytes()
     try:
         folder.rename(place)

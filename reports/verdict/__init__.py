@@ -1,4 +1,4 @@
-"""Verdict of a run: changes, histories, levels, drift from pinned runs, and the word for them."""
+"""Verdict of a run, from changes since the baseline, histories, and drift of error levels."""
 
 from reports.verdict.changes import Change, Counts, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide

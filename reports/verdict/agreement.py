@@ -1,4 +1,4 @@
-"""Agreement of two runs: the gates that both measured, and how many of them are equal.
+"""Agreement of two runs: how many gates (measurements with a tolerance) both have, and how equal.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -21,7 +21,8 @@ class Agreement:
     Attributes:
         compared: gates that both runs measured, with equal identity.
         same: compared gates with equal value, tolerance and verdict.
-        other_work: gates that both runs measured with different identities; not compared.
+        other_work: gates that both runs measured with different identities (hashes of the work),
+            which are not compared.
         only_before: gates that only the earlier run measured.
         only_now: gates that only the later run measured.
         findings: findings of the later run.

@@ -1,8 +1,8 @@
 """The anchor of a machine: its oldest healthy night, with which later nights are compared.
 
-A machine without a pinned run can still be compared with itself. Comparing with the newest run
-would follow a slow drift; the oldest healthy run does not move. See docs/verdicts.md
-"Another machine".
+A healthy night is complete, has no planted fault and passes. A machine without a pinned run can
+still be compared with itself. Comparing with the newest run would follow a slow drift; the oldest
+healthy run does not move. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one pin with the levels of all anchors, named after the oldest; empty without any.
+    """Return one pin with the error levels of all anchors, named after the oldest; or nothing.
 
     Args:
-        chosen: Anchors, oldest first: a level is that of the oldest that did the work of `run`.
-        run: The run that is compared with them.
+        chosen: Anchors, oldest first. Each group's level is that of the oldest anchor that measured
+            the same gates of the group as `run`.
+        run: The run that is compared with the anchors.
     """
     todays, levels = _works(run), dict[Group, Any]()
     for old in chosen:
-        # An anchor that was chosen for one level may have measured other gates of another.
+        # An anchor chosen for one group may have measured different gates of another group.
         groups = pin_of(old, {}).groups
         own = {g: it for g, it in groups.items() if todays.get(g, it.work) == it.work}
         levels = {**own, **levels}
@@ -55,7 +56,7 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     """Return the anchors that `run` is compared with on its own machine, oldest first.
 
     The anchor of a level is the oldest healthy run that was made before `run` on an equal machine
-    with the same kind of reference, and that measured its gates, and no others of it, with equal
+    with the same kind of reference, and whose level consists of exactly the same gates, with equal
     identities.
 
     Args:
@@ -77,7 +78,7 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     for info in earlier:
         held = holders.get(_work(info), set())
         if missing & held and (old := _read(info)) and healthy(old):
-            # A level of more gates than today's is another: nothing could be compared with it.
+            # The query asks for today's gates only. A level of further gates is not comparable.
             theirs = _works(old).items()
             held = holders[_work(info)] = {turn for turn in held if wanted[turn] in theirs}
             if missing & held:
@@ -89,19 +90,19 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 
 def _works(run: Run) -> dict[Group, str]:
-    """Return, by level, the hash of the gates that it is of."""
+    """Return the hash of the gates of each level, by group."""
     return {group: level.work for group, level in levels_of(run, {}).items()}
 
 
 def _work(info: RunInfo) -> str:
-    """Return a key that is equal for runs with the same gates of the same work."""
+    """Return a key that is equal for runs that measured the same gates of the same work."""
     return info.work or str(info.folder)
 
 
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return, for each key of `_work`, the levels of which such a run measured all gates.
+    """Return by `_work` the positions of those `levels` of which such a run measured all gates.
 
     Only one run per key is queried: most of ten thousand nights measured the same gates.
     """

@@ -1,4 +1,4 @@
-"""Change points of a series of runs: pieces of constant level, tested by permutations.
+"""Change points of a series of numbers over runs, found by a permutation test.
 
 `reports.verdict.noise` judges one new value; this module analyses a whole history. Source:
 docs/speed.md "Changes of level".
@@ -76,7 +76,7 @@ def _is_rare(logs: np.ndarray, gain: float) -> bool:
     # Counting the observed order as one of the draws makes the test exact.
     allowed = FALSE_ALARM * (1 + _BATCH * _BATCHES) - 1
     reached = 0
-    # Sums taken in another order differ in the last bits.
+    # Sums in another order differ in the last bits, so a gain this close to `gain` reaches it.
     level = gain - 8 * len(logs) * np.finfo(np.float64).eps * float(np.abs(logs).sum())
     for _ in range(_BATCHES):
         draws = rng.permuted(np.tile(logs, (_BATCH, 1)), axis=1)

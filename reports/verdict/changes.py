@@ -55,7 +55,7 @@ class Change:
     stage: int = -1
     note: str = ""
     kind: str = ""
-    """Kind of the gates of a drifted group; empty for a change of a single row."""
+    """Kind of quantity of a drifted group of gates; empty for a change of a single gate."""
     excess: float = 0.0
     """Severity of a drift: ln of its ratio divided by ln of its limit."""
 
@@ -71,7 +71,7 @@ class Counts:
     fixed: int
     changed: int
     worse: int
-    """Values outside their history plus groups beyond their pinned level, within tolerance."""
+    """Gates within tolerance but worse than their history, plus groups above their pinned level."""
     not_comparable: int
     not_run: int
     skipped: int
@@ -120,7 +120,7 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
 
 
 def _step(m: Measurement, past: Past) -> Change | None:
-    """Compare a passing value that does not repeat with its own history."""
+    """Compare a passing value that does not repeat with its past; None unless it left its range."""
     ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
     if ratio is None:
         return None
@@ -130,21 +130,21 @@ def _step(m: Measurement, past: Past) -> Change | None:
 
 
 def tolerance_note(before: float, now: float) -> str:
-    """Describe a changed tolerance."""
+    """Return a note about a tolerance that changed from `before` to `now`."""
     then, after = contrast(before, now)
     return f"tolerance changed from {then} to {after}"
 
 
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
-    """Return the change "not comparable" for a group whose level follows tolerances that changed
-    since the pinned run.
+    """Return the change "not comparable" for a group whose level depends on tolerances (it has
+    gates below `DRIFT_SHARE` of theirs) that changed since the pinned run.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
 
 
 def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
-    """Return the change for a group of gates of `run` that left its pinned level."""
+    """Return the change for a group of gates of `run` whose level drifted from the pinned one."""
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {pin_name(comparison)}"
     if not comparison.same:
         here = machine_name(run.manifest.environment)
@@ -237,7 +237,7 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
     compared = {(f.probe, f.source) for f in run.findings if f.metric == DIFFERENCES}
     for key, f in then.items():
         if key not in now:
-            # A probe that did not run has fixed nothing.
+            # If the probe did not run, a missing error does not mean that it was fixed.
             ran = key in present or (f.probe, f.source) in compared
             out.append(change(What.FIXED if ran else What.GONE, f, f.value, None))
     return out
@@ -249,7 +249,7 @@ def find_changes(
     past: Mapping[Key, Past],
     equal: Callable[[str], bool],
 ) -> tuple[Change, ...]:
-    """Compare a run's measurements and findings with earlier runs, most severe change first.
+    """Return the changes of a run's measurements and findings, most severe first.
 
     A value that a replay repeated bit by bit is compared exactly, if `equal` says that the run and
     its baseline measured the case on the same host. A value that does not repeat is compared with

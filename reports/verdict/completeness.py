@@ -1,4 +1,4 @@
-"""Completeness of a run: every gate of its contract was measured, and each only once.
+"""Completeness of a run: every gate of its contract (plan) was measured, and each only once.
 
 Source: docs/verdicts.md "Contract".
 """

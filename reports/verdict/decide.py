@@ -45,7 +45,7 @@ LIVE_SUITES = frozenset(("port",))
 
 
 class Word(StrEnum):
-    """The verdict of a run, in the words of the page."""
+    """Word of a run's verdict, as shown to people; docs/verdicts.md explains each."""
 
     PASS = "PASS"
     REGRESSED = "REGRESSED"
@@ -68,7 +68,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict of a run against its baseline."""
+    """The verdict of a run, with the changes and comparisons that led to it."""
 
     word: Word
     exit_code: ExitCode
@@ -76,7 +76,7 @@ class Decision:
     counts: Counts
     changes: tuple[Change, ...]
     starts: tuple[Measurement, ...]
-    """First divergence of each failing (case, edge); first that of the most severe case."""
+    """First divergence of each failing case and edge; that of the most severe case comes first."""
     baseline_id: str | None
     environment: tuple[str, ...]
     """Differences from the baseline's environment; if there are any, no value is CHANGED."""
@@ -93,7 +93,7 @@ class Decision:
 
 def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
     rows = run.measurements
-    # What only padded positions show is read by nobody: it comes after what breaks real tokens.
+    # Nobody reads values at padding, so errors that are only there come after those at real tokens.
     padding = {e.case for e in run.explanations if ALL_PADDING in e.where}
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in rows:
@@ -110,7 +110,7 @@ def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
         return (*novelty(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
 
     # A case is ranked by its most severe edge. Within a case the earliest stage comes first, on
-    # any edge: the sharpest edge may compare nothing but logits.
+    # any edge: the edge with the tightest tolerances may compare nothing but logits.
     gravest: dict[str, tuple[Any, ...]] = {}
     for m in sorted(divergences, key=importance):
         gravest.setdefault(m.case, importance(m))
@@ -123,7 +123,7 @@ def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
 
 
 def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tuple[str, ...]:
-    """Return the names of suites that the baseline ran and that this run does not list."""
+    """Return the suites that the baseline completed, that this run lacks, and that are expected."""
     # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
         return ()
@@ -147,7 +147,7 @@ def decide(
     old_schema_may_pass: bool = False,
     alone: bool = False,
 ) -> Decision:
-    """Judge a run. Fails closed: failures first, then missing work, then incomparable values.
+    """Judge a run: failures decide first, then missing work, then values that are not comparable.
 
     Args:
         run: The measured run.
@@ -273,7 +273,7 @@ def _holding(
     comparisons: Sequence[PinComparison],
     alone: bool,
 ) -> tuple[Word, ExitCode, str]:
-    """Judge a run in which every gate holds and no value moved."""
+    """Return the verdict of a run in which every gate holds and no value changed or drifted."""
     if alone and baseline and not agreement(baseline, run).compared:
         # No row was compared with the baseline, which is never a pass.
         return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.nothing_shared(run, baseline)

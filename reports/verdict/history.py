@@ -1,4 +1,4 @@
-"""Earlier runs of a gate: a query over the run folders, without a database that could be lost.
+"""Earlier values of a run's gates, queried from the run folders, without a separate database.
 
 Source: docs/reports.md "Store", docs/verdicts.md "Comparability".
 """
@@ -24,7 +24,7 @@ from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 from reports.verdict.vanished import Earlier, Group, Seen, comparable, group_of
 
 WINDOW = 90
-"""Runs of a trend, today's included."""
+"""Number of runs in a trend, the judged run included."""
 
 _KEY = ("case", "edge", "quantity", "metric", "identity")
 # `isnan` orders NaN above every number, so the worst of a series that holds a NaN is that NaN.
@@ -44,10 +44,10 @@ GROUP BY ALL
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Values that one gate measured in earlier runs on the same machine in which its case held."""
+    """Values of one gate in earlier runs on this machine in which all gates of its case held."""
 
     values: tuple[float, ...] = ()
-    """The newest `parity.tolerances.NOISE_WINDOW` of them, oldest first."""
+    """The newest `parity.tolerances.NOISE_WINDOW` of these values, oldest first."""
     varied: bool = False
     """Whether a replay in one of those runs gave different bits."""
 
@@ -71,7 +71,7 @@ class History:
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)
-    """Suites and gates of whole earlier runs, which this run must have too."""
+    """Suites and gates of complete earlier runs, which this run must have too."""
 
 
 def _keys(run: Run) -> list[Key]:
@@ -93,8 +93,8 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 
 
 def _before(old: Manifest, new: Manifest) -> bool:
-    """Return whether a run may be an earlier one of another, of its kind or a bench."""
-    # A run with a planted fault is no evidence about the code it ran.
+    """Return whether `old` is earlier than `new`, and usable for its history or as a bench."""
+    # A run with a planted fault is no evidence about the code without it.
     mixed = old.kind is new.kind and not old.shares_subject(new)
     return old.created < new.created and not (old.fault or mixed)
 
@@ -151,7 +151,7 @@ def load_history(root: Path, run: Run) -> History:
         baseline = _newest(run, part, columns, unreadable)
         if baseline is not None:
             break
-    # First, since it adds the benches that cannot be read.
+    # Before `History` is built, since this appends unreadable benches to `unreadable`.
     benches = _benches(earlier[RunKind.BENCH], unreadable)
     return History(
         baseline=baseline,
@@ -166,32 +166,34 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
-    """Return the manifests of earlier runs of which another file is damaged.
+    """Return the intact manifests of earlier runs of which another file is damaged.
 
-    The seal shows that run.json is as it was stored, so what it planned is known although its
-    numbers are lost.
+    The seal shows that run.json is unchanged, so the planned work is known although the numbers are
+    lost.
     """
     found: list[Manifest] = []
     for folder in {folder for folder, _ in unreadable}:
         with suppress(StoreError):
             old = read_manifest(folder)
             alike = old.kind is run.manifest.kind and _before(old, run.manifest)
-            # A copy has the name of another run. An older schema has no seal: nothing shows that
-            # its run.json is as it was.
+            # A copied folder has another name than its run. A run.json of an older schema has no
+            # seal, so it may have been changed.
             if alike and old.id == folder.name and old.checksums is not None:
                 found.append(old)
     return found
 
 
 def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> Earlier:
-    """Return the suites and groups of gates that `run` must do, since earlier runs did.
+    """Return the suites and groups of gates that `run` must have, because earlier runs had them.
+
+    Only complete runs count, the newest `WINDOW` - 1 of `stored` and `damaged` together. Runs of
+    selected cases between them do not use up this window.
 
     Args:
         run: The run to judge.
         stored: Earlier runs of its kind and subject, newest first.
-        damaged: Manifests of earlier runs whose numbers are lost: what they planned counts.
-
-    Of the whole ones of both the newest `WINDOW` count, however many selections lie between.
+        damaged: Manifests of earlier runs whose numbers are lost; the work that they planned
+            counts.
     """
     if run.manifest.selected:
         return Earlier()
@@ -216,7 +218,7 @@ def _newer(one: Seen | None, other: Seen) -> Seen:
 
 
 def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
-    """Yield the groups of gates that runs planned."""
+    """Yield the groups of gates that runs planned, with the run, from their contracts."""
     for old in runs:
         for line in old.contract:
             group = group_of(old.kind, line.case, line.edge, line.kind)
@@ -270,8 +272,8 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
     alike = [i for i, old in enumerate(window) if old.manifest.environment.machine == machine]
     if not answer or not alike:
         return {}
-    # What a case measured in a run in which one of its gates broke is a bug's doing, not noise: a
-    # repaired run would be judged by it. A share that is NaN did not hold.
+    # If a gate of a case failed in a run, the values of that case in that run show a bug, not
+    # noise, and a repaired run must not be judged by them. A share that is NaN did not hold.
     cases = {m.case: i for i, m in enumerate(run.measurements)}
     case = np.array([cases[m.case] for m in run.measurements])[answer["key"]]
     at = answer["run"].astype(np.int64) * len(run.measurements) + case
@@ -280,7 +282,8 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
     rows, runs = answer["key"][recent], answer["run"][recent]
     values, varied = answer["value"][recent], answer["varied"][recent].astype(bool)
     noisy = {i for i, m in enumerate(run.measurements) if m.deterministic is not True}
-    # As in the table of docs/verdicts.md "Comparability": of the newest runs, held or not.
+    # As in the table of docs/verdicts.md "Comparability": a gate is also noisy if it varied in one
+    # of the newest runs, whether its case held there or not.
     newest_runs = np.isin(answer["run"], alike[:NOISE_WINDOW]) & answer["varied"].astype(bool)
     noisy |= set(answer["key"][newest_runs].tolist())
     entries: dict[int, list[tuple[int, float, bool]]] = {}
@@ -299,7 +302,10 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
 def worst_over(
     history: History, keys: set[Key], now: float | None
 ) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
-    """Return the worst share over `keys` per run, ending with today's `now`, and the run names."""
+    """Return the worst share of tolerance over the gates `keys` in each run, and the run names.
+
+    `now`, the share of the judged run, is appended; the names are those of earlier runs only.
+    """
     columns = [history.series[key] for key in sorted(keys & history.series.keys())]
     past: list[float | None] = []
     for values in zip(*columns, strict=True):

@@ -1,4 +1,4 @@
-"""Levels: where the gates of a group are, and how much rounding alone scatters them.
+"""Levels: the size of the errors of a group of gates, and its spread over rounding alone.
 
 A slow loss of accuracy moves a level while every tolerance still holds. Two machines that round in
 different orders are two draws from one distribution; its width is known, because the noise floor
@@ -21,18 +21,18 @@ from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 
 RECENT = 7
-"""Newest values that are combined for a gate that does not repeat, today's included."""
+"""Newest values that are combined for a gate that does not repeat, the judged run's included."""
 # A scalar's error may be zero by luck, so only errors that average over many elements have a
 # level. A ratio of two errors scatters with both, and each has its own level; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
 KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
 Group = tuple[str, str, str, str]
-"""Case, edge, kind, metric."""
+"""Case, edge (comparison), kind of quantity, metric: gates that share them have one level."""
 Spread = tuple[float, float]
 """Standard deviations over rounding: of ln of a group's typical level, and of ln of its worst."""
 STILL: Spread = (0.0, 0.0)
-"""Spread of a group without calibration: rounding explains no drift."""
+"""Spread of a group without calibration: no drift of it is attributed to rounding."""
 _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case and metric whose responses to rounding were calibrated, on all edges or on one."""
@@ -41,7 +41,10 @@ Settle = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Level of one group of gates: their geometric mean and their largest value."""
+    """Level of one group of gates: the geometric mean and the largest of their values.
+
+    A value below `DRIFT_SHARE` of its gate's tolerance counts as that share.
+    """
 
     work: str
     """Hash of the identities of its gates: levels of other work are not compared."""
@@ -52,8 +55,8 @@ class Level:
     tolerance: float = 0.0
     """Geometric mean of the tolerances; 0 if unknown, in old pins."""
     floored: int = 0
-    """Gates below `DRIFT_SHARE` of their tolerance, which count as that share. If there are any,
-    the level depends on the tolerances."""
+    """Number of gates that count as `DRIFT_SHARE` of their tolerance. If there are any, the level
+    depends on the tolerances."""
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
@@ -88,7 +91,7 @@ def levels(
         rows: Measurements.
         past: Earlier values of the gates that do not repeat.
         spreads: Spread by `name_of` the group, as stored in a manifest.
-        settle: Combines recent values into one.
+        settle: Function that combines the recent values of a gate into one.
     """
 
     def recent(m: Measurement) -> float:
@@ -132,11 +135,11 @@ def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]
 
 
 def pooled(members: Sequence[Level]) -> Level:
-    """Return the geometric mean of several levels, weighted by their gates.
+    """Return the geometric mean of several levels, weighted by their numbers of gates.
 
-    That of their worst gates too: the largest of all would be that of the worst partition. Its
-    spread is the largest of theirs: they share one of their two sides, so it is not known by
-    how much a mean of them scatters less.
+    `worst` is the geometric mean of the members' `worst`: their largest would be that of the worst
+    partition. `spread` is the largest of the members': they share one of their two sides, so it is
+    unknown how much averaging reduces it.
     """
     gates = sum(level.gates for level in members)
 
@@ -212,7 +215,7 @@ def _rounded(value: float) -> float:
 
 
 def name_of(group: Group) -> str:
-    """Return a group as one line of text."""
+    """Return a group as text: "case | edge | kind | metric"."""
     return " | ".join(group)
 
 

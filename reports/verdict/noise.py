@@ -1,4 +1,4 @@
-"""Change test for a value that does not repeat: far from its median, and outside its range.
+"""Test whether a value that does not repeat left its past: far from the median, out of the range.
 
 Source: docs/verdicts.md "Comparability".
 """
@@ -13,7 +13,7 @@ from parity.tolerances import NOISE_FLOOR, NOISE_LEAST, NOISE_MADS
 
 
 def step(value: float, past: Sequence[float]) -> float | None:
-    """Return `value` divided by the median of `past` if that is a step, else None.
+    """Return `value` divided by the median of `past` if `value` is a step away, else None.
 
     A step is more than `NOISE_MADS` median absolute deviations of log10 from the median, and more
     than a factor `NOISE_FLOOR` outside the range of `past`: an error that jumps between two modes

@@ -1,4 +1,4 @@
-"""Pinned baselines: the levels of a run that somebody reviewed, as the reference for drift.
+"""Pinned baselines: the error levels of a run that somebody reviewed, as the reference for drift.
 
 Comparing with yesterday never detects one percent a night. A pinned baseline is a small text file
 in the repository with one line per group of gates, so pinning is a reviewed diff. There is one file
@@ -32,9 +32,9 @@ PORTS_FOLDER = "pinned"
 """Name of the folder with pinned baselines of ports, beside the folder of their runs."""
 SCHEMA = 4
 LONGEST_NAME = 120
-"""Longest name of a folder of ports before a hash is added."""
+"""Longest name of a folder of ports, in characters, before a hash is added."""
 NAME_BYTES = 255
-"""Longest name of a file that file systems take."""
+"""Longest file name, in bytes, that file systems accept."""
 _NAMED_RUN = re.compile(r'"run":\s*"([^"\\]+)"')
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _UNUSABLE += (RecursionError,)
@@ -44,7 +44,7 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class Pin:
-    """Levels of one run that later runs are compared with, and why that run was chosen."""
+    """Error levels of one run that later runs are compared with, and why that run was chosen."""
 
     run: str
     commit: str | None
@@ -56,7 +56,7 @@ class Pin:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of its machine and reference; None if unknown."""
+        """Fingerprint (hash) of the machine and reference of the pinned run; None if unknown."""
         return fingerprint(self.environment)
 
 
@@ -72,9 +72,10 @@ class Pins:
 def home(root: Path, manifest: Manifest) -> Path:
     """Return the folder of pinned baselines for a run below `root`.
 
-    Ports have one folder per port, beside the runs. Tests of ports have a separate one, because
-    their levels are not comparable with nights of Megalodon. If the runs are on shared storage, the
-    folder of a port is in the current folder, since it is committed with the port's code.
+    Megalodon's is `FOLDER`. Ports have one folder per port, beside the runs. Test sessions of ports
+    have a separate one, because their levels are not comparable with nights of Megalodon. If the
+    runs are on shared storage, the folder of a port is in the current folder, since it is committed
+    with the port's code.
     """
     if manifest.of_ports_alone:
         return beside(root) / PORTS_FOLDER / "(pytest)"
@@ -84,10 +85,10 @@ def home(root: Path, manifest: Manifest) -> Path:
 
 
 def _folder_name(ports: Sequence[str]) -> str:
-    """Return the name of the folder of these ports, which no other ports have.
+    """Return a folder name that is unique to these ports.
 
-    Where names have other characters than letters, digits, dots, dashes and underscores, begin with
-    a dot, or are too long together, a hash of the names follows them.
+    A hash of the names is appended if they contain characters other than letters, digits, dots,
+    dashes and underscores, begin with a dot, or are too long together.
     """
     plain = _plain_name(ports)
     fits = all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) for name in ports)
@@ -108,7 +109,7 @@ def old_home(root: Path, manifest: Manifest) -> Path | None:
     """
     plain = _plain_name(sorted(manifest.subject))
     folder = beside(root) / PORTS_FOLDER / plain
-    # A name such as ".." was a path out of the folder, and one too long none at all.
+    # A name such as ".." would lead out of the folder, and one that is too long cannot exist.
     safe = bool(plain.strip(".")) and len(plain) <= NAME_BYTES
     return folder if safe and manifest.subject and folder != home(root, manifest) else None
 
@@ -116,8 +117,8 @@ def old_home(root: Path, manifest: Manifest) -> Path | None:
 def pins_of(root: Path, manifest: Manifest) -> Pins:
     """Return the pinned baselines of a run's subject and class of device, newest first.
 
-    Earlier versions may have pinned other ports in the same folder. Such a pin has no level of this
-    run, and would count as the pin of its machine, in place of an anchor.
+    Earlier versions may have pinned other ports in the same folder. Such a pin is left out: it has
+    no level of this run, but its machine would no longer be compared with an anchor.
     """
     device, old = manifest.environment.device.kind, old_home(root, manifest)
     found = [load(device, home(root, manifest)), *([load(device, old)] if old is not None else [])]
@@ -128,7 +129,7 @@ def pins_of(root: Path, manifest: Manifest) -> Pins:
 
 
 def is_of(pin: Pin, manifest: Manifest) -> bool:
-    """Return whether a pinned baseline has a level of a port that a run is about."""
+    """Return whether a pinned baseline has an error level of a port that a run is about."""
     # The title of a port is its name, or its name and its case.
     return any(
         case == port or case.startswith(f"{port}/")
@@ -153,15 +154,16 @@ def retired_home(root: Path, manifest: Manifest) -> Path:
 
 
 def beside(root: Path) -> Path:
-    """Return the folder whose subfolder holds a port's committed pinned baselines."""
+    """Return the folder that contains `PORTS_FOLDER`: beside the runs, or for shared storage the
+    current folder."""
     return Path().resolve() if is_address(address_of(root)) else root.resolve().parent
 
 
 def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:
     """Return the pinned baseline of `run`.
 
-    For a gate that does not repeat it pins the largest recent value: pinning accepts what was seen,
-    and the median of an error that jumps between two modes is no limit for it.
+    For a gate that does not repeat it pins the largest recent value: pinning accepts all values
+    seen, and the median of an error that jumps between two modes is no limit for it.
     """
     manifest = run.manifest
     reference = replace(manifest.environment.reference, detail="")

@@ -1,4 +1,4 @@
-"""Commands that repeat a run, one of its cases or a port, and the suite of a measurement."""
+"""Shell commands that repeat a run, a case or a port; and the suite of a measurement."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def suite_of(m: Measurement) -> str:
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
-    """Return the command that repeats a run, and one command for each case that failed or left its
-    level.
+    """Return commands with labels: one that repeats the whole run, and one for each case that
+    failed, or that left its history or error level.
     """
     if run.manifest.ports:
         return _port_replays(run)
@@ -108,10 +108,10 @@ def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
-    """Return the commands that explain and shrink a case of the triangle, with the fault planted in
+    """Return the commands that explain and shrink a case of the model, with the fault planted in
     the run; empty if this version does not have the case.
     """
-    # Only a case that failed needs it, and it imports JAX, which takes a second.
+    # Imported only for a failed case, since this imports JAX, which takes a second.
     from parity.megalodon.cases import CASES
 
     known = next((entry for entry in CASES if entry.name == case), None)

@@ -85,7 +85,7 @@ def compare_runs(runs: Sequence[Run]) -> Several:
     decisions = [decide(first, None, alone=True)]
     decisions += [decide(run, first, alone=True) for run in runs[1:]]
     changes = [{_key(c): c for c in decision.changes} for decision in decisions]
-    # A failure of the first run is no change; in the others it is persisting or fixed.
+    # A failure of the first run is not a change; in later runs it counts as persisting or fixed.
     changes[0] = {}
     gates = [{m.key: m for m in run.measurements} for run in runs]
     errors = [_errors(run) for run in runs]

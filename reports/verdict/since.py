@@ -16,7 +16,7 @@ from reports.text import count, label
 from reports.verdict.history import History
 
 SHORT = 10
-"""Digits of a commit that are shown."""
+"""Number of digits of a commit's hash that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Since:
     """Two runs between which a gate began to fail."""
 
     held: Manifest | None
-    """The newest earlier run in which it held; None if no known run has it passing."""
+    """The newest earlier run in which the gate held; None if it held in none."""
     failed: Manifest
     """The oldest run of the current failing streak."""
     runs: int
     """Length of the streak in runs, the judged run included."""
     folder: str = ""
-    """Folder name of `held`."""
+    """Folder name of the run `held`; empty if there is none."""
 
 
 def since_when(m: Measurement, run: Run, history: History) -> Since | None:
-    """Return since when a failing gate of `run` fails; None without an earlier run of its work.
+    """Return since when a failing gate of `run` fails; None if no earlier run measured it.
 
     Only the newest streak counts: if a gate passed in between, the streak starts after that. Runs
     that did not measure the gate are skipped, which widens the range of commits.
@@ -54,7 +54,7 @@ def since_when(m: Measurement, run: Run, history: History) -> Since | None:
 
 
 def sentence(since: Since, run: Run) -> str:
-    """Describe the streak in one sentence, without names of runs."""
+    """Describe in one sentence for how many runs a gate has failed, without names of runs."""
     if since.held is None:
         return f"It failed in every run that measured it: {count(since.runs, 'run')}."
     if since.runs > 1:
@@ -73,7 +73,7 @@ def commit_range(before: Manifest, after: Manifest) -> str:
 
 
 def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
-    """Describe the commits between two runs, and what remains to suspect if there are none.
+    """Describe the commits between two runs; without any, name the environment as the suspect.
 
     If nothing `changed`, nothing is suspected.
     """

@@ -1,4 +1,4 @@
-"""Work that earlier runs did and that a run does not plan, and what was retired on purpose.
+"""Finds work that earlier runs did and a run does not plan, unless it was retired on purpose.
 
 The contract of a run follows from its own code, so it cannot miss a case that was deleted from that
 code. Earlier runs can. A group of gates that they measured stays expected until somebody retires
@@ -28,38 +28,38 @@ FILE = "retired.json"
 """Name of the file in the folder of pinned runs."""
 SCHEMA = 1
 PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
-"""Kinds of run whose work is expected again; tests come and go with their code."""
+"""Kinds of run whose work later runs must repeat; tests come and go with their code."""
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 LONGEST = 10_000
-"""Characters of a name that is shown whole, to be copied."""
+"""Most characters of a name that is shown in full, so that it can be copied."""
 # A night of another checkpoint has its own name for the case of the committed one.
 _CHECKPOINTS = (GIVEN, COMMITTED)
 
 Group = tuple[str, str, str]
-"""Case, edge and kind of gates. Of ports, whose stages come and go, kinds are gradients or ""."""
+"""Case, edge and kind of gates. For ports, whose stages change, the kind is "gradient" or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest earlier run that did some work."""
+    """The newest earlier run that did some work, a suite or a group of gates."""
 
     run: str
     created: str
-    """ISO 8601, UTC."""
+    """Start of that run, ISO 8601 in UTC."""
     suite: str = ""
-    """Suite of a group."""
+    """Suite to which a group of gates belongs; empty for a suite."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """Suites and groups of gates of earlier whole runs, each with the newest run that has it."""
+    """Suites and groups of gates of complete earlier runs, each with the newest run that has it."""
 
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Return whether there is any such work."""
+        """Return whether earlier runs have any suite or group of gates."""
         return bool(self.suites or self.groups)
 
 
@@ -68,10 +68,11 @@ class Retired:
     """Work that is not expected any more.
 
     Attributes:
-        name: what a person called it.
-        until: time of the run that lacked it. A later run that has it again makes it expected.
-        reason: why, for a reviewer.
-        suites, groups: exactly what was retired.
+        name: name that a person gave to `retire`.
+        until: time of the run that lacked the work. It is expected again once a later run has it.
+        reason: why it was removed, for a reviewer.
+        suites: retired suites.
+        groups: retired groups of gates.
     """
 
     name: str
@@ -81,13 +82,13 @@ class Retired:
     groups: tuple[Group, ...] = ()
 
     def covers(self, work: str | Group, seen: Seen) -> bool:
-        """Return whether a suite or a group, last seen in this run, was retired."""
+        """Return whether a suite or group that was last measured in run `seen` was retired."""
         return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
 @dataclass(frozen=True)
 class Vanished:
-    """Work that earlier runs did, and that neither this run plans nor somebody retired."""
+    """Work that earlier runs did, that this run does not plan, and that nobody retired."""
 
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
@@ -113,21 +114,23 @@ class Vanished:
 def comparable(old: Manifest, new: Manifest) -> bool:
     """Return whether a run must do what an earlier run did.
 
-    The earlier one must be whole. Another class of device or another kind of reference has other
-    gates.
+    The earlier run must be complete, and have the same class of device and, except for ports, the
+    same kind of reference; otherwise its gates are different ones.
     """
     here, there = new.environment, old.environment
     return (
         old.whole
         and new.kind in PLANNED
         and here.device.kind == there.device.kind
-        # Of ports it names the kinds of all originals, which may come and go.
+        # For ports it lists the kinds of all originals, which may change from run to run.
         and (new.kind is RunKind.PORT or here.reference.kind == there.reference.kind)
     )
 
 
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
-    """Return the group of a gate."""
+    """Return the group in which a gate is expected again, with names that differ between runs
+    made equal: the checkpoint's case, and the kinds of a port other than gradients.
+    """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN
     if kind_of_run is RunKind.PORT and kind != Kind.GRADIENT.value:
@@ -144,7 +147,7 @@ def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished
     groups = {
         group_of(manifest.kind, line.case, line.edge, line.kind) for line in manifest.contract
     }
-    # A run stored before there were contracts plans what it measured.
+    # For a run stored before there were contracts, the measured gates count as planned.
     groups |= {
         group_of(manifest.kind, m.case, m.edge, Kind(m.kind).value)
         for m in run.measurements
@@ -208,7 +211,7 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
     texts = (found.name, found.until, found.reason, *suites)
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"expected texts that are not empty, received {entry}")
-    # A time to come would also cover work that is measured, and lost, until then.
+    # A time in the future would also retire work that later runs measure and then lose.
     if _time(found.until) > datetime.now(UTC) + timedelta(hours=AHEAD):
         raise ValueError(f"expected the time of a stored run, received {found.until}")
     return found
@@ -235,6 +238,6 @@ def write_retired(folder: Path, retired: Sequence[Retired]) -> Path:
 
 
 def _time(text: str) -> datetime:
-    """Return a time; without a zone it is UTC."""
+    """Return the time in an ISO 8601 text; a text without a time zone is in UTC."""
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Watches a training: callbacks that measure, warn once, and keep a run in the store.
+"""Watches a training for parameters that stop changing: warns once, and stores a run with a page.
 
 Source: docs/training.md "Watch a run while it trains".
 """

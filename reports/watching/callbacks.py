@@ -1,4 +1,4 @@
-"""Watches for a torch loop, transformers' Trainer and an optax loop.
+"""Watches, which find parameters that stop changing: for torch, transformers' Trainer and optax.
 
 Wrong arguments raise when the watch is created, before the training; nothing raises after that.
 Source: docs/training.md "Watch a run while it trains".
@@ -18,7 +18,7 @@ from stability.storage.watch_torch_loop import TorchLooks
 
 
 class TrainingWatch:
-    """A watch of a training; also a context that closes it.
+    """Handle of a watch, which samples parameters while they train; a context that closes it.
 
     Attributes:
         warned: the warning, if there was one; else empty.
@@ -40,7 +40,7 @@ class TrainingWatch:
 
     @property
     def page(self) -> Path | None:
-        """Return the page of the run; None before the first look, and on a process of rank > 0."""
+        """Return the path of the run's page; None before the first look, and where rank > 0."""
         return self._session.page if self._session else None
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ def watch_optimizer(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> TrainingWatch:
-    """Watch a torch training; the loop needs no change.
+    """Watch a torch training for parameters that stop changing; the loop needs no change.
 
     Create the watch after `round_stochastically` or `compensate`, so that it sees the values they
     store. In a distributed training only the process of rank 0 watches.
@@ -72,7 +72,7 @@ def watch_optimizer(
         optimizer: A `torch.optim.Optimizer`.
         named_parameters: `model.named_parameters()`.
         out: Folder of runs.
-        every: Optimiser steps between two looks.
+        every: Optimiser steps between two looks (measurements).
         report: Receives the warning, and the error if there is one.
 
     Raises:
@@ -125,7 +125,7 @@ class UpdatesWatch(TrainingWatch):
 
     @property
     def due(self) -> bool:
-        """Whether the next step is a look; other steps need no `sample`."""
+        """Whether the next step is a look, that is measured; other steps need no `sample`."""
         return self._own.on and self._own.due(self._looks.step + 1)
 
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
@@ -146,7 +146,7 @@ class UpdatesWatch(TrainingWatch):
             return jnp.zeros((3, 0))
 
     def record(self, sample: Any = None) -> None:
-        """Count a step, and if a look is due evaluate its sample; None for a step without one."""
+        """Count a step; if it is a look, evaluate `sample`. Pass None for a step without one."""
         self._record(sample)
 
 
@@ -165,7 +165,7 @@ def watch_updates(
     Args:
         params: The parameters, or the model that holds them.
         out: Folder of runs.
-        every: Steps between two looks.
+        every: Steps between two looks (measurements).
         report: Receives the warning, and the error if there is one.
 
     Raises:
@@ -188,7 +188,7 @@ def trainer_callback(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> Any:
-    """Return a `TrainerCallback` that watches the training of `Trainer.train`.
+    """Return a transformers `TrainerCallback` that watches a training as `watch_optimizer` does.
 
     If a watch is impossible, for example with an optimiser of DeepSpeed, that is reported and the
     training goes on.
@@ -209,7 +209,7 @@ def trainer_callback(
     Session(out, every, "transformers", report)
 
     class WatchCallback(TrainerCallback):
-        """Watches from the beginning of a training to its end."""
+        """Trainer callback that watches a training from its beginning to its end."""
 
         watch: TrainingWatch | None = None
 
@@ -229,7 +229,7 @@ def trainer_callback(
                 )
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Store the run."""
+            """End the watch and store its run."""
             if self.watch is not None:
                 self.watch.close()
 

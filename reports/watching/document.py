@@ -24,18 +24,18 @@ from reports.store.schema import RunKind
 from stability.storage.watch_looks import PATIENCE, LeafLook, Watched, error_of
 
 SECTION = "watch"
-"""Key of the document in the manifest's `stability`."""
+"""Name of the suite, and key of the watch's document in the manifest's `stability`."""
 PACKAGES = {
     "torch": ("torch", "numpy"),
     "transformers": ("torch", "transformers", "accelerate", "numpy"),
     "optax": ("jax", "jaxlib", "optax", "equinox", "numpy"),
 }
-"""Packages whose versions are stored, by framework."""
+"""Packages whose versions are stored with the run, by the training's framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a watch.
+    """State of a watch when its run is stored: progress, cost and how it ended.
 
     Attributes:
         framework: a key of `PACKAGES`.
@@ -61,7 +61,7 @@ class Facts:
 
 
 def new_watch_manifest(started: datetime, root: Path, framework: str, device: Device) -> Manifest:
-    """Return the manifest before the first look: the training's code, and the machine."""
+    """Return the manifest of a watch that starts: the training's commit, and the machine."""
     commit, dirty = git_state(Path.cwd(), root)
     here = host()
     versions = {"python": platform.python_version()}
@@ -88,7 +88,7 @@ def new_watch_manifest(started: datetime, root: Path, framework: str, device: De
 
 
 def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
-    """Return a watch as a run, finished or in progress."""
+    """Return a watch, finished or in progress, as a run that can be stored."""
     reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
     if not (reason or facts.closed):
         reason = "not closed: the training is still running, or was killed"

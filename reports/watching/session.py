@@ -46,13 +46,13 @@ def to_stderr(line: str) -> None:
 
 
 class Session:
-    """State of a watch.
+    """State of one watch of a training: its measurements, its single warning and its run.
 
     Attributes:
         watched: the measurements.
         folder: folder of the run; None until the first look.
         warned: the warning, if there was one.
-        stopped: why it switched itself off; empty while it is active.
+        stopped: why the watch switched itself off; empty if it did not.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Session:
         self._manifest = Manifest("", "")
 
     def begin(self, source: Source, device: Device) -> None:
-        """Start watching `source`; from now on the run is closed when the process ends."""
+        """Start watching `source`, and make sure that the watch is closed when the process ends."""
         self._source = source
         self.watched.leaves = {leaf.name: leaf for leaf in source.leaves}
         self.watched.absent = dict(source.absent)
@@ -101,20 +101,20 @@ class Session:
 
     @property
     def page(self) -> Path | None:
-        """Page of the run; None before the first look."""
+        """Path of the run's page; None before the first look (measurement)."""
         return None if self.folder is None else self.folder / PAGE
 
     @property
     def on(self) -> bool:
-        """Whether it still measures."""
+        """Whether the watch still measures: neither closed nor switched off by an error."""
         return self._open and not self.stopped
 
     def due(self, step: int) -> bool:
-        """Whether a look is due at a step."""
+        """Return whether a look (measurement) is due at a step."""
         return step >= self._next
 
     def guard(self, hook: Callable[P, None]) -> Callable[P, None]:
-        """Wrap a hook so that it never raises, stops with the watch, and is timed."""
+        """Wrap a hook so that an error switches the watch off, and its time counts as cost."""
 
         @functools.wraps(hook)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -177,7 +177,10 @@ class Session:
         except Exception as error:
             if not self.stopped:
                 self.stopped = f"{type(error).__name__}: {error}"
-                self._report(f"megalodon-numerics: the watch ends unstored ({self.stopped}).")
+                self._report(
+                    f"megalodon-numerics: the watch ended, but its run was not stored "
+                    f"({self.stopped})."
+                )
 
     def _may_write(self) -> bool:
         return WRITING * (time.perf_counter() - self._written) > self._writing

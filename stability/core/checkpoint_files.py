@@ -50,8 +50,8 @@ class CheckpointFiles:
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Open a checkpoint; tensors are read on access.
 
-    If the weights' file holds no optimiser state, one of `OPTIMISER_FILES` in the same folder is
-    read, provided `path` is a folder.
+    If `path` is a folder and the weights' file holds no optimiser state, those of `OPTIMISER_FILES`
+    in the folder are read.
 
     Args:
         path: a safetensors or torch file, a shard index, or a folder with one of them.

@@ -72,7 +72,7 @@ def judge(
     Args:
         probe, subject, metric, value, threshold, source, message, remedy: see `Finding`; an OK
             finding has no remedy.
-        least: whether the threshold is a minimum, and values below it are beyond it.
+        least: whether the threshold is a minimum, so that values below it get `severity`.
         severity: severity of a value beyond the threshold.
     """
     if value >= threshold if least else value <= threshold:

@@ -1,7 +1,7 @@
 """Name scopes for modules, which put a module's path into the name stack of each of its equations.
 
 `announced` copies a model so that every method of its modules runs inside `jax.named_scope`. The
-copy has classes of its own, so that it shares no entries of JAX's trace caches with the model.
+copy has other classes than the model, so that the two share no entries of JAX's trace caches.
 """
 
 from __future__ import annotations

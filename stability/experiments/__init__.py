@@ -1,6 +1,7 @@
-"""Training runs whose results are in the documents: byte-level model, drills, founding case.
+"""Training runs whose results are shown in docs and pages: byte-level model, drills, founding case.
 
-The public names are modules, imported on first use, since each has its own `train`.
+A drill is a set of short training runs that differ in one property. The public names are modules,
+since several have a function `train`; import them one by one.
 """
 
 # The type checker does not see modules that are not imported yet.

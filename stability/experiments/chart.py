@@ -1,4 +1,4 @@
-"""Small line charts as SVG text, committed beside the documents that show them."""
+"""Small line charts as SVG text, committed in the folder of the documents that show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#9
 def line_chart(
     title: str, x_label: str, series: Mapping[str, Sequence[tuple[float, float]]]
 ) -> str:
-    """Return an SVG with one line for each series of (x, y), both axes from 0.
+    """Return an SVG with one line per series of (x, y) points; both axes begin at 0.
+
+    Negative y are drawn at 0.
 
     Raises:
         ValueError: there are no points to draw.

@@ -1,4 +1,4 @@
-"""Writes a command's table into a document between two markers, with charts beside it."""
+"""Tables in Markdown, and their renewal between two markers of a document, with chart files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from megalodon_jax.files import written_aside
 
 
 def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str] = {}) -> None:
-    """Write a table between the markers of a document, and charts as files beside it.
+    """Replace the text between two markers of a document by a table, and write charts beside it.
 
-    Every file is written aside and then renamed, the document last.
+    Each file is written under a temporary name and then renamed, the document last.
+
+    Args:
+        doc: the document.
+        begin, end: the markers, which stay.
+        table: the new text.
+        charts: contents of further files in the document's folder, by file name.
 
     Raises:
-        ValueError: the document lacks the markers; nothing is written.
+        ValueError: a marker is missing or occurs more than once; nothing is written then.
     """
     text = doc.read_text(encoding="utf-8")
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -27,6 +33,6 @@ def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a table in Markdown, from the titles of its columns and the cells of its rows."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,8 +1,8 @@
-"""Training drill: the byte-level model trained with each way of storage and computation.
+"""Training drill: short runs of the byte-level model that differ in storage and computation.
 
-Every variant starts from the same weights and sees the same batches of the text that
-`stability.experiments.train` reads, so differences in loss are caused by the storage. Source:
-docs/stability.md "Training drill".
+Every run (variant) starts from the same weights and sees the same batches of the text that
+`stability.experiments.train` reads. Differences in loss are therefore effects of the storage or
+computation. Source: docs/stability.md "Training drill".
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ _COMPILING: dict[MegalodonConfig, Lock] = {}
 
 @dataclass(frozen=True)
 class Plan:
-    """Length and data of the training; equal plans give equal runs."""
+    """Length and data of the training; equal plans give equal runs.
+
+    Raises:
+        ValueError: a number is out of range; the message names it.
+    """
 
     steps: int = 120
     batch_size: int = 8
@@ -73,18 +77,20 @@ class Variant:
     what: str
     """Description for the reader."""
     kind: str = "remedy"
-    """"control", "amp", "blanket" or "remedy" (blanket with one change)."""
+    """One of "control" (float32), "amp" (float32 parameters, bfloat16 products), "blanket" (all in
+    bfloat16), "remedy" (blanket with one change), and "gemm" for the runs of `gemm_drill`."""
     compute: str = "bfloat16"
+    """Compute dtype of the model."""
     narrow: bool = True
-    """Whether parameters and activations are stored in bfloat16."""
+    """Whether parameters, and activations between operations, are stored in bfloat16."""
     wide: frozenset[Role] = frozenset()
-    """Roles of the parameters that stay in float32."""
+    """Roles of the parameters that stay in float32 although `narrow` is set."""
     wrapper: str = "plain"
-    """A key of `simulate.WRAPPERS`."""
+    """Key of `simulate.WRAPPERS`: how the optimiser's update is rounded."""
     norm_lr: float = 1.0
-    """Factor on the learning rate of norm weights."""
+    """Factor on the learning rate of norm weights that start at 1."""
     centred: bool = False
-    """Whether weights that start at 1 are stored minus 1."""
+    """Whether norm weights that start at 1 are stored minus 1."""
     gemm: GemmBackend | Policy = "default"
     """GEMM backend of the blocks, or a policy by matrix (`gemm_drill`)."""
 
@@ -114,18 +120,19 @@ class DrillResult:
     held_out: float
     """Final loss on held-out text, in nats per byte."""
     norms: Survival
-    """Survival of the weights that start at 1. Here and below an element is frozen if it never
-    changed although its start and its exact end round to different stored numbers."""
+    """Survival (frozen fraction, fidelity) of the norm weights that start at 1. Here and below an
+    element counts as frozen if it never changed although its start and its exact end round to
+    different stored numbers."""
     norm_drift: list[tuple[int, float]]
-    """(step, mean distance from the start of a weight that starts at 1)."""
+    """(step, mean distance of these norm weights from their start)."""
     poles: Survival
     """Survival of the EMA's alpha, delta and theta."""
     pole_drift: list[tuple[int, float]]
-    """(step, mean |ln| of a pole's memory relative to its start)."""
+    """(step, mean of |ln(memory / memory at the start)| over the EMA's poles)."""
     whole: Survival
     """Survival of all parameters."""
     memory: tuple[list[float], list[float]]
-    """Quantiles of the poles' memory in steps, at the start and at the end."""
+    """Memory of the EMA's poles in steps, at `ema_pole_findings.QUANTILES`: start and end."""
     bytes: float
     """Bytes per parameter: weights and optimiser state, as allocated."""
 
@@ -136,13 +143,14 @@ def run(
     config: MegalodonConfig = BYTE_LM_CONFIG,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[DrillResult]:
-    """Train every variant; `report` receives a line as each finishes.
+    """Train every variant and return the results in the order of `variants`.
 
     Args:
         plan: steps, batches and learning rate.
-        variants: variants to train; several train concurrently, which does not affect results.
-        config: the model; variants determine its compute and accumulation dtypes.
-        report: called with a line of progress.
+        variants: variants to train. Up to four train at a time, which does not affect results.
+        config: the model; its compute and accumulation dtypes and GEMM backend are replaced by
+            those of each variant.
+        report: called with a line of progress text as each variant finishes.
 
     Raises:
         ValueError: there are no variants.
@@ -153,18 +161,25 @@ def run(
     check_rounding(BF16)
 
     def one(variant: Variant) -> DrillResult:
-        with traced_checks(False):  # of this thread; the bytes of a text are all in the vocabulary
+        # The setting holds for this thread. Checks of token ids are not needed: every byte is one.
+        with traced_checks(False):
             outcome = train(variant, plan, config)
         report(f"  {variant.name}: held-out loss {outcome.held_out:.3f} nats per byte")
         return outcome
 
-    # A single small training leaves cores idle, during compilation even more so.
+    # Several at a time: a single small training leaves cores idle, above all while it compiles.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         return list(pool.map(one, variants))
 
 
 def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG) -> DrillResult:
-    """Train one variant from its plan's weights; see `run` for the arguments."""
+    """Train one variant, with weights and batches from the plan's seed.
+
+    Args:
+        variant: the variant.
+        plan: steps, batches and learning rate.
+        config: as for `run`.
+    """
     text, held_out = read_text()
     model, ones = _start(variant, plan, config)
     transform, update = _updated(variant.wrapper, plan.lr, variant.norm_lr, ones)
@@ -231,7 +246,11 @@ def _start(
 
 @cache
 def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
-    """Return the optimiser, and its compiled update of model, state and changed flags."""
+    """Return the optimiser, and its compiled update.
+
+    The update maps (gradients, model, state, changed) to (model, state, changed), where `changed`
+    says by parameter which elements ever changed.
+    """
     transform = WRAPPERS[wrapper](tally(adamw(lr, norm_lr, ones.__contains__)))
 
     # Gradients are not donated: no output could reuse them, and Equinox suppresses JAX's warning
@@ -266,7 +285,7 @@ _held_out_loss = eqx.filter_jit(_loss)
 
 
 def _values(tree: Any, names: Any = None) -> dict[str, np.ndarray]:
-    """Return float64 copies of the named leaves; donated buffers are lost after a step."""
+    """Return float64 copies of the named leaves; the leaves themselves are donated to the step."""
     leaves = named_leaves(tree)
     return {n: np.array(leaves[n], np.float64) for n in names or leaves}
 
@@ -286,7 +305,8 @@ def _survival(
         exact = first[name] + intended[name]
         return BF16.round(exact.astype(np.float32)) if name in narrow else exact
 
-    # In a short run a compensated element may not have reached its next number yet, rightly.
+    # In a short run the exact sum of updates may not reach the next stored number. Such an element
+    # is rightly unchanged, and does not count.
     due = flat({n: target(n) != first[n] for n in names})
     frozen = float(np.mean(~flat(changed)[due])) if due.any() else 0.0
     whole = summary(*(flat(values) for values in (first, last, intended, changed)))

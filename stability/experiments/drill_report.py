@@ -1,7 +1,7 @@
-"""Report of a training drill: JSON data with a conclusion in sentences.
+"""Document of a training drill: its numbers as JSON data, and a conclusion in sentences.
 
 `stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
-show (`stability.core.documents`). Every sentence of the conclusion follows from the numbers.
+show (`stability.core.documents`). Every sentence of the conclusion is derived from the numbers.
 Source: docs/stability.md "Training drill".
 """
 
@@ -20,8 +20,8 @@ from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 
 SAME_LOSS = 0.005
-"""Largest relative difference in held-out loss from float32 that counts as none. Other seeds change
-float32's own loss by up to 3 % (2.334, 2.404 and 2.384 with seeds 0, 1 and 2)."""
+"""Largest relative difference in held-out loss from float32 at which losses count as equal. Other
+seeds change float32's own loss by up to 3 % (2.334, 2.404 and 2.384 with seeds 0, 1 and 2)."""
 
 
 def document(plan: Plan, outcomes: Sequence[DrillResult]) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def document(plan: Plan, outcomes: Sequence[DrillResult]) -> dict[str, Any]:
 
 
 def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the conclusion, one sentence per comparison; without a control there is none.
+    """Return the conclusion, one sentence per comparison with float32.
+
+    If no float32 run (control) is finite, a single sentence says that nothing can be compared.
 
     Args:
         entries: variants as stored by `document`.

@@ -1,9 +1,10 @@
-"""The founding case: norm weights at 1 that bfloat16 parameters and AdamW at 3e-4 never change.
+"""The founding case, the bug this project began with: norm weights at 1 that never change.
 
-A small byte-level model whose RMSNorm weights start at 1.0 is trained as its authors did, with
-`to(bfloat16)` and AdamW; then with each of the three options they proposed; then with other
-remedies. `megalodon-numerics founding-case DOC` trains all of them and rewrites the table
-between the markers in DOC and the chart beside it. Source: docs/stability.md "The founding case".
+Parameters were cast by `to(bfloat16)` and trained by AdamW at 3e-4. A small byte-level model whose
+RMSNorm weights start at 1.0 is trained in that way, then with each of the three options proposed
+when the bug was found, then with other remedies. `megalodon-numerics founding-case DOC` trains all
+of them and rewrites the table between the markers in DOC and the chart beside it. Source:
+docs/stability.md "The founding case".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stability.storage.narrow_optimisers import apply_updates, kahan, stochastic
 from stability.storage.simulate import Survival, summary, tally, total_of
 
 CONTEXT = 8
-"""Bytes read to predict the next; each has an equal part of the width."""
+"""Number of bytes from which the next is predicted; each has an equal part of the model's width."""
 BEGIN, END = "<!-- founding case: begin -->", "<!-- founding case: end -->"
 Wrapper = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
@@ -60,7 +61,7 @@ class Variant:
     narrow: bool = True
     """Whether parameters are stored in bfloat16."""
     wide_norms: bool = False
-    """Whether only norm weights are stored in float32 again after the cast."""
+    """Whether norm weights, and only these, are stored in float32 although `narrow` is set."""
     norm_lr: float = 1.0
     """Factor on the learning rate of the norm weights."""
     init: float = 1.0
@@ -68,7 +69,9 @@ class Variant:
     centred: bool = False
     """Whether the norm weight is stored minus 1."""
     wrap: Wrapper = optax.with_extra_args_support
+    """Wrapper of the optimiser, such as `kahan`; the default changes nothing."""
     compute: Any = jnp.bfloat16
+    """Dtype of the computation."""
 
 
 VARIANTS = (
@@ -99,11 +102,14 @@ class Result:
     bytes: float
     """Bytes per parameter: weights and optimiser state, as allocated."""
     curve: list[tuple[float, float]]
-    """(step, drift)."""
+    """(step, drift at that step)."""
 
 
 def init_params(variant: Variant, size: Size, seed: int = 0) -> dict[str, Any]:
-    """Return the parameters as stored: norm weights (D,) at `init`, matrices scaled by fan-in."""
+    """Return the initial parameters as stored: norm weights (D,) at `init`, random matrices.
+
+    Matrices have standard deviation fan_in^-0.5; that of the embedding is 1.
+    """
     keys = iter(jax.random.split(jax.random.key(seed), 2 + 2 * size.layers))
     D = size.width
 
@@ -140,7 +146,7 @@ def loss_of(params: Any, windows: jax.Array, centred: bool, compute: Any) -> jax
 
 
 def train(variant: Variant, size: Size, seed: int = 0) -> Result:
-    """Train one variant; all variants see the same batches in the same order."""
+    """Train one variant; all variants with the same seed see the same batches."""
     text, held_out = (jnp.asarray(t.astype(np.int32)) for t in read_text())
     params = init_params(variant, size, seed)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -182,7 +188,7 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
 
 
 def compare(size: Size = DEFAULT, variants: Sequence[Variant] = VARIANTS) -> list[Result]:
-    """Train every variant; the default ten take about two minutes on two cores."""
+    """Train every variant and return the results; the default ten take two minutes on two cores."""
     return [train(variant, size) for variant in variants]
 
 
@@ -205,7 +211,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def chart(results: Sequence[Result]) -> str:
-    """Return the drift of the norm weights over training as SVG."""
+    """Return an SVG of the norm weights' drift by step, without the control and option 2."""
     chosen = {r.variant.name: r.curve for r in results if r.variant.option != "control"}
     short = {name.replace(" parameters, bfloat16 compute", ""): c for name, c in chosen.items()}
     short.pop("norm learning rate x 10", None)

@@ -1,8 +1,8 @@
-"""Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
+"""Training drill of the GEMM backends: short runs that differ in the format of matrix products.
 
-`megalodon-numerics gemm-drill docs/formats.md` trains it once per backend and rewrites the table
-between the markers of the document and the two charts beside it. Source: docs/formats.md "Training
-drill".
+`megalodon-numerics gemm-drill docs/formats.md` trains the byte-level model once per backend, from
+the same weights and batches, and rewrites the table between the markers of the document and the two
+charts beside it. Source: docs/formats.md "Training drill".
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ VARIANTS = (
 
 
 def excess(outcome: DrillResult, control: DrillResult) -> float:
-    """Return the relative excess of a held-out loss over the control's."""
+    """Return the relative excess of a variant's held-out loss over that of the control."""
     return outcome.held_out / control.held_out - 1.0
 
 
 def losses_without_training(variants: Sequence[Variant] = VARIANTS) -> list[float]:
-    """Return the loss of the committed model, trained in float32, with each variant's products."""
+    """Return held-out losses of the committed model, trained in float32, by variant of products."""
     config, (_, text) = read_config(BYTE_LM / "config.json"), read_text()
     ids = spread_windows(text, Plan.held_out, Plan.length)
     losses = []
@@ -51,10 +51,10 @@ def losses_without_training(variants: Sequence[Variant] = VARIANTS) -> list[floa
 
 
 def table(outcomes: Sequence[DrillResult], others: Sequence[float]) -> str:
-    """Return the outcomes as a Markdown table; the first one is the control.
+    """Return the results as a Markdown table.
 
     Args:
-        outcomes: outcomes of the drill.
+        outcomes: results of the drill; the first one is the control.
         others: result of `losses_without_training` for the same variants.
     """
     control = outcomes[0]
@@ -69,7 +69,7 @@ def table(outcomes: Sequence[DrillResult], others: Sequence[float]) -> str:
 
 
 def charts(outcomes: Sequence[DrillResult]) -> dict[str, str]:
-    """Return SVGs by file name: the losses, and the distance of each from float32's by batch."""
+    """Return SVGs by file name: training losses, and their relative distance from float32's."""
     control = dict(outcomes[0].loss)
     curves = {o.variant.name: [(float(x), y) for x, y in o.loss] for o in outcomes}
     apart = {

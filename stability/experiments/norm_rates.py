@@ -15,12 +15,12 @@ from megalodon_jax.weights import dotted
 def adamw(
     lr: float, norm_lr: float, is_norm: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """Return AdamW without weight decay.
+    """Return AdamW without weight decay, with another learning rate for norm weights.
 
     Args:
         lr: the learning rate.
         norm_lr: factor on the learning rate of norm weights.
-        is_norm: whether a parameter name is that of a norm weight.
+        is_norm: function parameter name -> whether it is a norm weight.
     """
 
     def labels(params: Any) -> Any:

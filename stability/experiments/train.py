@@ -1,8 +1,8 @@
-"""Trains the byte-level model for the nightly: real weights, from a text that CPython includes.
+"""Training of the byte-level model, whose trained weights the nightly runs probe.
 
-`megalodon-numerics train OUT` writes `model.safetensors`, `config.json`, `training.json` (seed,
-versions, hash of the text, loss curves) and `heldout.txt`. The text is `pydoc_data.topics`; one
-topic in ten, chosen by the hash of its name, is held out.
+`megalodon-numerics train OUT` writes `model.safetensors`, `config.json`, `training.json` (settings,
+versions, hash of the text, loss curves) and `heldout.txt`. The text is `pydoc_data.topics`, which
+is part of CPython. One topic in ten, chosen by the hash of its name, is held out.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ BYTE_LM_CONFIG = MegalodonConfig(
     init_mode="xavier",
 )
 HELDOUT_BYTES = 4096
-"""Bytes of held-out text beside the checkpoint: 32 windows of the nightly's 128 tokens."""
+"""Bytes of held-out text stored with the checkpoint: 32 windows of the nightly's 128 tokens."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings that determine the result, besides the text and the versions."""
+    """Settings of the training; with the text and package versions they determine the result."""
 
     steps: int = 600
     batch_size: int = 16
@@ -64,10 +64,10 @@ class Recipe:
 
 
 def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """Return training and held-out bytes, uint8.
+    """Return training bytes and held-out bytes, both uint8.
 
-    Topics quote each other at length. Paragraphs that occur in held-out topics are removed from the
-    training topics, so that the validation text is unseen.
+    Topics repeat paragraphs of others. Paragraphs that occur in held-out topics are therefore
+    removed from the training text.
     """
     from pydoc_data.topics import topics
 
@@ -85,7 +85,7 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def text_identity() -> dict[str, str]:
-    """Return name and hash of the text for provenance: the text changes with Python's version."""
+    """Return name and SHA-256 of the text, which depends on the version of Python."""
     text, held_out = read_text()
     digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()
     return {"text": "pydoc_data.topics", "text_sha256": digest}
@@ -106,7 +106,7 @@ def optimiser(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
-    """Return (B, length) int32 windows of the text at the given starts, on the device."""
+    """Return windows of the text that begin at `starts` (B,), (B, length) int32 on the device."""
     return jnp.asarray(training.windows(text, starts, length))
 
 
@@ -116,7 +116,16 @@ def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
 
 
 def train(config: MegalodonConfig, recipe: Recipe, console: Console):
-    """Train and return (model, curves); curves are lists by name, losses in nats per byte."""
+    """Train the byte-level model and return (model, curves).
+
+    Curves are lists by name: "step", "train_loss", "val_step", "val_loss"; losses are in nats per
+    byte.
+
+    Args:
+        config: the model.
+        recipe: settings of the training.
+        console: shows the progress.
+    """
     text, held_out = read_text()
     key, rng = jax.random.key(recipe.seed), np.random.default_rng(recipe.seed)
     model = MegalodonForCausalLM(config, key=key)
@@ -160,7 +169,13 @@ def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float
 
 
 def write(out: Path, model: MegalodonForCausalLM, history: dict) -> None:
-    """Write the checkpoint folder atomically."""
+    """Write the checkpoint folder atomically; an existing folder is replaced.
+
+    Args:
+        out: the folder.
+        model: the trained model.
+        history: contents of `training.json`, from `record`.
+    """
     aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         save_safetensors(model, aside / "model.safetensors")
@@ -175,7 +190,7 @@ def write(out: Path, model: MegalodonForCausalLM, history: dict) -> None:
 
 
 def _replace(out: Path, aside: Path) -> None:
-    """Replace `out` by `aside`; an interruption leaves one of the two in place."""
+    """Replace folder `out` by `aside`; if the renaming fails, the old folder is put back."""
     before = aside.with_name(f"{aside.name}.before")
     if out.exists():
         out.rename(before)

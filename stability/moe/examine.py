@@ -32,8 +32,7 @@ from stability.moe.router_probe import router_findings
 NEW_TOKENS, PROMPT = 8, 16
 """Number of tokens to generate, and tokens of the prompt; enough to test decoding from a cache."""
 COPIES = 2.5
-"""Memory needed, relative to that of float32 parameters: a cast copies them, and activations take
-more."""
+"""Memory needed, relative to that of float32 parameters, which are drawn and copied by a cast."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
     """Return the finding on bug 4: expert outputs are summed in two dtypes, or below float32.
 
-    torch rejects `index_add_` with two dtypes; JAX accepts it and rounds to that of the sum.
+    torch rejects `index_add_` with two dtypes; JAX accepts it and casts to the dtype of the sum.
     """
     x, routing = _tokens(model, jnp.bfloat16)
     error = _traced(experts, x, routing)[1]

@@ -38,7 +38,7 @@ SLOWER, LONGER = 3, 3
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a training run; most defaults are those of the stability guide.
+    """Options of a training run; defaults are those of the stability guide.
 
     Attributes:
         size: "tiny", "small", "medium", "large" or "xl".

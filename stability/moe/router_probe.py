@@ -46,9 +46,9 @@ to 13 %."""
 MOST_FLIPS = 0.01
 """Largest fraction of tokens that are sent to other experts than by a float32 router."""
 MOST_TIES = 0.5
-"""Largest fraction of near ties: tokens whose scores of the last chosen and the next expert differ
-by less than a bfloat16 unit. At initialisation all scores are close to each other: 0.2 was measured
-on the small size."""
+"""Largest fraction of near ties: tokens whose choice could change if each score changed by half a
+bfloat16 unit. At initialisation all scores are close to each other: 0.2 was measured on the small
+size."""
 EXACT_TIES = 0.01
 """Largest fraction of exact ties: tokens whose choice depends on the order of experts alone."""
 LEAST_SIGNAL = 0.1
@@ -171,7 +171,7 @@ def choice_findings(
         f"scores in bfloat16 {narrow:.1%} would"
     )
     wide_remedy = "compute router logits and scores in float32"
-    near = f"in {ties:.1%} of the choices two experts differ by less than a unit of bfloat16"
+    near = f"in {ties:.1%} of the choices the margin is below a unit of bfloat16"
     equal = f"{exact:.1%} of the choices are decided by the order of the experts alone"
     alike = "experts score alike: initialise the router's rows anew, or train it longer"
     return [

@@ -98,8 +98,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 < self.injected_at < self.steps:
             raise ValueError(
-                f"Plan: injected_at={self.injected_at} must be above 0 and below "
-                f"steps={self.steps}."
+                f"Plan: injected_at={self.injected_at} must lie between 0 and steps={self.steps}."
             )
 
 
@@ -230,7 +229,7 @@ def train(
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return a checkpoint folder for models of this structure; leaves are stored in pytree order."""
+    """Return a folder of checkpoints for models of this structure, stored in pytree order."""
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
 
 
 def blocks(x: np.ndarray, size: int) -> np.ndarray:
-    """Split the last axis into blocks, (..., n, size) float64; the last one is padded with zeros."""
+    """Split the last axis into blocks, (..., n, size) float64; the last is padded with zeros."""
     short = -x.shape[-1] % size
     x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, short)])
     return x.reshape(*x.shape[:-1], -1, size)

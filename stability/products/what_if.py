@@ -4,8 +4,8 @@ One training step is run in the model's own configuration, and the operands of e
 captured: activations, weights, output gradients. Each of its three products (forward, input
 gradient, weight gradient) is computed again in every format by the NumPy oracle
 (`stability.products.block_formats`) and compared with float64. If the error or the underflow
-exceeds a bound derived from tensors without outliers, a wider format is advised. Source:
-docs/formats.md "What would it cost?".
+exceeds a bound, somewhat above the values for normal random numbers and for the byte-level model, a
+wider format is advised. Source: docs/formats.md "What would it cost?".
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class StateUse:
     parameters: int
     """Number of parameters whose moments it holds."""
     identified: str
-    """How its parameters were identified, as text; empty if they were not."""
+    """Way in which the parameters were identified, such as "by shape"; empty if they were not."""
     unused: str
     """Why its moments were not used as a source of gradients, as text; empty if they were."""
 

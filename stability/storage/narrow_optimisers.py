@@ -2,8 +2,8 @@
 
 Each function wraps an optax transformation. The inner transformation gets parameters and gradients
 in float32, so its moments are float32. The wrapper then changes the update so that parameter +
-update is exactly representable in the parameter's dtype. Updates of float32 leaves stay as they
-are, so a tree may mix dtypes.
+update is exactly representable in the parameter's dtype. Updates of float32 leaves are not changed,
+so a tree may mix dtypes.
 
     optimiser = stochastic_adamw(3e-4, seed=0)
     state = optimiser.init(params)

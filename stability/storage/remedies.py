@@ -129,7 +129,7 @@ class Trial:
 
     @property
     def settled(self) -> bool:
-        """Whether `works` holds for other draws of the gradients too, with 95 % confidence."""
+        """Whether other draws of the gradients would give the same `works`, at 95 % confidence."""
         return not abs(self.miss - ENOUGH) <= self.spread
 
     def verdict(self) -> str:

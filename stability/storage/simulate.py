@@ -215,7 +215,7 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a parameter is stored and updated during training."""
+    """Storage dtype of a parameter during training, and rounding of its updates."""
 
     wrapper: str = "nearest"
     """Key of `WRAPPERS`: how the optimiser's update is rounded."""

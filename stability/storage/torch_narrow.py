@@ -4,7 +4,7 @@
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     round_stochastically(optimizer)  # or compensate(optimizer)
 
-The training loop stays as it is. Hooks on the optimiser widen bfloat16 parameters and gradients to
+The training loop does not change. Hooks on the optimiser widen bfloat16 parameters and gradients to
 float32 before a step, so that moments are float32, and round the parameters after it. During a step
 memory therefore holds float32 copies of both. Source: docs/stability.md "In a torch run".
 """

@@ -68,7 +68,7 @@ class TorchState:
     """State of each parameter: parameter name -> torch's key, such as `exp_avg` -> tensor or
     number. An entry that cannot be assigned with certainty is called `parameter <number>`."""
     identified: str = ""
-    """How the parameters were identified, such as "by shape"; empty if they were not."""
+    """Way in which the parameters were identified, such as "by shape"; empty if they were not."""
     problem: str = ""
     """Why entries are not assigned to parameters, as a clause; empty if all are assigned."""
     ambiguous: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ class _Answer:
 
     match: Match
     how: str
-    """How the assignment was found, as text for `TorchState.identified`."""
+    """Way in which the assignment was found, as text for `TorchState.identified`."""
     why: str = ""
     """Why the order of ambiguous parameters is unknown, as a clause."""
 
@@ -256,7 +256,7 @@ class _Numbered:
     strangers: list[str] = field(default_factory=list)
     """Names in the state that the model does not have, or has with another shape."""
     how: list[str] = field(default_factory=list)
-    """How parameters were identified, one text for each way."""
+    """Ways in which parameters were identified, as texts."""
 
     @classmethod
     def read(cls, number: int, place: str, state: Mapping[str, Any]) -> _Numbered:

@@ -52,7 +52,7 @@ JACKKNIFE = 8
 ERRORS = 2.0
 """Standard errors by which a range extends beyond the values for `POWERS`: 95 %."""
 RESOLUTION = 0.01
-"""Difference of two remedies' avoided fractions up to which they tie: 1 %, as they are shown."""
+"""Difference of two remedies' avoided fractions up to which they tie: 1 %, the shown precision."""
 INTERPLAY = 0.125
 """Error of the estimate for remedies of some leaves or of moments alone, as a fraction of the cost.
 It exists because costs are added up, although families of parameters compensate one another.
@@ -279,7 +279,7 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy leaves the rounding loss of some leaves as it is without a remedy."""
+        """Whether a remedy leaves the rounding loss of some leaves unchanged."""
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 

@@ -195,8 +195,8 @@ class Search:
         if callers:
             why += f"; called from {', '.join(callers)}"
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
-        # In order of execution: what is wrong as a whole early on makes the rest wrong. Rotary angles
-        # that are one position off leave only the last product partly right, at the first position.
+        # In order of execution: what is wrong as a whole early on makes the rest wrong. Rotary
+        # angles that are one position off leave the last product partly right, at position 0.
         for other in self.suspects:
             if other.index < suspect.index:
                 before = f"before it, in a computation that {self.original} does not do"

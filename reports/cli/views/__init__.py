@@ -1,4 +1,4 @@
-"""Output of commands: verdicts, accounts of cases, diagnoses, tables of detections.
+"""Output of commands: verdicts, explanations of failing cases, diagnoses, tables of found faults.
 
 This module imports nothing: each command imports its own view, because help must be instant.
 """

@@ -28,8 +28,8 @@ def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> lis
 
     Raises:
         FileNotFoundError: the checkpoint or the text does not exist.
-        ValueError: it is not a Megalodon checkpoint, or the text is too short or does not fit the
-            vocabulary.
+        ValueError: the checkpoint is not Megalodon's, the text is shorter than 256 bytes, or the
+            vocabulary is smaller than 256.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
@@ -40,7 +40,7 @@ def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> lis
 
 
 def broken(findings: Sequence[Finding]) -> bool:
-    """Return whether something is wrong already, not just near the end of a range."""
+    """Return whether any finding is an error, rather than a warning that a range is nearly left."""
     return any(f.severity is Severity.ERROR for f in findings)
 
 

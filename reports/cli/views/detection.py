@@ -1,4 +1,4 @@
-"""The detection table and the alarms of healthy cases, for the terminal and the documents."""
+"""Tables of which planted faults were detected, and false alarms of cases without a fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reports.text import edge_name
 
 
 def print_table(detections: Sequence[Detection], console: Console) -> None:
-    """Print one row per fault: whether it was found, where, and its signal."""
+    """Print one row per fault: the stage reported first, and its error over its tolerance."""
     table = Table("fault", "found at", "edge", "case", "signal", box=None)
     table.columns[-1].justify = "right"
     family = None
@@ -33,7 +33,7 @@ def print_table(detections: Sequence[Detection], console: Console) -> None:
 
 
 def summary(detections: Sequence[Detection]) -> str:
-    """Return the counts in one line, and a line for each missed fault."""
+    """Return a line that counts detected and localised faults, then a line per missed fault."""
     detected = sum(row.detected for row in detections)
     localised = sum(row.localised for row in detections)
     lines = [f"{len(detections)} faults: {detected} detected, {localised} localised"]
@@ -44,7 +44,7 @@ def summary(detections: Sequence[Detection]) -> str:
 
 
 def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
-    """Return one line per alarm of a healthy case."""
+    """Return one line per false alarm: a tolerance that a case without a fault exceeded."""
     return [
         f"{m.case} {m.edge} {m.quantity}: {m.metric} {m.value:.2e} over {m.tolerance:.2e} {m.note}"
         for m in alarms
@@ -52,7 +52,7 @@ def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
 
 
 def markdown(table: DetectionTable) -> str:
-    """Return docs/tables/detection.md for a table that has each fault on each edge."""
+    """Return the text of docs/tables/detection.md; each fault needs a row per edge (comparison)."""
     # `detection.run` returns the rows of each fault in the order of `EDGES`.
     by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]

@@ -1,4 +1,4 @@
-"""Diagnosis of a user's checkpoint, for the terminal. Source: docs/stability.md."""
+"""Runs the storage diagnosis of a user's checkpoint for the terminal. Source: docs/stability.md."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def diagnose(
     order: Path | None = None,
     base: Path | None = None,
 ) -> Diagnosis:
-    """Diagnose the checkpoint at `path`.
+    """Return what low-precision storage would do to the checkpoint at `path`.
 
     Args:
         path: A folder, a safetensors file or a torch file.
         optimiser: Name of the optimiser; None for that of the checkpoint's optimiser state, else
             AdamW.
-        settings: Settings of the optimiser that override those of the state or the defaults.
+        settings: Settings of the optimiser, such as `lr`, that override the state or the defaults.
         storage: Name of the storage format to examine.
         text: File whose bytes a Megalodon is trained on; None for random gradients.
         progress: Receives lines and steps.
@@ -94,7 +94,7 @@ def _names(file: Path) -> list[str]:
         ValueError: it holds no names.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"no file {file} with names of parameters.")
+        raise FileNotFoundError(f"no file {file}: expected one with parameter names (--order).")
     text = file.read_text(encoding="utf-8", errors="replace").strip()
     try:
         names = json.loads(text) if text.startswith(("[", "{")) else text.split()
@@ -136,7 +136,7 @@ def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> Kno
 
 
 def broken(diagnosis: Diagnosis) -> bool:
-    """Return whether something is wrong already, independently of the storage format."""
+    """Return whether any finding is an error: wrong already, whatever the storage format."""
     return diagnosis.worst() is Severity.ERROR
 
 

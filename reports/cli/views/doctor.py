@@ -16,7 +16,7 @@ WIDTH = 80
 
 
 def show_lines(lines: Sequence[Line]) -> None:
-    """Print the advice, and below it all facts."""
+    """Print the advice of all lines, necessary advice first, and below it all facts."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     needed = [line for line in lines if line.advice and not line.optional]
     possible = [line for line in lines if line.advice and line.optional]

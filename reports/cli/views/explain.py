@@ -1,4 +1,4 @@
-"""`parity explain` and `parity shrink`: the account of a failing case."""
+"""Text output of `parity explain` and `parity shrink`: where and why a case fails."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parity.megalodon.shrink import shrink
 from reports.text import number
 
 AROUND = 3
-"""Stages shown on either side of the culprit."""
+"""Stages shown before and after the culprit, the first stage that is wrong on right inputs."""
 
 
 def explain(case: Case, fault: str | None) -> tuple[str, bool]:
-    """Return the account of a case as text, and whether the case holds."""
+    """Return the explanation of a case as text, and whether every stage is within tolerance."""
     account = explanation.explain(case)
     if account.holds:
         table = f"\n{_table(account.stages)}" if account.stages else ""
@@ -30,7 +30,7 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
 
 
 def shrink_case(case: Case, fault: str | None, report) -> str:
-    """Return the smallest case that still fails, as text with Python code that repeats it."""
+    """Return text about the smallest case that still fails, with Python code that reproduces it."""
     smallest, divergence = shrink(case, report)
     changed = {
         name: getattr(smallest, name)
@@ -43,7 +43,7 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
     modules = ["import dataclasses", "from parity.megalodon.cases import by_name"]
     if fault:
         modules.append("from parity.faults import by_name as fault_by_name")
-    # The account of a stream comes from `explain`, which this code does not need.
+    # `account` cannot explain a stream (a case with cuts), so print its first failure instead.
     module, look = ("shrink", "failure") if smallest.cuts else ("account", "account")
     modules.append(f"from parity.megalodon.{module} import {look}")
     seen = f"print({look}(case){'' if smallest.cuts else '.culprit'})"
@@ -63,7 +63,7 @@ def _size(account: Explanation) -> str:
 
 
 def _behind(account: Explanation) -> list[str]:
-    """Describe a failure although every stage is right, or in a case without stages."""
+    """Describe a failure without a wrong stage: each is right on right inputs, or there is none."""
     start = f"{account.case}: first divergence at {account.quantity}, {account.edge}"
     lines = [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
     lines += _lines(account)

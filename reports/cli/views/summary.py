@@ -13,7 +13,7 @@ from reports.verdict.changes import Change
 from reports.verdict.decide import Decision
 
 LIMIT = 900 * 1024
-"""Bytes of UTF-8. A step summary of more than 1 MiB is dropped as a whole."""
+"""Most bytes of UTF-8: CI drops a step summary of more than 1 MiB as a whole."""
 _HEAD = (
     "| What | Quantity | Case | Compared | Metric | Before | Now | Note |\n" + "| --- " * 8 + "|"
 )

@@ -1,4 +1,4 @@
-"""Section of the page that shows both architectures side by side.
+"""Section of the page that shows both architectures, Megalodon and MLA + MoE, side by side.
 
 Gates are those of the run. Planted defects and broken training come from documents that
 `megalodon-numerics subject` measured once and that are stored with the code. Source:
@@ -69,7 +69,7 @@ def architectures(run: Run) -> dict[str, Any] | None:
 
 
 def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of the documents: planted defects and broken training."""
+    """Return planted defects and broken training runs, from the documents stored with the code."""
     training = content.get("training") or {"plan": {}, "variants": []}
     return {
         "defects": [_defect(d) for d in (content.get("defects") or {}).get("defects", ())],

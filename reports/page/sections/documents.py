@@ -12,12 +12,13 @@ from stability.core import documents
 
 
 def drill(run: Run) -> dict[str, Any]:
-    """Return the training drill; empty for a run without probes."""
+    """Return the document of the training drill; empty for a run without probes."""
     return _of(run, "drill") or _read(run, documents.DRILL)
 
 
 def second_architecture(run: Run) -> dict[str, Any]:
-    """Return the documents of the second architecture: `defects` and `training`."""
+    """Return the documents `defects` and `training` of the second architecture; empty unless both
+    exist and the run has probes."""
     names = {"defects": documents.DEFECTS, "training": documents.TRAINING}
     content = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
     return content if all(content.values()) else {}

@@ -20,16 +20,16 @@ BARS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One bar of a histogram."""
+    """One bar of the histogram of a tensor's errors: its label and its number of elements."""
 
     name: str
     count: int
     odd: bool = False
-    """Whether it counts elements that are not finite, which have no distance."""
+    """Whether the bar counts elements that are not finite, which have no error in ULP."""
 
 
 def drilldown(tensor: Deviation) -> dict[str, Any]:
-    """Return the data of one failing tensor."""
+    """Return the data of one failing tensor: sentence, histogram bars and worst elements."""
     elements = sum(tensor.histogram)
     equal, odd = tensor.histogram[0], tensor.histogram[-1]
     shape = " × ".join(map(str, tensor.shape)) or "a single number"
@@ -56,11 +56,11 @@ def _breaking(tensor: Deviation) -> str:
     """Say how many elements break the tolerance; empty for runs that did not count them."""
     if not tensor.breaking:
         return ""
-    return f"without the error of {count(tensor.breaking, 'element')} it would hold; "
+    return f"without the error of {count(tensor.breaking, 'element')} the tolerance would hold; "
 
 
 def _bins(tensor: Deviation) -> list[Bin]:
-    """Return the bars: without empty ones at both ends, and merged until they fit."""
+    """Return the bars of the histogram, without empty ends and merged to at most `BARS`."""
     equal, *between, odd = tensor.histogram
     filled = [i for i, n in enumerate(between) if n] or [0]
     first, last = filled[0], filled[-1]

@@ -33,7 +33,7 @@ def _pairs(mapping: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def reference(info: ReferenceInfo) -> dict[str, str]:
-    """Return facts about the reference of the run."""
+    """Return kind, commit, versions and detail of the run's reference implementation as text."""
     return {
         "kind": label(info.kind or "absent", 40),
         "commit": label(info.commit or "unknown", 40),
@@ -43,7 +43,7 @@ def reference(info: ReferenceInfo) -> dict[str, str]:
 
 
 def machine(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return code, device, threads, versions and flags by name."""
+    """Return commit, device, fingerprint, threads, hosts, versions and flags as (name, text)."""
     here = manifest.environment
     commit = label(manifest.commit or "unknown", 60)
     return [
@@ -76,7 +76,7 @@ def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
-    """Return the environment beside that of the baseline, split by whether it differs.
+    """Return each setting of the environment beside the baseline's, split by whether they differ.
 
     Each row is (name, then, now); `then` is "" without a baseline and "absent" if only this run has
     the entry.
@@ -107,7 +107,7 @@ def _environment(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def cases(manifest: Manifest, rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return each case with the number of gates that hold, and why others were not comparable."""
+    """Return each case with its number of passing gates, and why others were not comparable."""
     verdicts: dict[str, Counter[Verdict]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for m in rows:
@@ -145,7 +145,7 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
 
 
 def known_differences(manifest: Manifest) -> list[dict[str, str]]:
-    """Return every known difference; only one that this run measured can hold."""
+    """Return every known difference from the reference; one that was not measured is "info"."""
     return [
         {
             "name": label(str(entry.get("id", "")), 60),
@@ -167,7 +167,7 @@ def _difference_state(entry: Mapping[str, Any]) -> str:
 
 
 def suites(manifest: Manifest) -> dict[str, Any]:
-    """Return the planned and executed checks per suite, with a sentence about all of them."""
+    """Return the planned and executed checks per suite, with a sentence about the totals."""
     rows = [
         {
             "name": label(suite.name, 60),
@@ -192,7 +192,7 @@ def _points(training: Mapping[str, Any], step: str, loss: str) -> Sequence[tuple
 
 
 def checkpoint(manifest: Manifest) -> dict[str, Any] | None:
-    """Return the probed checkpoint and its training curves, or None."""
+    """Return facts about the probed checkpoint and its loss curves; None if none was probed."""
     info = manifest.checkpoint
     if info is None:
         return None
@@ -214,7 +214,7 @@ def checkpoint(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def bench(benches: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the newest bench with its trend over all of `benches`, oldest first, or None."""
+    """Return the newest of `benches` (oldest first) with trends over all; None if there is none."""
     if not benches:
         return None
     manifest, rows = benches[-1].manifest, speed.rows(benches)

@@ -1,4 +1,4 @@
-"""The heat map: layers down, modules across, and log10 of error over tolerance in every cell.
+"""The heat map of a case: layers down, modules across, log10(error / tolerance) in every cell.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
@@ -22,12 +22,21 @@ from reports.text import edge_name, label, number, share
 from reports.verdict.decide import Decision
 
 MAPS = 16
-"""Maximal number of heat maps per edge, one per case."""
+"""Maximal number of heat maps per edge (comparison), one per case."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """One stage of a heat map; `log10` is the logarithm of error over tolerance."""
+    """One stage of a heat map.
+
+    Attributes:
+        quantity: name of the stage.
+        title: text of its tooltip.
+        log10: log10 of error over tolerance; -inf for an error of 0, None for NaN or a stage that
+            could not be compared.
+        state: "pass", "fail" or "blocked" (not comparable).
+        first: whether it is the first divergence.
+    """
 
     quantity: str
     title: str
@@ -38,7 +47,7 @@ class HeatCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """One case on one edge: layers down, modules across, in order of computation."""
+    """Heat map of one case in one comparison (edge), in order of computation."""
 
     case: str
     edge: str
@@ -102,13 +111,13 @@ def _stages(gates: Iterable[Measurement]) -> list[Measurement]:
 def heat_map_of(
     rows: Iterable[Measurement], case: str, edge: str, first: Measurement | None
 ) -> HeatMap | None:
-    """Return the heat map of one case on one edge; None if no stage of it was measured.
+    """Return the heat map of one case in one comparison; None if none of its stages was measured.
 
     Args:
         rows: Measurements of a run.
         case: Name of the case.
-        edge: Name of the edge.
-        first: First divergence there, or None.
+        edge: Name of the comparison, such as "jax32:oracle".
+        first: First divergence of the case in this comparison, or None.
     """
     there = [
         m
@@ -124,7 +133,7 @@ def heat_map_of(
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
     """Return for each edge the most important heat map and those of the other cases.
 
-    That is the case with a first divergence, else the case closest to its tolerance.
+    The most important case has the first divergence; without one, it is closest to its tolerance.
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}

@@ -1,4 +1,4 @@
-"""Lines of source code with the reason why each is named, and an excerpt.
+"""Source lines that a report blames for a difference: place, reason and an excerpt.
 
 Pure functions to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -16,7 +16,7 @@ FIRST = 1
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return the data of lines: place, reason, and the excerpt line by line.
+    """Return for each source line its place, the reason why it is named, and an excerpt.
 
     A line that is already visible in an earlier excerpt gets no excerpt.
     """

@@ -1,4 +1,4 @@
-"""Section of the page about meshes: one device compared with many. Source: docs/sharding.md."""
+"""Section of the page about meshes: one device compared with several. Source: docs/sharding.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUITE = "mesh"
 
 
 def meshes(run: Run) -> dict[str, Any] | None:
-    """Return a row for each subject on each mesh, or None for a run without any."""
+    """Return a row per compared program and mesh, or None for a run without mesh comparisons."""
     cases: dict[str, list[Measurement]] = {}
     for m in run.measurements:
         if suite_of(m) == SUITE and m.verdict is not Verdict.INFO:
@@ -51,7 +51,7 @@ def _row(case: str, gates: Sequence[Measurement], edges: Sequence[str]) -> dict[
 
 
 def _cell(gates: Sequence[Measurement]) -> dict[str, Any] | None:
-    """Return the gate of an edge that uses most of its tolerance; None without any gate."""
+    """Return the gate that uses most of its tolerance as a cell; None without any gate."""
     if not gates:
         return None
     worst = max(gates, key=rank_of)

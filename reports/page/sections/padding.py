@@ -1,4 +1,4 @@
-"""Explains edges that seem to contradict each other because only one compares padded positions.
+"""Explains comparisons that seem to contradict each other because only some include padding.
 
 Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -17,18 +17,18 @@ from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name, label
 
 VALID_ONLY = MegalodonEdge.JAX32_REFERENCE32
-"""Edge that excludes padding, because megalodon-hf computes different values there."""
+"""Comparison that excludes padding, because megalodon-hf computes different values there."""
 NAMED = 3
-"""Cases that the sentence names."""
+"""Most cases that the sentence names."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Note about padding in the table of edges; empty if no edges disagree because of it.
+    """Note about padding in the table of edges (comparisons); empty if it explains no disagreement.
 
     Attributes:
-        scopes: which positions an edge compares, by edge.
-        sentence: why one edge fails and another holds.
+        scopes: positions that are compared, by edge.
+        sentence: why one edge fails while another passes.
     """
 
     scopes: dict[str, str] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Padding:
 
 
 def padding(rows: Iterable[Measurement], tensors: Sequence[Deviation]) -> Padding:
-    """Explain why an edge fails in a padded case while the edge that excludes padding holds.
+    """Explain why a comparison fails in a padded case while the one without padding passes.
 
     Args:
         rows: Measurements of a run.
-        tensors: Its failing tensors, which say where they differ.
+        tensors: Failing tensors of the run, with the elements at which they differ.
     """
     verdicts: dict[str, dict[str, set[Verdict]]] = defaultdict(lambda: defaultdict(set))
     for m in rows:

@@ -1,7 +1,7 @@
 """Section of the page about users' ports: the result, where a difference starts, and the pairing.
 
-Pure functions from what `reports.ports.document` kept in run.json to plain data. Source:
-docs/your-own-port.md "Reading a report".
+Pure functions from the documents that `reports.ports.document` stored in run.json to plain data.
+Source: docs/your-own-port.md "Reading a report".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reports.store.runs import Run
 from reports.text import edge_name, edge_question, edge_rank, label, number, share
 
 AROUND = 4
-"""Stages shown before and after the one where a difference starts; a fold has all of them."""
+"""Stages shown before and after the one where a difference starts; a collapsed list has all."""
 WORST = 5
 """Elements shown of the stage where the difference starts."""
 ROWS = 400
@@ -33,7 +33,7 @@ def ports(run: Run) -> list[dict[str, Any]]:
 
 
 def only_ports(run: Run) -> bool:
-    """Return whether a run measured only ports, so that no section of a night applies to it."""
+    """Return whether a run measured only ports, so that no section about Megalodon applies."""
     names = {document["name"] for document in run.manifest.ports}
     return bool(names) and all(m.suite in names for m in run.measurements)
 
@@ -70,7 +70,7 @@ def _gates(document: Mapping[str, Any], run: Run) -> list[Measurement]:
 
 
 def _holds(document: Mapping[str, Any], run: Run) -> bool:
-    """Return whether a port's report says that it holds and all its gates, at least one, hold."""
+    """Return whether a port passes: its report says so, and all its gates (at least one) hold."""
     return bool(document["holds"]) and state_of(_gates(document, run)) == "pass"
 
 
@@ -225,7 +225,7 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
     None for runs of versions that did not store this."""
     if "not_compared" not in document:
         return None
-    # Runs of slightly later versions store only the reasons.
+    # Runs of later versions store the reasons, but not yet which results were compared.
     compared, left_out = document.get("compared"), document["not_compared"]
     counts = [_count(role, compared or (), left_out) for role in ROLES]
     names = [f"{len(left_out)} not compared"] if compared is None else list(filter(None, counts))
@@ -237,7 +237,7 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
     rows += [(entry, False) for entry in inputs]
     return {
         "sentence": ", ".join(names),
-        # Derivatives by inputs are never compared, which nobody needs to be shown.
+        # Derivatives by inputs are never compared, so counting them would only distract.
         "left_out": sum(entry["role"] != "derivative by input" for entry in left_out),
         "rows": [_entry(*row) for row in rows[:ROWS]],
         "omitted": max(0, len(rows) - ROWS),
@@ -250,7 +250,7 @@ def _count(
     """Say how many results or derivatives were compared; "" if there are none."""
     one, many = ROLES[role]
     held = sum(entry["role"] == role for entry in compared)
-    # An entry such as `grad/*` stands for all of them.
+    # An entry such as `grad/*` stands for all derivatives.
     every = [entry for entry in left_out if entry["role"] == role and entry["name"].endswith("/*")]
     total = held + sum(entry["role"] == role for entry in left_out)
     if every:
@@ -271,7 +271,8 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return both sides in bfloat16, the stages where the port is relatively worst first."""
+    """Return the bfloat16 errors of both sides by stage, the largest port / original ratio first;
+    None without such a run."""
     if not stages:
         return None
     rows = [_narrow(stage) for stage in stages]

@@ -23,10 +23,12 @@ _SHOWN = (0.05, 0.5, 0.95, 1.0)
 
 
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return memory lengths by layer and state, the two charts, and the collapsed fractions.
+    """Return the memory of the EMA's poles in steps by layer and storage, with two charts.
+
+    Each layer also has the fraction of stored poles that round to 1 ("collapsed").
 
     Args:
-        run: Its manifest's `stability["poles"]` holds the rows of `memory_rows`.
+        run: The run; `stability["poles"]` of its manifest holds the rows of `memory_rows`.
         drilled: The training drill, for the effect of real training on the memory.
     """
     rows = _section(run, "poles")
@@ -175,7 +177,7 @@ def _memory_lines(states: Mapping[str, Mapping[float, float]]) -> list[Line]:
 
 
 def _trained_lines(drilled: Mapping[str, Any]) -> list[Line]:
-    """Return by how many percent real training lengthened each quantile of the memory."""
+    """Return curves of how much training lengthened each quantile of the memory, in percent."""
     if not drilled:
         return []
 

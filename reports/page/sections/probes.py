@@ -1,4 +1,4 @@
-"""Findings of the probes: what bfloat16 freezes, and the results of the audits.
+"""Findings of the probes: parameters that bfloat16 storage freezes, and results of the audits.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
@@ -59,9 +59,9 @@ def _survival_row(subject: str, metrics: dict[str, Finding], names: Sequence[str
 
 
 def survival(run: Run) -> dict | None:
-    """Return the frozen fraction of each parameter in bfloat16, or None if it was not probed.
+    """Return the fraction of each parameter that bfloat16 storage freezes; None if not probed.
 
-    `worst` is the start of the list; `groups` holds all parameters by kind of module, worst first.
+    `worst` holds the eight worst parameters; `groups` all of them by kind of module, worst first.
     """
     by_parameter: dict[str, dict[str, Finding]] = {}
     for f in run.findings:
@@ -115,7 +115,7 @@ def _finding_row(f: Finding) -> dict[str, object]:
 
 
 def _asks(f: Finding) -> bool:
-    """Return whether a finding should be read: a warning, an error, or a note with a message."""
+    """Return whether a finding needs attention: a warning, an error, or a note with a message."""
     return f.severity in (Severity.WARNING, Severity.ERROR) or (
         f.severity is Severity.NOTE and bool(f.message)
     )

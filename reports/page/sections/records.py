@@ -41,12 +41,12 @@ _FINDING_RANK = {"fail": 5e5, "warning": 1.0, "pass": -0.5, "info": -0.75}
 
 
 def id_of(m: Measurement) -> str:
-    """Return the id of a measurement."""
+    """Return the id of a measurement's row, by which links on the page find it."""
     return record_id(*m.key)
 
 
 def id_of_finding(f: Finding) -> str:
-    """Return the id of a finding."""
+    """Return the id of a finding's row, by which links on the page find it."""
     return record_id(f.probe, "", f.subject, f.metric)
 
 
@@ -103,7 +103,7 @@ def embed(
 
 
 def suites(run: Run) -> list[str]:
-    """Return the suites that a reader can select."""
+    """Return the suites that the table of rows can be filtered by."""
     names = dict.fromkeys(suite_of(m) for m in run.measurements)
     return [*names, *(["stability"] if run.findings else [])]
 
@@ -122,7 +122,7 @@ def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
-    """Return numbers and ids unchanged, and texts as distinct texts with indices."""
+    """Return numbers and ids as a list, and texts as the distinct texts with an index per row."""
     if name == "id":
         return list(values)
     if name in ("value", "tolerance"):

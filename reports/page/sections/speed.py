@@ -1,4 +1,4 @@
-"""A bench as a table: one line per piece of work, equal on the page and in the terminal.
+"""The table of a bench (timed comparison), one line per piece of work, for page and terminal.
 
 Pure functions from runs to plain data, without markup.
 """
@@ -45,8 +45,8 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "token_ratio": (", time per token over the shortest", "jax_seconds", "", _seconds),
     "token_bytes_ratio": (", memory per token over a short one's", "program_bytes", "", _bytes),
 }
-"""For each metric: suffix of the line's name, the metrics of its two sides ("" if missing), and
-their format."""
+"""For each ratio: suffix of the line's name, metrics of its two sides ("" if missing), and the
+function that formats them."""
 _LEVELS = (*_PARTS, "floor_ratio")
 """Metrics that are tested for changes of level: ratios, which do not depend on machine load."""
 
@@ -78,10 +78,10 @@ def notes(shown: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the changes of level of all figures of the last of `benches`, the newest change first.
+    """Return the lasting changes of each ratio over `benches`, the newest change first.
 
-    Each entry has the figure, both medians, the first run at the new level, and the commits between
-    (`reports.verdict.change_points`).
+    Each entry has the ratio's name, both medians, the first run at the new level, and the commits
+    between (`reports.verdict.change_points`).
     """
     out: list[tuple[int, dict[str, Any]]] = []
     for timing in benches[-1].timings:
@@ -111,7 +111,7 @@ def watched(benches: Sequence[Run]) -> int:
 
 
 def _last(benches: Sequence[Run], series: Sequence[float | None], index: int) -> Run:
-    """Return the newest run before `index` that has the figure."""
+    """Return the newest run before position `index` whose value in `series` is not None."""
     return next(benches[i] for i in reversed(range(index)) if series[i] is not None)
 
 

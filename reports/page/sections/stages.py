@@ -1,4 +1,4 @@
-"""A stage, free and forced, as a row of a table, for ports and for cases of the triangle.
+"""Errors of one stage as a row of a table, for ports and for the model's own cases.
 
 Pure functions from numbers to plain data. Source: docs/parity.md "First divergence".
 """
@@ -17,7 +17,7 @@ SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
 def stage_row(
     name: str, free: float, forced: float, tolerance: float, here: bool, original: str = ""
 ) -> dict[str, Any]:
-    """Return the data of one stage.
+    """Return the data of one stage, a named intermediate of the computation.
 
     Args:
         name: Name of the stage.

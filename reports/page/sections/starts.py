@@ -1,5 +1,5 @@
 """First divergences: the first failing stage of every case, since when it fails, and the
-account of the case that the night made.
+explanation of the case that was made during the run.
 
 Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -31,18 +31,18 @@ from reports.verdict.replays import account_commands, command, suite_of
 from stability.core.findings import Severity
 
 ROWS = 40
-"""Cases and edges that are listed."""
+"""Most first divergences (a case and an edge each) that are listed."""
 CASES = 12
-"""Failing cases that are shown with their account."""
+"""Most failing cases that are shown with their explanation."""
 AROUND = 3
-"""Stages shown on either side of the first wrong one; a fold has all of them."""
+"""Stages shown before and after the first wrong one; a collapsed list has all."""
 
 
 def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[str, Any]:
-    """Return where each difference starts, and the account of every failing case.
+    """Return where each difference starts, and the explanations of the first `CASES` failing cases.
 
     Args:
-        run: The run, with the accounts made during it.
+        run: The run, with the explanations made during it.
         decision: Its verdict.
         history: Earlier runs.
         runs: Relative URL from the page to the folder of runs, for links to their pages.
@@ -99,7 +99,7 @@ def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str,
 
 
 def target(decision: Decision) -> str:
-    """Return the anchor of the section that the verdict's sentence is about; "" for a pass."""
+    """Return the link target of the section that the verdict's sentence is about; "" for a pass."""
     failed = decision.counts.new + decision.counts.persisting
     if decision.word is Word.REGRESSED and not failed:
         return group_id(_worse(decision))
@@ -114,7 +114,7 @@ def target(decision: Decision) -> str:
 
 
 def _worse(decision: Decision) -> What:
-    """Return the most severe kind of change with which a value left its history or level."""
+    """Return WORSE if a value left its history, else DRIFTED (a level left its limits)."""
     there = {change.what for change in decision.changes}
     return What.WORSE if What.WORSE in there else What.DRIFTED
 
@@ -142,7 +142,7 @@ def counts(decision: Decision) -> list[dict[str, Any]]:
 
 
 def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
-    """Return the baseline with a link to its page, and the commits since."""
+    """Return the baseline with a link to its page, and the commits since; None without one."""
     if history.baseline is None:
         return None
     manifest = history.baseline.manifest

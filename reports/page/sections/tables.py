@@ -1,4 +1,4 @@
-"""Measurements as tables: overview, case by edge, gradients, trends.
+"""Measurements as tables: overview, cases by edge, parameters, trajectory, precision, changes.
 
 Pure functions from a run to plain data, without markup. Source: docs/reports.md "The page".
 """
@@ -58,7 +58,7 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One gated number: value, share of its tolerance, and whether it holds."""
+    """One measurement as shown in a table: value, tolerance, share used, and whether it holds."""
 
     value: str
     tolerance: str
@@ -66,12 +66,12 @@ class Cell:
     state: str
     """"pass", "fail", "blocked" (not comparable) or "info"."""
     percent: float
-    """Length of the bar, 0 to 100."""
+    """Length of the bar that shows the share of the tolerance, 0 to 100."""
     quantity: str = ""
     case: str = ""
     metric: str = ""
     id: str = ""
-    """Id of its row, for links."""
+    """Id of the measurement's row on the page, for links."""
 
 
 def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
@@ -120,7 +120,7 @@ def state_of(rows: Iterable[Measurement]) -> str:
 
 
 def cell(m: Measurement) -> Cell:
-    """Return the cell of one measurement."""
+    """Return one measurement as a cell: formatted numbers, state and link."""
     fraction = m.fraction
     percent = 0.0 if math.isnan(m.tolerance) else 100.0
     if math.isfinite(fraction):
@@ -160,11 +160,11 @@ def overview(
     starts: Sequence[Measurement] = (),
     scopes: Mapping[str, str] | None = None,
 ) -> list[dict[str, object]]:
-    """Return one row per edge: gates that hold, their trend, and the most important gate.
+    """Return one row per edge (comparison): passing gates, their trend, the most important gate.
 
-    On an edge of `starts` that is the first divergence rather than the worst gate: an error grows
-    downstream, and a flipped token is an infinite share of a tolerance of 0. On other edges it is
-    the worst gate. `scopes` says for an edge which positions it compares.
+    The most important gate of an edge in `starts` is the first divergence, not the worst gate: an
+    error grows downstream, and a flipped token is an infinite share of a tolerance of 0. On other
+    edges it is the worst gate. `scopes` describes by edge which positions are compared.
     """
     rows = []
     first = {m.edge: m for m in reversed(starts)}
@@ -191,13 +191,13 @@ def overview(
 
 
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
-    """Return a table of cases by edges, with the worst gate of `kind` in each cell, or None."""
+    """Return a table of cases by edges; a cell is the worst gate of `kind`, None without one."""
     metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
     part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
     edges = edges_of(part)
     worst = {pair: _worst(group) for pair, group in part.groupby(["case", "edge"], sort=False)}
     order = part.groupby("case", sort=False)["rank"].max()
-    # In the order of the run, unless there are too many cases: then the worst first.
+    # Cases keep the order of the run; if they are too many, the worst come first.
     cases = list(order.index)
     if len(cases) > ROWS:
         cases = list(order.sort_values(ascending=False, kind="stable").index)
@@ -223,7 +223,7 @@ def _summary(part: pd.DataFrame) -> dict[str, object]:
 
 
 def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
-    """Return for each edge every gate of `kind` with its informative metrics, worst first."""
+    """Return for each edge a table of the gates of `kind`, worst first, with all their metrics."""
     part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
     info = part[part["metric"] != "rel_l2"]
     part = part[part["metric"] == "rel_l2"]
@@ -257,7 +257,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
 
 
 def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return for each edge one row per parameter with its worst case, the worst first."""
+    """Return for each edge one row per parameter with its worst gradient error, worst first."""
     part = gates_of(data[data["kind"] == Kind.GRADIENT])
     tables = []
     for edge in edges_of(part):
@@ -350,12 +350,12 @@ _STANDING = {
 
 
 def group_id(what: What) -> str:
-    """Return the anchor of the changes of one kind."""
+    """Return the link target of the table with the changes of one kind."""
     return f"changes-{what.name.lower().replace('_', '-')}"
 
 
 def _id(c: Change) -> str:
-    """Return the id of the row a change is about; "" if this run has no such row."""
+    """Return the id of the row that a change is about; "" if this run has no such row."""
     if c.what is What.GONE or c.kind:
         return ""
     case = c.case if c.edge else c.case.removeprefix("probe ")

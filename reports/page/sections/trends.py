@@ -1,4 +1,4 @@
-"""Trends over nights: the worst gate of each edge night by night, and the gates that moved most.
+"""Trends over nights: the worst gate of each comparison per night, and the gates that moved most.
 
 Pure functions from a history to plain data. Source: docs/reports.md "The page".
 """
@@ -22,13 +22,13 @@ from reports.text import count, edge_name, share
 from reports.verdict.history import History, worst_over
 
 DRIFTS = 12
-"""Gates listed as having moved most."""
+"""Most gates listed as having moved."""
 STEADY = 1.05
 """A gate within this factor of its median counts as steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return the worst share of tolerance of each edge over nights, and the gates that moved most.
+    """Return curves of the worst share of tolerance of each edge, and the gates that moved most.
 
     None without an earlier night.
     """

@@ -1,4 +1,5 @@
-"""Page of a watched training: headline, curves over the steps, and a row per parameter.
+"""Page of a watched training: headline, curves over the steps, and a row per parameter. A look is
+one step at which the watch compared the parameters before and after the update.
 
 Pure functions from a run to plain data. Source: docs/training.md "Watch a run while it trains".
 """
@@ -22,7 +23,7 @@ _NO_LOOK = "no look was made"
 
 
 def watching(run: Run) -> dict[str, Any]:
-    """Return the data of the page of a watched training."""
+    """Return what the page of a watched training shows: verdict, curves, parameters and facts."""
     document: Mapping[str, Any] = run.manifest.stability.get("watch") or {}
     leaves = list(document.get("leaves") or ())
     steps = list(document.get("steps") or ())
@@ -88,12 +89,12 @@ def _headline(
 
 
 def _text(text: str, limit: int) -> str:
-    """Return a text that was written for a terminal, without the back quotes around commands."""
+    """Return a text without the back quotes that mark commands in a terminal, as a label."""
     return label(text.replace("`", ""), limit)
 
 
 def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
-    """Return the step from which on more than half of a leaf was frozen at every look."""
+    """Return the step since which more than half of a leaf was frozen at every look, or None."""
     first = None
     for step, value in zip(steps, leaf["frozen"], strict=True):
         if value is not None:
@@ -137,7 +138,7 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve per family of parameters, in percent, or log10 if `scale` is 0."""
+    """Return a curve per family of parameters: value times `scale`, or log10 if `scale` is 0."""
     steps = document.get("steps") or []
     lines = []
     for i, (family, series) in enumerate((document.get("families") or {}).items()):
@@ -160,7 +161,7 @@ def _height(value: float | None, scale: float) -> float:
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     seconds, cost = document.get("seconds") or 0.0, document.get("cost") or 0.0
     part = cost / seconds if seconds else 0.0
-    advice = "" if part <= LIMIT else "; more than 1 %: raise every"
+    advice = "" if part <= LIMIT else "; more than 1 %: raise every, to look less often"
     skipped = document.get("skipped", 0)
     facts = [
         ("training", f"{document.get('framework', '')}, {document.get('total', 0):,} steps"),

@@ -39,8 +39,8 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
 
     Raises:
         FileNotFoundError: the checkpoint or the text does not exist.
-        ValueError: it is not a Megalodon checkpoint, or the text is too short or does not fit the
-            vocabulary.
+        ValueError: the checkpoint is not Megalodon's, the text is shorter than 256 bytes, or the
+            vocabulary is smaller than 256.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
@@ -51,7 +51,7 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
 
 
 def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
-    """Return costs and advice as JSON values."""
+    """Return the costs, and the rules that follow for `gemm_backend`, as JSON values."""
     rules = [list(rule) for rule in what_if.rules(costs)]
     return {"costs": what_if.rows(costs), "gemm_backend": rules}
 
@@ -140,9 +140,9 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 
 def _used(row: Mapping[str, Any]) -> float:
-    """Return the share of its bounds that a product uses; infinite for NaN.
+    """Return the share of its bounds that a product uses; infinite for NaN or null.
 
-    run.json has no NaN: for operands that are not finite it holds null.
+    run.json cannot hold NaN: it has null for operands that are not finite.
     """
     used = row["fraction"]
     return math.inf if used is None or math.isnan(used) else float(used)

@@ -259,7 +259,7 @@ def test_a_tied_head_that_differs_fails(work):
     code, said = parity(work, "--layerwise", "--jax", str(work / "jax.safetensors"))
     assert code == 1
     assert "lm_head.weight (jax: the head is tied and differs" in said["sentence"]
-    assert "The text was not run." in said["sentence"]
+    assert "models were not run on the text." in said["sentence"]
 
 
 def test_a_single_file_takes_its_config_by_option(work):

@@ -71,7 +71,7 @@ def test_names_of_curves_are_ones_that_trackers_take() -> None:
     [
         (
             ("mlflow", "--to", "x"),
-            "mlflow takes its destination from MLFLOW_TRACKING_URI, not --to.",
+            "mlflow takes its destination from MLFLOW_TRACKING_URI, not --to; omit --to.",
         ),
         (("junit", "--history"), "--history is for mlflow and wandb; junit exports one run"),
     ],

@@ -75,7 +75,7 @@ def test_an_option_that_would_be_ignored_is_refused(args, words):
 def test_without_a_path_or_a_subject_it_asks_for_one():
     text = run()
     assert text.exit_code == 2
-    assert "name a checkpoint PATH, or an architecture with --subject" in text.output
+    assert "give a checkpoint PATH, or an architecture with --subject" in text.output
 
 
 def test_a_size_beyond_the_memory_is_refused_with_both_numbers(monkeypatch):

@@ -752,14 +752,17 @@ def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
     assert first.page.read_text(encoding="utf-8") == f"page of {night.id}"
     # The second of one second has another name, and its page knows it.
     second = outcomes.store(root, night, lines.append)
-    assert lines[1:] == [f"the name {night.id} was taken; the run is {night.id}-2", "verdict: PASS"]
+    assert lines[1:] == [
+        f"the name {night.id} was taken; the run is stored as {night.id}-2",
+        "verdict: PASS",
+    ]
     assert second.run.id == second.folder.name == f"{night.id}-2"
     assert second.page.read_text(encoding="utf-8") == f"page of {night.id}-2"
     # A shard is stored alone; it is judged with the others.
     lines.clear()
     shard = outcomes.store(root, replace_kind(night, "shard"), lines.append)
     assert (shard.decision, shard.against) == (None, ())
-    assert lines == [f"the name {night.id} was taken; the run is {night.id}-3"]
+    assert lines == [f"the name {night.id} was taken; the run is stored as {night.id}-3"]
     assert not shard.page.exists() and pages == [root] * 2
     assert read_run(shard.folder).manifest.verdict == ""
 

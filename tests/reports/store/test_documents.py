@@ -416,14 +416,14 @@ def test_a_run_on_shared_storage_says_where_it_is(
     root, said = open_copy(address), list[str]()
     shard = Run(Manifest("s", "2026-11-20T21:30:00+00:00", kind=RunKind.SHARD), (measurement(),))
     made = outcome.store(root, shard, said.append)
-    assert said == [f"stored in {address}/s; a copy is here"]
+    assert said == [f"stored in {address}/s; a copy is on this machine"]
     assert (made.folder, made.decision) == (root / "s", None)
     assert (tmp_path / "runs" / "s" / MEASUREMENTS).is_file()
     # The name is taken there, for ever.
     again = outcome.store(root, shard, said.append)
     assert said[1:] == [
-        "the name s was taken; the run is s-2",
-        f"stored in {address}/s-2; a copy is here",
+        "the name s was taken; the run is stored as s-2",
+        f"stored in {address}/s-2; a copy is on this machine",
     ]
     assert again.run.id == again.folder.name == "s-2"
     here = tmp_path / "here"
