@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -116,6 +117,7 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     from reports.registry.lookup import (
         check_age,
         comparison_lines,
+        explanations_of,
         find_run,
         judge_stored,
         look_up,
@@ -142,7 +144,13 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     others = [f"of another subject, not judged here: {name}: {word}" for name, word in found.others]
     lines = [run_line(found, result.run), *damaged, *others, *comparison_lines(result)]
     newer = [{"folder": str(folder), "why": why} for folder, why in found.newer]
-    more = {"run": found.folder.name, "created": result.run.manifest.created, "damaged": newer}
+    more: dict[str, Any] = {
+        "run": found.folder.name,
+        "created": result.run.manifest.created,
+        "damaged": newer,
+    }
+    if as_json:
+        more["explanations"] = explanations_of(result.run)
     say(ctx, decision, as_json, lines, **more)
 
 

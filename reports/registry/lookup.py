@@ -446,6 +446,32 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
+def explanations_of(run: Run) -> list[dict[str, Any]]:
+    """Return as JSON values where the failing cases start: stage, elements, source lines, commands.
+
+    The commands are those below a verdict, and exist for cases of Megalodon alone.
+    """
+    suites = {m.case: suite_of(m) for m in run.measurements}
+    return [
+        {
+            "case": e.case,
+            "edge": e.edge,
+            "quantity": e.quantity,
+            "meaning": e.meaning,
+            "parameters": list(e.parameters),
+            "elements": e.where,
+            "lines": [{"place": x.place, "why": x.why, "excerpt": x.excerpt} for x in e.lines],
+            "commands": [
+                command["command"]
+                for command in account_commands(e.case, run.manifest.fault)
+                if suites.get(e.case) == SUITE
+            ],
+        }
+        for e in run.explanations
+        if not e.holds
+    ]
+
+
 def as_document(decision: Decision) -> dict[str, Any]:
     """Return a verdict as JSON values."""
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import os
 import random
@@ -54,6 +55,7 @@ from reports.verdict.decide import Decision, ExitCode, Word, decide
 from reports.verdict.history import History
 from reports.verdict.several import GRAVEST, compare_runs
 from stability.core.findings import Severity
+from tests.helpers import cli
 from tests.reports.nights import (
     bench,
     earlier,
@@ -266,7 +268,7 @@ def test_a_name_leads_to_one_run_or_to_the_names_that_there_are(
     root = tmp_path / "runs"
     with pytest.raises(StoreError) as told:
         find_run(root, "latest")
-    empty = f"no run 'latest': there are no runs in {root} yet; `nightly` makes one."
+    empty = f"no run 'latest': there is no folder {root}; `nightly` makes one."
     assert str(told.value) == empty
     folders = [write_run(root, earlier(measurement(), day=day)) for day in range(2, 9)]
     names = [folder.name for folder in folders]
@@ -394,6 +396,16 @@ def test_below_the_verdict_of_a_stream_are_call_stage_and_line(tmp_path: Path) -
         "      2",
         "    > 3  x",
     ]
+    # A bot reads the same as JSON, of the cases that fail alone.
+    both = replace(night, explanations=(told, Explanation("other", "jax64:oracle")))
+    folder = write_run(tmp_path / "c", both)
+    answer = cli("gate", folder.name, "--out", str(folder.parent), "--json")
+    [found] = json.loads(answer.stdout)["explanations"]
+    assert (found["case"], found["quantity"]) == ("plain", "state/layers.0.v")
+    assert found["lines"] == [{"place": line.place, "why": line.why, "excerpt": line.excerpt}]
+    assert [command.split(" parity ")[1] for command in found["commands"]] == [
+        "explain plain", "shrink plain",
+    ]  # fmt: skip
     night = replace(night, explanations=(replace(told, lines=()),))
     bare = comparison_lines(judge_stored(write_run(tmp_path / "b", night)))
     assert bare == lines[4:]
