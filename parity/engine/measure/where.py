@@ -232,12 +232,12 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
         return ""
     blocks = np.unique(indices // axis.size)
     names = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(blocks))
-    last = -(-n // axis.size) - 1
+    last, short = -(-n // axis.size) - 1, n % axis.size
+    alone = blocks.size == 1 and blocks[0] == last and short
+    tail = f", the tail of {short}" if alone else ""
     if indices.size == sum(min(axis.size, n - b * axis.size) for b in blocks):
-        return f"{axis.block}{'s' if blocks.size > 1 else ''} {names}"
+        return f"{axis.block}{'s' if blocks.size > 1 else ''} {names}{tail}"
     if blocks.size == 1:
-        short = n % axis.size
-        tail = f", the tail of {short}" if blocks[0] == last and short else ""
         return f"in {axis.block} {names}{tail}"
     places = np.unique(indices % axis.size)
     if places.size == 1 and blocks.size == indices.size:

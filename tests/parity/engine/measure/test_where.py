@@ -37,7 +37,10 @@ def at(*index: object) -> np.ndarray:
         (at(slice(None), slice(15, None, 16)), "the last of chunks 0-2"),
         (at(slice(None), slice(16, 48)), "chunks 1-2"),
         # The last chunk is whole with the five positions that it has.
-        (at(1, slice(48, None)), "row 1, positions 48-52, all channels: all padding, chunk 3"),
+        (
+            at(1, slice(48, None)),
+            "row 1, positions 48-52, all channels: all padding, chunk 3, the tail of 5",
+        ),
         (at(1, slice(32, None)), "row 1, positions 32-52, all channels: padding too, chunks 2-3"),
         (at(1, 4, 7), "row 1, position 4, channel 7: no padding, in chunk 0, in head 0"),
         (at(1, slice(0, None, 7), 7), "every 7th position from 0 to 49"),
