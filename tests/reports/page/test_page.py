@@ -477,7 +477,7 @@ def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says
     words = section(page, "architectures")
     assert "MLA + MoE" in words and "beyond the length it was trained at" in words
     assert "4.2e-07" in words and "1 / 2" in words and "3.0e-04" in words
-    assert "fourth bug alive" in words
+    assert "still has the fourth bug" in words
     assert "mla-moe long" not in section(page, "logits")
     assert "24 of 24 planted defects caught" in words
     assert "guarded" in words and "<svg" in words

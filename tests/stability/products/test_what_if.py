@@ -73,7 +73,7 @@ def test_outliers_move_a_product_up_the_ladder() -> None:
     assert said["model.layers.0.a forward"].severity is Severity.OK
     note = said["model.layers.1.a forward"]
     assert note.severity is Severity.NOTE
-    assert "it bears bfloat16" in note.message
+    assert "advised format: bfloat16" in note.message
     assert "by a rule" in note.remedy
 
 
