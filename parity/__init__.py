@@ -1,8 +1,8 @@
-"""Parity: comparison of two programs that should compute the same thing, on the same work.
+"""Parity: comparison of two programs that should compute the same results from the same inputs.
 
-`engine` compares any two programs. `sides` wraps a torch, Flax, NNX or Equinox module, and `port`
-compares two sides. The other packages are the subjects compared so far. Everything is imported on
-first use, because a side needs its library.
+`sides` wraps a torch, Flax, NNX or Equinox module as a side, and `port` compares two sides.
+`engine` has the parts that depend on no library or model. Most other packages compare one model
+each. Names are imported on first use, because a side needs its library.
 """
 
 from __future__ import annotations

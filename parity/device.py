@@ -1,4 +1,7 @@
-"""Class of the device that computes. Imports almost nothing, so memory can be measured with it."""
+"""Class of the device that JAX uses by default.
+
+The module imports little, so that programs whose memory is measured can use it.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +9,5 @@ import jax
 
 
 def device_kind() -> str:
-    """Return the class of JAX's device: "cpu" or "cuda"."""
+    """Return the class of JAX's default device: "cpu", or "cuda" for any other platform."""
     return "cpu" if jax.devices()[0].platform == "cpu" else "cuda"

@@ -1,6 +1,7 @@
-"""Pins: an alignment of stages stored in a file, where a person can read and correct it.
+"""Pins: files that store which stages of a port and its original belong together.
 
-Each line is a pair; stages without a partner are listed below. Source: docs/your-own-port.md.
+A person can read and correct them. Each pair is one line of JSON; stages without a partner are
+listed after the pairs. Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _LISTS = ("pairs", "only_in_port", "only_in_original")
 
 
 def write(alignment: Alignment, path: Path) -> Path:
-    """Write an alignment as pins, atomically; return the path.
+    """Write an alignment of stages to a file of pins, atomically; return the path.
 
-    Each pair also records how it was found and the layout of the stage. A person who corrects a
-    pair may omit both.
+    Each pair also records how it was found (`by`) and how its elements are arranged (`layout`). A
+    person who corrects a pair may omit both.
     """
     pairs = [
         {
@@ -48,17 +49,19 @@ def read(path: Path) -> tuple[Pin, ...]:
     """Return the pins stored in a file.
 
     Raises:
-        AlignmentError: the file is missing or invalid; the message says where.
+        AlignmentError: the file is missing or invalid; the message names the invalid entry.
     """
     try:
         content = read_json_object(path)
     except (OSError, ValueError) as error:
         raise AlignmentError(
-            f"expected pins in {path}: {error}. Write them from an alignment."
+            f"expected pins in {path}: {error}. Write them with `megalodon-numerics port FILE "
+            "--write-pins PATH`."
         ) from error
     if content.get("schema") != SCHEMA:
         raise AlignmentError(
-            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it again."
+            f"{path} has schema {content.get('schema')}, expected {SCHEMA}: write it again with "
+            "`megalodon-numerics port FILE --write-pins PATH`."
         )
     for name in _LISTS:
         if not isinstance(content.get(name, []), list):
@@ -79,7 +82,8 @@ def _pair(entry: Any, path: Path) -> Pin:
         layout = Layout.from_json(entry["layout"]) if entry.get("layout") else None
     except (ValueError, TypeError, AttributeError) as error:
         raise AlignmentError(
-            f"{path}: the layout of {entry['port']!r} is invalid ({error}); omit it."
+            f"{path}: the layout of {entry['port']!r} is invalid ({error}); remove `layout` from "
+            "this pair to have it found again."
         ) from error
     return Pin(_name(entry["port"], path), _name(entry["original"], path), layout)
 

@@ -1,8 +1,9 @@
 """Accuracy of a port, pooled over several draws of weights and inputs.
 
-The gates of a small model are strongly correlated: one rounded weight perturbs everything
-downstream, so the 26 gates of a case are worth one or two independent numbers. A level that is to
-be compared with another machine's needs more draws of the same program. See docs/verdicts.md.
+The errors of a small model's stages are strongly correlated: one rounded weight perturbs everything
+downstream, so the 26 gates of a case are worth one or two independent numbers. An error level that
+is to be compared with that of another machine needs more draws of the same program. See
+docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 
 DRAWS = 16
-"""Number of draws. Between the two most different hosts measured, the levels of the second
-architecture have ratios of 0.95 to 1.13 with 16 draws, and 0.4 to 3.5 with one
+"""Number of draws. Between the two most different hosts measured, the error levels of the second
+architecture (MLA + MoE) have ratios of 0.95 to 1.13 with 16 draws, and 0.4 to 3.5 with one
 (docs/verdicts.md)."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the same program's parameters and inputs."""
+    """One random draw of a program's parameters and inputs."""
 
     model: Any
     """Any pytree of parameters, float32; matrices as (outputs, inputs)."""
     inputs: tuple[Any, ...]
-    """Arrays; floating ones float32."""
+    """Arrays; floating-point ones float32."""
     original: Mapping[str, np.ndarray] | None = None
-    """Stages computed by the original in float32, by name, if it is available."""
+    """Stages (named intermediates) that the original computed in float32, by the port's names; None
+    if the original is not available."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,13 @@ class Pool:
     """Results of `pool`."""
 
     measurements: tuple[Measurement, ...]
+    """One gate per quantity and edge (pair of runs), with the metric `POOLED`."""
     responses: dict[str, tuple[float, ...]]
-    """Relative L2 response of each draw to one seed of rounding perturbation, by quantity."""
+    """Relative L2 change under simulated rounding, by quantity: one value per draw, each with
+    another seed."""
     first: dict[str, tuple[float, ...]]
-    """Relative L2 response of the first draw to each of several seeds, by quantity."""
+    """Relative L2 change of the first draw under simulated rounding, by quantity: one value per
+    seed."""
 
 
 def pool(
@@ -70,18 +75,19 @@ def pool(
 ) -> Pool:
     """Measure the error of a port over draws, and the noise floor of that error.
 
-    Every draw runs four times: twice in float32, to see which quantities repeat exactly; in
-    float64; and in float64 with a rounding perturbation, with another seed for each draw. The
-    bound is that of a single draw, with the pooled noise floor.
+    Every draw runs four times: twice in float32, to find the quantities with equal bits in both
+    runs; in float64; and in float64 perturbed by simulated rounding, with another seed for each
+    draw. Errors and noise floors are pooled as geometric means; the rule for a single draw then
+    gives the bound.
 
     Args:
         function: the port, `function(model, *inputs)`, which returns one array. It marks its
             intermediates by `checkpoint_name`; derivatives are marked as `grad/<parameter>`.
-        draws: of equal shapes, so that all share two compiled programs. Either all have an original
-            or none.
+        draws: draws of equal shapes, so that all share two compiled programs. If any has no
+            original, the port is compared with its own float64 run only.
         name: name of the case in the measurements.
-        suite: port under which they are filed; default: the case's name.
-        device: name of the device in the measurements.
+        suite: suite of the measurements; "": the name of the case.
+        device: class of the device in the measurements, "cpu" or "cuda".
     """
     program = Program.of(function, draws[0].model, draws[0].inputs)
     live = all(draw.original is not None for draw in draws)
@@ -121,7 +127,7 @@ def pool(
 
 @dataclass(frozen=True)
 class Program:
-    """A port with known marks; it runs on any draw, in float32, float64 or perturbed float64."""
+    """A port with its parameters, inputs and the shapes of its marks, ready to run."""
 
     function: Callable[..., Any]
     model: Any
@@ -143,12 +149,12 @@ class Program:
         return cls(function, model, inputs, found)
 
     def on(self, model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Return the same port with other values of the same shapes."""
+        """Return the same port with other parameters and inputs of the same shapes."""
         return replace(self, model=model, inputs=inputs)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Names of the marks in order of computation; a compiled function sorts them by name."""
+        """Names of the marks, in order of computation."""
         return tuple(self.shapes)
 
     def run(
@@ -157,7 +163,14 @@ class Program:
         rng: np.random.Generator | None = None,
         exact: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Return marks and output; with `rng`, perturb every value by float32's rounding error."""
+        """Run the port and return its marks and output by name, in order of computation.
+
+        Args:
+            dtype: "float32" or "float64".
+            rng: draws the signs that perturb every parameter and input by float32's rounding error;
+                None: no perturbation.
+            exact: unperturbed results. If given with `rng`, every mark is perturbed too.
+        """
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
             # Zero offsets let unperturbed and perturbed runs share one compiled program.
@@ -169,12 +182,16 @@ class Program:
             return {name: np.asarray(found[name]) for name in self.order}
 
     def responses(self, exact: dict[str, np.ndarray]) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 response of every quantity to each seed."""
+        """Return the relative L2 change of every quantity under simulated rounding, one per seed.
+
+        Args:
+            exact: unperturbed float64 results.
+        """
         return rounding_noise.responses(exact, lambda rng: self.run("float64", rng, exact))
 
 
 def digest_of(order: tuple[str, ...], model: Any, inputs: tuple[Any, ...]) -> str:
-    """Return a hash of the marks, parameters and inputs; equal hashes mean equal work."""
+    """Return a hash of the names of the marks, the parameters and the inputs."""
     found = hashlib.sha256(repr(order).encode())
     named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
     arrays = {**named, **{f"input {i}": x for i, x in enumerate(jax.tree.leaves(inputs))}}
@@ -219,7 +236,7 @@ def _yardstick() -> Callable[..., Any]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the geometric mean: NaN if a value is not finite, 0 if one is 0."""
+    """Return the geometric mean; NaN if a value is not finite, else 0 if one is 0."""
     if not all(math.isfinite(value) for value in values):
         return math.nan
     return 0.0 if 0.0 in values else math.exp(sum(map(math.log, values)) / len(values))

@@ -8,7 +8,7 @@ from parity.engine.measure.measurement import Kind
 
 
 class PortEdge(Edge):
-    """Edges of a port comparison; the port's float64 run is the truth for rounding errors."""
+    """Pairs of runs compared for a port, as `left:right`; 32, 64 and bf16 name the run's dtype."""
 
     PORT64_ORIGINAL64 = "port64:original64"
     PORT32_PORT64 = "port32:port64"
@@ -24,7 +24,7 @@ NARROWING = 2.0**-29
 """Unit roundoff of float64 divided by that of float32."""
 
 STUDENT = 10.0
-"""Factor on a bound whose floor was measured with four seeds on as little as one element.
+"""Extra factor on bounds of few elements, whose noise floor four seeds measure inaccurately.
 
 The floor of a whole stage is accurate to about ten per cent. The floor of one element is the
 root mean square of four responses, so errors divided by it follow Student's t distribution with

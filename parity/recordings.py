@@ -1,7 +1,8 @@
 """Recordings: stored results of a reference, for machines where the reference cannot run.
 
-A recording is a safetensors file of named arrays. Its metadata hold its provenance and the hash of
-the work it belongs to. Source: docs/parity.md "Fail closed".
+A recording is a safetensors file of named arrays. Its metadata contain its provenance and the hash
+of the work (weights and inputs) that the arrays were computed from. Source: docs/parity.md "Fail
+closed".
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ T = TypeVar("T")
 
 
 class RecordingError(ValueError):
-    """A recording is missing, corrupt, or of different work; the message names the remedy."""
+    """A recording is missing, corrupt, or of different work; the message says how to renew it."""
 
 
 class ReferenceUnavailableError(RuntimeError):
-    """A live reference cannot run here; the message says why and how to install it."""
+    """The reference program cannot run here; the message says why and how to install it."""
 
 
 def choose(
@@ -35,10 +36,10 @@ def choose(
     recorded: Callable[[], T],
     why_unavailable: Callable[[], str | None],
 ) -> T:
-    """Return the result of the live reference, or a recorded one where it cannot run.
+    """Return the result of running the reference ("live"), or a recorded one.
 
     Args:
-        prefer: "live", "recorded", or "auto": live if it can run.
+        prefer: "live", "recorded", or "auto": live if the reference can run, else recorded.
         live: runs the reference; raises ReferenceUnavailableError if it cannot run.
         recorded: reads the recording; raises RecordingError if there is none.
         why_unavailable: reason why the live reference cannot run; None if it can.
@@ -57,19 +58,23 @@ def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
         renew: command that makes the recording, for the error message.
 
     Raises:
-        RecordingError: it is missing, corrupt, or of different work.
+        RecordingError: the recording is missing, corrupt, or of different work.
     """
     provenance = read_provenance(path, renew)
     if provenance["case_hash"] != work:
         raise RecordingError(
             f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
-            f"now {work}): not comparable. Run `{renew}` with the live reference."
+            f"now {work}): not comparable. Run `{renew}` with the live reference installed."
         )
     return read_file(path)
 
 
 def read_provenance(path: Path, renew: str) -> dict[str, Any]:
-    """Return the provenance of a recording; `renew` is the command that makes it.
+    """Return the provenance of a recording: what produced it, such as versions and host.
+
+    Args:
+        path: the recording's file.
+        renew: command that makes the recording, for the error message.
 
     Raises:
         RecordingError: the file is missing, corrupt, or has another schema.

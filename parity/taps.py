@@ -1,4 +1,4 @@
-"""Former module name of `parity.megalodon.intermediates`, kept for existing imports."""
+"""Former name of the module `parity.megalodon.intermediates`, kept for existing imports."""
 
 from parity.megalodon.intermediates import *  # noqa: F403
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES as BLOCK_TAPS  # noqa: F401

@@ -1,8 +1,9 @@
-"""The table of all tolerances and of the other constants that decide whether a check passes.
+"""All tolerances, and the other constants that decide whether a check passes.
 
-The rules of an edge are declared beside its subject (`parity.megalodon.tolerance_table`,
-`parity.mesh.tolerance_table`, `parity.port_tolerances`) and collected here. Constants of formats,
-levels and drift are below. Source: docs/parity.md "Tolerances".
+The rules of an edge (pair of compared runs) are declared where its runs are defined, in
+`parity.megalodon.tolerance_table`, `parity.mesh.tolerance_table` and `parity.port_tolerances`, and
+collected here. Constants for number formats, noisy values and drift follow. Source: docs/parity.md
+"Tolerances".
 """
 
 from __future__ import annotations
@@ -58,24 +59,26 @@ __all__ = [
     "rule",
 ]
 PRODUCTS = MegalodonEdge.PRODUCTS32_FLOAT64
-"""The edge of `stability.products.accuracy`."""
+"""Edge of `stability.products.accuracy`, which measures matrix products against float64."""
 PORT_EDGES = tuple(PortEdge)
 MESH_EDGES = tuple(MeshEdge)
 SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
 """Former names."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
-"""Largest relative excess of the held-out loss over float32's after a drill in each format."""
+"""Largest relative excess of the held-out loss over float32's after a drill (short training run) in
+each format."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatBound:
-    """Largest error of a product in a low-precision format before a wider format is advised."""
+    """Largest errors of a product in a low-precision format before a wider format is advised."""
 
     error: float
-    """Relative L2 of the product."""
+    """Relative L2 error of the product."""
     underflow: float
     """Fraction of an operand's elements that underflow to 0."""
     reason: str
+    """Measured error and underflow that the bounds are based on."""
 
 
 FORMAT_BOUNDS = {
@@ -101,9 +104,10 @@ FORMAT_BOUNDS = {
 }
 """Bounds by format (`stability.products.what_if`).
 
-Each is the largest value seen on healthy tensors with at least 128 numbers along the contraction,
-plus about a third for the error and up to twice for the underflow. Underflow has its own bound
-because outliers hide it: the numbers they push to 0 contribute little to the product's norm."""
+Each is the largest value measured on tensors without a known problem, with at least 128 numbers
+along the contraction, plus a margin: about a third for the error, up to twice for the underflow.
+Underflow has its own bound because outliers hide it: the numbers that they push to 0 contribute
+little to the product's norm."""
 FIGURES = {
     "mxfp8 floor clips": ("clipped", 0.167, 0.004),
     "mxfp8 even clips": ("clipped", 0.119, 0.004),
@@ -114,39 +118,48 @@ FIGURES = {
     "nvfp4 loses": ("underflow", 0.068, 0.001),
     "nvfp4": ("mse", 0.009, 1e-4),
 }
-"""Published effect of each format on normally distributed numbers: metric, value, tolerance.
+"""Published error of each format on normally distributed numbers, as (metric, value, tolerance).
 
 The tolerance covers the sampling error of 2^21 numbers and the digits of the published value.
-`clipped` is a fraction of blocks."""
+`clipped` is the fraction of blocks with a clipped element."""
 NOISE_WINDOW = 14
-"""Earlier runs whose median a noisy value is compared with (docs/verdicts.md "Comparability")."""
+"""Number of earlier runs whose median a value that varies from run to run is compared with
+(docs/verdicts.md "Comparability")."""
+# The median absolute deviation of four numbers is mostly chance.
 NOISE_LEAST = 5
-"""Fewest earlier runs for that comparison: the MAD of four numbers is mostly chance."""
+"""Fewest earlier runs for the comparison of a noisy value with their median."""
 NOISE_MADS = 5.0
-"""Tolerance of a noisy value around that median, in median absolute deviations of log10(error)."""
+"""Largest deviation of a noisy value from the median of earlier runs, in median absolute deviations
+of log10(error)."""
 NOISE_FLOOR = 1.05
-"""Smallest such tolerance, as a factor: 5 %."""
+"""Factor by which a noisy value may always differ from the median of earlier runs: 5 %."""
+# On one machine errors repeat bit by bit until the code or a library changes.
 DRIFT_TYPICAL = 1.3
-"""Largest ratio of a group's geometric mean to a run on the same machine. There it repeats bit by
-bit until the code or a library changes. docs/verdicts.md lists the changes that this detects."""
+"""Largest ratio of the geometric mean of a group's errors to that of an earlier run on the same
+machine. docs/verdicts.md lists the changes that this detects."""
+# With a limit of 3, none of 20 pairs of hosts failed, but a nightly run compares hundreds of
+# levels.
 DRIFT_DEVIATIONS = 4.0
-"""Largest deviation of a group's level from another machine's, in standard deviations of the
-difference of two draws of rounding. The deviation is calibrated (docs/verdicts.md). With a limit of
-3, none of 20 pairs of hosts failed, but a night compares hundreds of levels."""
+"""Largest difference of a group's error level from another machine's, in standard deviations of the
+difference of two independent draws of rounding errors, calibrated in docs/verdicts.md."""
+# One small tensor varies more than a mean.
 DRIFT_WORST = 2.0
-"""Like `DRIFT_TYPICAL`, for the worst gate of a group: one small tensor varies more than a mean."""
+"""Like `DRIFT_TYPICAL`, for the worst gate of a group."""
+# A factor of 100 to the tolerance remains.
 DRIFT_SHARE = 0.01
-"""Gates below this fraction of their tolerance may drift freely: a factor of 100 remains."""
+"""Gates that use less than this fraction of their tolerance may drift freely."""
+# The random draws depend only on the rounded values, so every machine has the same. One set of
+# draws in two million exceeds the bound.
 UNBIASED = 5.0
-"""Largest deviation of the summed errors of stochastic rounding from 0, in standard deviations.
-The draws depend only on the rounded values, so every machine has the same; one set of draws in two
-million exceeds this."""
+"""Largest deviation of the summed errors of stochastic rounding from 0, in standard deviations."""
+# The difference that remains is sampling error over at least 10^4 elements.
 INDEPENDENT = 0.05
-"""Largest relative difference between a product's error and the root sum of squares of its
-operands' independent errors. The rest is sampling error over at least 10^4 elements."""
+"""Largest relative difference between a product's error and the root sum of squares of the errors
+that its two operands cause independently."""
+# The gate itself is the tighter bound from the noise floor. Measured: at most 8.5e-7, with a tied
+# head.
 MLA_MOE_LOGITS = 1e-5
-"""Required relative L2 of MLA + MoE's float32 logits against Transformers. The gate itself is the
-tighter bound from the noise floor. Measured: at most 8.5e-7, with a tied head."""
+"""Largest relative L2 error of MLA + MoE's float32 logits against Transformers."""
 ABSORBED = {"float32": 1e-5, "bfloat16": 0.05}
 """Largest relative L2 between absorbed and expanded MLA of one layer, by dtype of activations.
 
@@ -154,19 +167,21 @@ Both are the same mathematics in another order, so the bound is a multiple of th
 Measured: 1.2e-7 on the model in which defects are planted, 0.004 on the small size. Values in the
 wrong order give 1."""
 LOST_APPLIED = 0.7
-"""Largest fraction of a token-by-token stream's error that remains when the rounding error of the
-poles is corrected. Measured: 0.42 at 16,384 tokens and 0.51 at 4,096. The rest is the rounding of
-the state itself."""
+"""Largest fraction of the error of a token-by-token EMA that remains when the rounding error of its
+poles is corrected. Measured: 0.42 at 16,384 tokens and 0.51 at 4,096. The remaining error is the
+rounding of the state itself."""
 LONG_CONTEXT = 1e-6
-"""Largest relative L2 of a float32 EMA with slow poles against float64, at 131,072 tokens."""
+"""Largest relative L2 error of a float32 EMA with slow poles against float64, at 131,072 tokens."""
 LONG_CONTEXT_REFERENCE = 1e-3
-"""Smallest such error when powers of the poles are computed in float32: the negative control."""
+"""Smallest relative L2 error of that EMA if powers of the poles are computed in float32 (negative
+control)."""
 LONG_CONTEXT_GRADIENT = 2e-6
-"""Largest such error of the gradients, at 16,384 tokens. Measured: at most 8e-7, on theta."""
+"""Largest relative L2 error of that EMA's gradients, at 16,384 tokens. Measured: at most 8e-7, on
+theta."""
 MEMORY_PER_DOUBLING = 2.2
-"""Largest growth of a program's memory when the sequence doubles: 2 is linear, 0.2 is slack."""
+"""Largest ratio of a program's memory when the sequence doubles: 2 is linear growth, 0.2 slack."""
 
 
 def rule(edge: Edge | str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
-    """Return the row of any subject for an edge, kind and metric, or None."""
+    """Return the tolerance rule for an edge, kind and metric from all tables; None if none."""
     return _rule((*TABLE, *PORTS, *MESHES), edge, kind, metric)

@@ -1,5 +1,6 @@
-"""The engine: turns named arrays into measurements. It knows no model, not even ours.
+"""The engine: turns the named arrays of any two programs into measurements.
 
-`measure` compares two sides with their bounds, `pairing` finds which parameter and which stage of
-one program is which of another, `programs` evaluates a JAX program operation by operation.
+`measure` compares arrays and checks tolerances. `pairing` finds which parameter and which stage
+(named intermediate) of one program corresponds to which of another. `programs` evaluates a JAX
+program operation by operation. No module depends on a particular model.
 """

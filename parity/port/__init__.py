@@ -1,6 +1,6 @@
 """Comparison of a port with its original: two programs that should compute the same thing.
 
-`compare` takes two sides and finds parameters, stages, truth and bounds by itself.
+`compare` takes two sides, pairs their parameters and stages by value, and derives the tolerances.
 """
 
 from parity.port.compare import Port, PortError, compare

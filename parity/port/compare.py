@@ -1,6 +1,7 @@
-"""Comparison of two sides: parameters, stages, truth, bounds and gradients, found from values.
+"""Comparison of a port with its original, with parameters and stages paired by their values.
 
-Source: docs/your-own-port.md.
+Every pair is compared in float32 and, where both sides can run in it, in float64. Tolerances are
+multiples of measured noise floors. Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Rounding, Side, SideError, Trace
 
 FORCED = "rel_l2_forced"
-"""Metric of a stage that is fed the original's values; a gate if the original has no float64."""
+"""Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
+
+It is measured, as a gate, only if the port can run in float64 and the original cannot."""
 
 
 class PortError(ValueError):
@@ -64,9 +67,9 @@ class Port:
     case: str = ""
     """Name of the case, such as `padding`."""
     valid: Valid = None
-    """Positions that are meaningful on both sides; see `Valid`."""
+    """Mask (B, L) of the positions to compare, such as all but padding; None: all (see `Valid`)."""
     pins: tuple[Pin, ...] = ()
-    """Stage pairs that are already known."""
+    """Stage pairs set by hand; all other stages are paired automatically."""
     gradients: bool = True
     """Whether derivatives are compared too."""
     loss: str | None = None
@@ -83,8 +86,8 @@ class Port:
     device: str = ""
     """Class of the device in measurements, "cpu" or "cuda"; "" is that of JAX's default device."""
     work: str = ""
-    """Hash of the work given to both sides, by which rows of different days are matched; "" hashes
-    all parameters and inputs."""
+    """Hash that identifies the parameters and inputs, so that rows of different runs can be
+    compared; "" computes it from all parameters and inputs."""
 
     @property
     def title(self) -> str:
@@ -96,10 +99,11 @@ def compare(port: Port) -> Report:
     """Compare a port with its original.
 
     Raises:
-        PortError: the sides share no parameter, or the loss is not an output of both.
+        PortError: both sides are one object, the sides share no parameter, the loss is not a scalar
+            output of both, or `not_compared` names no output or gives no reason.
         AlignmentError: their stages cannot be aligned, or pins do not fit them.
         SideError: a side rejects its inputs, or the sides have different inputs.
-        ExitError: a side ended the program.
+        ExitError: the code of a side called `sys.exit`, `exit`, `quit` or `os._exit`.
     """
     _check_two_sides(port)
     port = replace(port, device=port.device or device_kind())
@@ -131,7 +135,7 @@ def compare(port: Port) -> Report:
     rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
-    # If a quantity is 0 up to rounding, the norm its floor is relative to is rounding too.
+    # Relative floors mean nothing for a quantity that is 0 up to rounding: its norm is rounding.
     known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
     if dear := costly(own[0], {n: x for n, x in own[1].items() if n in known}):
         notices = (*notices, dear)
@@ -157,9 +161,9 @@ def compare(port: Port) -> Report:
             notices = (*notices, notice_of(two))
             place = localise(both.names, original, ours, constants)
     except SideError as error:
-        # A capture, for example, cannot be fed. The comparison made so far remains valid.
+        # A capture, for example, cannot be rerun with other values. The rows so far remain valid.
         place = Place(PortEdge.PORT32_ORIGINAL32, ())
-        notices = (*notices, f"no stage of the port was run on its own: {error}")
+        notices = (*notices, f"stages were not tested one by one on correct inputs: {error}")
     if place.edge is PortEdge.ORIGINAL32_PORT64:
         comparison = Comparison(work, place.edge, bounds, "float32", port.device, kinds=stage_kind)
         rows += [
@@ -176,17 +180,17 @@ def compare(port: Port) -> Report:
 
 
 def _repeated(row: Measurement) -> Measurement:
-    """Mark a stage or output as repeating: both sides gave equal bits twice (`unstable`).
+    """Mark a stage or output as deterministic: each side gave the same bits in two float32 runs.
 
-    So a later run on the same machine with other bits has changed. Only the float32 runs are
-    compared; where they repeat, float64 is taken to. Derivatives run once.
+    Other bits in a later run on the same machine are then a change. Float64 runs are assumed to be
+    deterministic if the float32 runs are. Derivatives are computed once and stay unmarked.
     """
     derivative = Quantity(row.quantity).role in (Role.GRADIENT, Role.COTANGENT)
     return row if derivative else replace(row, deterministic=True)
 
 
 def _check_two_sides(port: Port) -> None:
-    """Raise a PortError if the port is the original."""
+    """Raise a PortError if both sides are one object or share one torch module."""
     # A module of Flax holds no parameters, so two sides may share it.
     modules = [getattr(s, "module", s) for s in (port.original, port.port) if s.kind == "torch"]
     if port.original is port.port or (len(modules) == 2 and modules[0] is modules[1]):
@@ -219,8 +223,12 @@ def _both_sides(port: Port) -> _Both:
             f"such as {', '.join(names)}"
         )
     if empty := [name for name, reason in port.not_compared.items() if not reason.strip()]:
-        raise PortError(f"not_compared has no reason for {', '.join(empty)}: say why")
-    # The sum of two parameters is rounded where the port holds it, and nowhere in the original.
+        raise PortError(
+            f"not_compared has no reason for {', '.join(empty)}: give each name a reason as its "
+            "value in Port.not_compared"
+        )
+    # A port's parameter that is the sum of two of the original's has been rounded once more than
+    # they have, so the two sides do not hold those bit for bit.
     equal = [pair for pair in matching.pairs if pair.is_equal and not pair.construction.adds]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
     returned = original.best.outputs, ours.best.outputs
@@ -249,8 +257,9 @@ class _Both:
         if port.loss is not None:
             if port.loss not in outputs or outputs[port.loss].size != 1:
                 raise PortError(
-                    f"expected the name of a scalar that both sides return, got {port.loss!r}; "
-                    f"there are {', '.join(f'{n} {x.shape}' for n, x in outputs.items())}"
+                    "expected as Port.loss the name of a scalar that both sides return, got "
+                    f"{port.loss!r}; the outputs of both sides and their shapes are "
+                    f"{', '.join(f'{n} {x.shape}' for n, x in outputs.items())}"
                 )
             cotangents = {port.loss: np.ones_like(outputs[port.loss], np.float32)}
         else:
@@ -259,7 +268,12 @@ class _Both:
         self.original.differentiate(self.names.cotangents(cotangents))
 
     def view(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
-        """Return the stages and gradients of one side's run that the other side has too."""
+        """Return the stages and gradients of a run that both sides have, by the port's names.
+
+        Args:
+            side: `original` or `port`.
+            trace: a run of that side.
+        """
         if side == "original":
             stages = self.names.stages(trace.stages)
             return stages | self.names.gradients(trace.gradients, self.port.best.gradients)[0]
@@ -268,16 +282,21 @@ class _Both:
         return stages | self.names.gradients(self.original.best.gradients, trace.gradients)[1]
 
     def runs(self, side: str) -> SideRuns:
-        """Return the runs of a side."""
+        """Return the runs of the side named `original` or `port`."""
         return self.original if side == "original" else self.port
 
     def lost(self, side: Side, noise: Mapping[str, Noise]) -> list[str]:
-        """Return parameters of the original that the port lacks without any effect so far.
+        """Return the original's parameters that the port lacks and will need once trained.
 
-        A fresh bias is 0 and a fresh scale is 1, so a port without it computes the same until it is
-        trained. A non-zero derivative in the original shows that training will change it. One that
-        is 0 up to rounding, such as that of a key bias, shows that it will not. Missing parameters
-        with other values either show in a stage or are recomputed there, such as a table.
+        A bias starts at 0 and a scale at 1, so a port without it computes the same until training
+        changes it. Training changes it if its derivative in the original is not 0. A derivative
+        that is 0 up to rounding, such as that of a key bias, does not count. A missing parameter
+        with varying values needs no such test: either a stage differs, or the port recomputes it,
+        such as a table.
+
+        Args:
+            side: the original.
+            noise: noise of both sides, by `original` and `port`.
         """
         values = side.parameters()
         theirs = noise["original"]
@@ -292,10 +311,11 @@ class _Both:
         ]
 
     def shown_by_derivatives(self) -> frozenset[str]:
-        """Return the port's reordered parameters whose every row and column has a derivative.
+        """Return the port's reordered parameters whose order is confirmed if all gates pass.
 
-        Rows that these inputs do not use, such as those of tokens that do not occur, have no
-        derivative: gates that hold do not show that their order is right.
+        Reordered parameters have the original's values in another order. The original's derivative
+        must be nonzero somewhere in every row and column. Passing gates show nothing about the
+        order of rows that these inputs do not use, such as those of tokens that do not occur.
         """
         gradients = self.original.best.gradients
         return frozenset(
@@ -325,7 +345,7 @@ class _Both:
         return notices
 
     def noise(self) -> dict[str, Noise]:
-        """Return the noise of each side that can run in float64."""
+        """Return the response of each side to rounding; empty for a side without float64."""
         original, port = self._noise("original"), self._noise("port")
         # A side that answers from a capture cannot be perturbed: assume the other side's rounding.
         responses = {
@@ -367,7 +387,7 @@ class _Both:
         }
 
     def edges(self) -> list[PortEdge]:
-        """Return the edges that can be compared, mathematics first."""
+        """Return the edges (pairs of runs) that can be compared, float64 on both sides first."""
         wide = (self.port.wide is not None, self.original.wide is not None)
         edges = {
             (True, True): (
@@ -382,7 +402,10 @@ class _Both:
         return [*edges[wide], PortEdge.PORT32_ORIGINAL32]
 
     def rows(self, edge: PortEdge, comparison: Comparison) -> list[Measurement]:
-        """Return the measurements of one edge: stages, outputs, derivatives, and exact outputs."""
+        """Return the measurements of one edge: stages, outputs and derivatives.
+
+        Integer and bool outputs are added on edges between two float64 or two float32 runs.
+        """
         arrays = self.arrays(edge)
         rows = [self._explained(row) for row in comparison.run(*arrays)]
         rows = [_with_hidden(row, comparison, *arrays) for row in rows]
@@ -396,7 +419,10 @@ class _Both:
         )
 
     def arrays(self, edge: PortEdge) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return both sides of an edge; an output without a partner is on one side only."""
+        """Return the arrays of the left and the right run of an edge, by the port's names.
+
+        An output without a partner is in one of the two only, so that comparing it fails.
+        """
         left, right = (dict(self._arrays(name)) for name in edge.sides)
         if edge in BETWEEN:
             sides = dict(zip((name.rstrip("0123456789") for name in edge.sides), (left, right)))  # noqa: B905
@@ -412,7 +438,10 @@ class _Both:
     def _add_unpaired(
         self, port: dict[str, np.ndarray], original: dict[str, np.ndarray], edge: PortEdge
     ) -> None:
-        """Add outputs without a partner, and those whose shape differs from their partner's."""
+        """Add outputs without a partner, and outputs whose shape differs from their partner's.
+
+        The latter replace the rearranged array in `original`, so that comparing the shapes fails.
+        """
         paired = {*port, *original}
         for name in self.port.best.outputs:
             if name not in paired:
@@ -429,7 +458,7 @@ class _Both:
                 original[mine] = trace.stages[name]
 
     def partners(self) -> dict[str, str]:
-        """Return the port's outputs by the original's names."""
+        """Return the names of the port's outputs by the names of the original's."""
         ours = self.port.best
         pairs = self.names.alignment.pairs
         named = {p.original: p.port for p in pairs if p.port in ours.outputs}
@@ -437,13 +466,17 @@ class _Both:
         return floats | exact_partners(self.original.best.exact, ours.exact)
 
     def _may_be_masked(self, name: str) -> bool:
-        """Return whether an infinity may be intended in a quantity; never in a derivative."""
+        """Return whether infinities in a quantity may be masks: in stages, and in outputs only if
+        the case says so, but never in derivatives."""
         if Quantity(name).role is Role.GRADIENT:
             return False
         return name not in self.port.best.outputs or self.port.masked_outputs
 
     def _truth(self, name: str, edge: PortEdge) -> np.ndarray | None:
-        """Return the float64 values of a quantity; None if neither side has any."""
+        """Return float64 values of a quantity, from this edge if it has a float64 run.
+
+        None if neither side has any.
+        """
         wide = [side for side in edge.sides if side.endswith("64")] or ["original64", "port64"]
         found = (self._arrays(side).get(name) for side in reversed(wide))
         return next((x for x in found if x is not None), None)
@@ -464,7 +497,7 @@ class _Both:
             if math.isnan(row.value) and not self.port.masked_outputs:
                 values = self.port.best.stages[pair.port]
                 if np.isinf(values).any():
-                    note = "infinite: say Port(masked_outputs=True) if these are masks"
+                    note = "infinite: set Port(masked_outputs=True) if these are masks"
                     return replace(row, note=note)
         if pair is None and row.note.startswith("missing in port"):
             computed = {p.original: p.port for p in self.names.alignment.pairs}
@@ -491,7 +524,7 @@ class _Both:
         return sides[0], sides[1]
 
     def _at_valid(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the valid elements of arrays, as vectors."""
+        """Return the elements of arrays at valid positions, as vectors; all of a gradient's."""
         results = {
             n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
         }
@@ -522,14 +555,15 @@ class _Both:
         return {} if trace is None else self.view(name.rstrip("0123456789"), trace)
 
     def _trace(self, name: str) -> Trace | None:
-        """Return the run that an edge calls by this name, such as `port32`."""
+        """Return the run with this name in an edge, such as `port32`; None if it did not run."""
         runs = self.runs(name.rstrip("0123456789"))
         return runs.narrow if name.endswith("32") else runs.wide
 
     def unstable(self, port: Port) -> Report | None:
-        """Return the report on sides that give different results in two runs; None if none does.
+        """Return a failing report if a side gives different bits in two float32 runs, else None.
 
-        Nothing else is compared: their noise would be the tolerance, and a wrong port would hold.
+        Nothing else is compared then: the run-to-run noise would enter the tolerance, and a wrong
+        port could pass.
         """
         stages = (*self.port.best.stages,)
         work = Work(port.title, port.work or _digest(port), stages, suite=port.name)
@@ -555,8 +589,8 @@ class _Both:
 
 
 def _floating(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return floating arrays. Integer tables, such as indices, show in their effects."""
-    # To NumPy bfloat16 and int4 are of the same kind: both come from ml_dtypes.
+    """Return the floating-point arrays; a wrong integer table, such as indices, shows in stages."""
+    # dtype.kind does not separate bfloat16 from int4, which both come from ml_dtypes.
     whole = {n for n, x in arrays.items() if x.dtype.kind in "biu" or "int" in x.dtype.name}
     return {n: x for n, x in arrays.items() if n not in whole}
 
@@ -574,8 +608,9 @@ def _with_hidden(
 ) -> Measurement:
     """Turn a passing gate into a failure if elements hidden by larger ones do not pass.
 
-    The failing value is the fraction of their bound that the hidden elements use, times the
-    tolerance. Rows that pass keep their numbers.
+    An element is hidden if it is too small for an error in it to break the bound of the whole array
+    (`parity.port.hidden`). The failing row's value is the hidden elements' error over their bound,
+    times the tolerance. Rows that pass keep their values.
     """
     bounds = comparison.floors
     assert isinstance(bounds, PortBounds)
@@ -599,7 +634,7 @@ def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
     if row.metric != "rel_l2" or row.note or not cancelled:
         return row
-    return replace(row, note="0 to rounding: relative to the terms that cancel")
+    return replace(row, note="0 up to rounding: the error is relative to the terms that cancel")
 
 
 def _weights(
@@ -610,10 +645,16 @@ def _weights(
     lost: Sequence[str],
     shown: Collection[str] = (),
 ) -> Measurement:
-    """Return the gate that the port has all of the original's parameters.
+    """Return the gate on parameters: the number of wrong ones in the port and of missing ones.
 
-    Values in another order, such as that of a cell's gates, are the original's if they are among
-    `shown`: everything holds with them, and depends on them.
+    Args:
+        work: the work given to both sides.
+        bounds: the tolerances.
+        matching: the pairs of parameters.
+        device: class of the device, "cpu" or "cuda".
+        lost: the original's parameters that the port lacks and will need (`_Both.lost`).
+        shown: the port's parameters that hold the original's values in another order, such as that
+            of an LSTM's gates, and count as equal (`_Both.shown_by_derivatives`).
     """
     edge = PortEdge.PORT32_ORIGINAL32
     other = [p.port for p in matching.pairs if not (p.is_equal or p.port in shown)]
@@ -633,7 +674,7 @@ def _all_hold(rows: Sequence[Measurement]) -> bool:
 
 
 def _all_used(gradient: np.ndarray | None) -> bool:
-    """Whether every row, column and other slice of a parameter has a derivative that is not 0."""
+    """Whether every row, column and other slice of a gradient has an element that is not 0."""
     if gradient is None:
         return False
     axes = range(gradient.ndim)

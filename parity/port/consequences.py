@@ -1,9 +1,10 @@
 """Pairs of stages that share a name and differ because they are two different quantities.
 
-For example, an embedding layer that scales its output and one whose caller scales it share a name
-and differ by the scale, yet all later stages agree to the last digit. Such a pair is dropped and
-reported, not failed. The evidence is a later stage that is correct until it is fed the original's
-value of the pair. That later stages agree is none: they may not use it, or multiply it by 0.
+For example, one embedding layer scales its output and in the other the caller scales it: the
+outputs share a name and differ by the scale, yet all later stages agree to the last digit. Such a
+pair is dropped and reported; it is no failure. The evidence is a later stage that is correct in the
+port's own run but wrong when computed from the original's value of the pair. Agreement of later
+stages alone is no evidence: they may ignore the value, or multiply it by 0.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ def compensated(
     place: Place,
     outputs: Collection[str],
 ) -> Pair | None:
-    """Return the culprit's pair if it is two different quantities, else None.
+    """Return the pair of the first wrong stage if it is two different quantities, else None.
 
-    It is, if a later stage is correct in the port's own run but wrong when fed the original's value
-    of the pair: the port then continues differently from the original.
+    This is so if a later stage is correct in the port's own run but wrong when computed from the
+    original's values: the port then uses its value differently from the original.
 
     Args:
-        alignment: pairs in the port's order of execution.
-        rows: gates by the port's stages.
+        alignment: the pairs of stages.
+        rows: the measurements so far, by the port's names.
         place: where the difference starts.
-        outputs: outputs of either side; a difference there is an effect by itself.
+        outputs: names of the outputs of both sides; a differing output is never dropped.
     """
     culprit = place.culprit
     pair = next((p for p in alignment.pairs if culprit and p.port == culprit.name), None)
@@ -53,7 +54,8 @@ def has_effect(
 ) -> bool:
     """Return whether the original's value of this pair alone changes a later stage of the port.
 
-    `localise` feeds all stages at once, so that a stage may break by another pair's value.
+    `localise` replaces all stages at once, so a later stage may be wrong because of another pair.
+    True if the port cannot run in float64, False if the pair's value cannot be replaced.
     """
     if port.wide is None:
         return True
@@ -75,17 +77,17 @@ def _failing(rows: Iterable[Measurement]) -> set[str]:
 
 
 def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
-    """Return whether a differing pair may be two quantities of one name.
+    """Return whether a pair may be two different quantities.
 
-    A pair matched by value, or one that differs by less than another quantity would, is a stage
-    that is slightly wrong. The difference of an output is an effect by itself.
+    It may not if it was matched by value or by hand, or differs by no more than equal quantities
+    do. An output may not either: a difference there is an error of the port.
     """
     named = pair.by not in (AlignedBy.VALUE, AlignedBy.PIN) and pair.distance > EQUAL
     return named and not {pair.port, pair.original} & set(outputs)
 
 
 def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
-    """Return an alignment without some pairs, whose stages then have no partner."""
+    """Return the alignment without the pairs `idle`, whose stages then have no partner."""
     originals = {pair.original: pair.layout.source for pair in idle}
     ports = {pair.port: pair.layout.target for pair in idle}
     return replace(
@@ -99,6 +101,7 @@ def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
 def notice_of(pair: Pair) -> str:
     """Return the notice for a pair that was dropped."""
     return (
-        f"{pair.port} is not what the original's {pair.original} is: they differ by "
-        f"{pair.distance:.0e}, yet everything computed from them agrees; the pair was dropped"
+        f"dropped the pair {pair.port} (port) and {pair.original} (original): they differ by "
+        f"{pair.distance:.0e}, yet everything computed from them agrees, so they are different "
+        "quantities"
     )

@@ -1,7 +1,7 @@
 """Correspondence of stages, outputs and parameters of a port and its original.
 
-Names and layouts are the port's. Invalid positions, such as padding, are zero on both sides and not
-compared.
+Results have the port's names and layouts (arrangements of the elements). Invalid positions, such as
+padding, are zero on both sides.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Correspondence", "only_valid"]
 
 @dataclass(frozen=True)
 class Correspondence:
-    """The stage alignment and the parameter matching of two sides."""
+    """The pairs of stages and the pairs of parameters of a port and its original."""
 
     alignment: Alignment
     matching: Matching
 
     def stages(self, original: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return stages of the original by the port's names, in the port's layouts."""
+        """Return the original's aligned stages, renamed and rearranged as in the port."""
         return {
             pair.port: pair.layout(original[pair.original])
             for pair in self.alignment.pairs
@@ -35,7 +35,7 @@ class Correspondence:
         }
 
     def cotangents(self, port: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Map cotangents of the port's outputs to those of the original's outputs."""
+        """Return cotangents of the port's outputs, renamed and rearranged as in the original."""
         return {
             pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
             for pair in self.alignment.pairs
@@ -45,7 +45,14 @@ class Correspondence:
     def gradients(
         self, original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return gradients of both sides by quantity, in the shapes of the port's parameters."""
+        """Return the gradients of the original and of the port, in this order.
+
+        Names are quantities such as `grad/w`; shapes are those of the port's parameters.
+
+        Args:
+            original: gradients by the original's parameters.
+            port: gradients by the port's parameters.
+        """
         both = self.matching.gradients(original, port)
         names = {name: Quantity.gradient(name) for name in both}
         return (

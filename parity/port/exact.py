@@ -12,11 +12,14 @@ from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Measurement
 
 METRIC = "unequal"
-"""Metric: the number of elements that differ; the largest that passes is 0."""
+"""Metric: the number of elements that differ; it passes only if it is 0."""
 
 
 def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
-    """Return the port's names of the original's outputs: the same name, else the next same shape.
+    """Return the port's partner of each integer or bool output of the original, by name.
+
+    The partner is the port's output of the same name, else the next free one of the same shape.
+    Outputs without a partner are left out.
 
     Args:
         original: integer and bool arrays by name.
@@ -37,10 +40,10 @@ def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
 def compare_exactly(
     comparison: Comparison, original: Arrays, port: Arrays, partners: Mapping[str, str]
 ) -> list[Measurement]:
-    """Return one gate for each output of either side.
+    """Return one row for each integer or bool output of either side.
 
     Args:
-        comparison: makes the gates.
+        comparison: settings of the comparison; creates the rows.
         original: integer and bool arrays by name.
         port: likewise.
         partners: the port's names by the original's (`exact_partners`).
@@ -56,7 +59,7 @@ def compare_exactly(
         if why:
             rows.append(comparison.missing(mine, why, METRIC))
         elif not expected.size:
-            rows.append(comparison.unmeasured(mine, "nothing to compare: no element", METRIC))
+            rows.append(comparison.unmeasured(mine, "nothing to compare: no elements", METRIC))
         else:
             differ = int(np.sum(port[mine] != expected))
             row = comparison.judged(mine, METRIC, float(differ))

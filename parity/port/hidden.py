@@ -1,4 +1,4 @@
-"""Elements of an output that its largest elements hide, compared separately.
+"""Separate comparison of the small elements of an array, whose errors its large elements hide.
 
 A relative L2 bound `b` lets every element pass whose magnitude is below `b` times the norm: next to
 one element of 1e20, all other elements may be wrong. So the elements below that limit are compared
@@ -16,11 +16,11 @@ import numpy as np
 from parity.engine.measure.arrays import Arrays
 from parity.port_tolerances import NARROWING, STUDENT
 
-# A kernel such as that of GELU, x / 2 * (1 + erf(...)), loses digits to the 1 where the sum is
-# 1e-14, which no perturbation of its inputs or result shows. For |x| below 10 the factor is below
-# 5, times 2 or 3 roundings.
+# A fused kernel such as GELU, x / 2 * (1 + erf(...)), loses digits to the 1 where the sum is 1e-14;
+# perturbing its inputs and result does not show that. For |x| below 10 the factor x / 2 is below
+# 5, and there are 2 or 3 roundings.
 ROUNDINGS = 16
-"""Error in unit roundoffs of 1 that a hidden element may have, whatever its magnitude."""
+"""Absolute error that passes in any hidden element, in unit roundoffs of the number 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Hidden:
         count: number of elements of this magnitude.
         below: upper limit of their magnitudes.
         error: L2 norm of their difference.
-        bound: largest norm that passes.
+        bound: largest L2 norm of the difference that passes.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Hidden:
         return self.error / self.bound
 
     def text(self) -> str:
-        """Describe the error in words."""
+        """Describe the error in one sentence, with the bound."""
         return (
             f"{self.count} elements below {self.below:.1e}, which larger ones hide, are off by "
             f"{self.error:.1e} (L2), and rounding explains {self.bound:.1e}"
@@ -93,11 +93,11 @@ def hidden(
 
     Args:
         actual: any shape, finite.
-        expected: the same shape, finite: the truth if there is one.
+        expected: the same shape, finite: the float64 values if there are any.
         bound: largest L2 norm of the difference over all elements that passes.
-        absolute: fraction of the norm of a subset that passes on that subset.
-        factor: number of noise floors that pass on all elements.
-        mean_squares: square of the noise floor of each element.
+        absolute: largest relative L2 error of a subset that passes whatever its noise floor.
+        factor: multiple of the noise floor that passes on the whole array.
+        mean_squares: square of the noise floor of each element, in the same shape.
         float64: whether both sides computed in float64.
     """
     sizes, apart = np.abs(expected), np.abs(actual - expected)

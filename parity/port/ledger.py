@@ -23,9 +23,9 @@ BETWEEN = (
     PortEdge.PORT32_ORIGINAL64,
     PortEdge.PORT32_ORIGINAL32,
 )
-"""Edges that compare the port with the original; the others compare a side with itself."""
+"""Edges (pairs of runs) of the port and the original; other edges compare a side with itself."""
 ALL_DERIVATIVES = "grad/*"
-"""Entry that stands for all derivatives if none was computed."""
+"""Name of the entry that stands for all derivatives if none was computed."""
 FROZEN = "the original does not train it (`requires_grad` is False)"
 UPDATED = "the call changed it in place: return it on both sides to have it compared"
 BY_INPUT = "derivatives are taken by parameters only"
@@ -34,7 +34,7 @@ NO_OUTPUT = "outputs"
 
 
 class Role(StrEnum):
-    """Subject of an entry."""
+    """Kind of result that an entry is about."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -46,13 +46,12 @@ class Role(StrEnum):
 class Entry:
     """One output, derivative or updated state of the original.
 
-    Derivatives by parameters and by inputs have different roles.
-
     Attributes:
-        name: the original's name of it.
-        role: output, derivative, or state that the call updates.
-        port: the port's name of it; empty without a counterpart.
-        compared: whether a gate compared it with the port's.
+        name: its name in the original.
+        role: output, derivative by a parameter, derivative by an input, or state that a call
+            updates.
+        port: name of its counterpart in the port; empty if there is none.
+        compared: whether a gate compared it with its counterpart.
         reason: why it was not compared; empty if it was.
     """
 
@@ -65,8 +64,8 @@ class Entry:
     def __post_init__(self) -> None:
         if self.compared == bool(self.reason):
             raise AssertionError(
-                f"the ledger says of the original's {self.name} neither that it was compared nor "
-                "why it was not, or both"
+                f"ledger entry for the original's {self.name}: expected either compared=True or a "
+                "reason why it was not compared, got both or neither"
             )
 
 
@@ -78,7 +77,7 @@ def has_output(ledger: Iterable[Entry]) -> bool:
 def require_an_output(
     rows: Sequence[Measurement], ledger: Sequence[Entry], comparison: Comparison
 ) -> list[Measurement]:
-    """Add a row that cannot pass if no output was compared."""
+    """Return the rows, with one that cannot pass added if no output was compared."""
     if has_output(ledger):
         return list(rows)
     reasons = {entry.reason for entry in ledger if entry.role is Role.OUTPUT}
@@ -105,8 +104,8 @@ def ledger_of(
         original: its most precise run.
         partners: the port's outputs by the original's names.
         matching: parameters of the original by parameter of the port.
-        left_out: outputs that the case excludes, with its reasons.
-        inputs: the original's inputs that are real numbers, by name.
+        left_out: reasons given by the case (`Port.not_compared`), by excluded output.
+        inputs: names of the original's floating-point inputs.
         without_derivatives: why no derivative was computed; empty if some were.
     """
     gates = _gates(rows)

@@ -1,8 +1,9 @@
-"""Localisation: runs every stage of the port on the original's values to find the first wrong one.
+"""Localisation: recomputes every stage of the port from the original's values ("forced").
 
-First in float64, where stages of the same mathematics agree to the last digits. If all do, then in
-float32, which shows what is computed in lower precision than it should be. Source:
-docs/your-own-port.md "Where it starts".
+The first stage that is still wrong is where the difference starts. Stages are compared in float64
+first, where equal mathematics agrees to the last digits. If all agree, they are compared in
+float32, which shows operations of too low precision. Source: docs/your-own-port.md "Where it
+starts".
 """
 
 from __future__ import annotations
@@ -28,28 +29,30 @@ from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsRe
 
 MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
-# The effect of a float32 table averages out over a stage, but may show in full in one operation.
+# The effect of a float32 table averages out over a stage, but one operation may show all of it.
 ROOM = 4.0
-"""Factor on the tolerance of its stage up to which an operation may differ."""
+"""An operation agrees if it differs by at most this factor times its stage's tolerance."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Errors of every stage given correct inputs, and the first stage that is wrong."""
+    """Errors of every stage given correct inputs, and the first wrong stage (the culprit)."""
 
     edge: PortEdge
-    """The comparison made for each stage when it is fed the original's values."""
+    """The two runs that were compared when each stage was fed the original's values."""
     stages: tuple[Stage, ...]
+    """Errors of the stages, in order of computation."""
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
     where: str = ""
-    """Description of the elements of the culprit that break its tolerance (`engine.where`)."""
+    """Description of the culprit's elements that break its tolerance (`engine.measure.where`)."""
     operation: Unknown | None = None
-    """First operation of the culprit that the original does not perform."""
+    """First operation of the culprit that the original does not perform, or, if only float32
+    differs, the first one computed in less than float32. None if unknown."""
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines to look at, the most suspicious first."""
+        """The source lines to look at, the most suspicious first; empty if unknown."""
         operation = self.operation
         if operation is None:
             return ()
@@ -66,7 +69,7 @@ class Place:
 
     @property
     def last_right(self) -> Stage | None:
-        """The stage before the culprit; without a culprit, the last stage."""
+        """The stage before the culprit, None if it is the first; without a culprit, the last."""
         before = [s for s in self.stages if not s.broken]
         if self.culprit is None:
             return before[-1] if before else None
@@ -77,13 +80,17 @@ class Place:
 def localise(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
-    """Run every aligned stage of the port on the original's values and compare the results.
+    """Recompute every aligned stage of the port from the original's values, and compare it.
 
     Args:
         together_: the correspondence of stages.
         original: runs of the original.
         port: runs of the port.
-        constants: effect of the original's float32 tables on its stages, by the port's names.
+        constants: noise floors due to tables that stay float32 in the original's float64 run, by
+            the port's names.
+
+    Raises:
+        SideError: the port cannot be run with replaced stages.
     """
     if port.wide is None:
         return _without_float64(together_, original, port)
@@ -120,7 +127,7 @@ def _operation(
 ) -> Unknown | None:
     """Return the first operation of a stage that the original does not perform.
 
-    None if a side cannot list its operations: captures, and torch modules as ports.
+    None if a side cannot list its operations, such as a capture, or a torch module as the port.
     """
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
@@ -130,10 +137,10 @@ def _operation(
         operations, values = ours.operations_of(stage.name, fed)
     if not operations:
         return None
-    # Wide enough for float32 tables, as for the stage, and well below the error being explained.
+    # Wide enough for the effect of float32 tables, and well below the error to be explained.
     same = min(ROOM * stage.tolerance, stage.forced / ROOM)
     with exits_named(original.name):
-        # A port may rearrange a parameter that the original uses as it is.
+        # The port may transpose or slice a parameter that the original uses unchanged.
         results = [*theirs.operation_results(), *original.side.parameters().values()]
     return first_unknown(operations, values, results, same)
 
@@ -145,8 +152,8 @@ def _in_float64(
     fed = replaceable(original.best, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
-    # Values that are float32 even in float64 runs, such as tables, are no difference of the
-    # mathematics: their effect belongs to the floor.
+    # Tables that stay float32 in a float64 run are no difference in mathematics, so their effect
+    # is part of the floor.
     tables, operations = (
         floors_of(known, lambda seed, kind=kind: port.moved(kind, seed, fed).stages)
         for kind in (Rounding.CONSTANTS, Rounding.OPERATIONS)
@@ -159,7 +166,7 @@ def _in_float64(
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:
     """Compare the port's float64 stages with those of an original that has float32 only.
 
-    A single stage rounds little, so an error shows that the accumulated rounding would hide.
+    A single stage rounds little, so this finds errors that accumulated rounding would hide.
     """
     edge = PortEdge.ORIGINAL32_PORT64
     return _place(edge, port.best.stages, fed.exact, fed.theirs, fed.theirs, fed.floors)
@@ -182,15 +189,16 @@ def _without_float64(together_: Correspondence, original: SideRuns, port: SideRu
 
 @dataclass(frozen=True)
 class _Fed:
-    """The port's float64 stages computed from the original's float32 values."""
+    """The port's float64 stages, each computed from the original's float32 values."""
 
     theirs: dict[str, np.ndarray]
     """The original's stages in float32."""
     replaced: dict[str, np.ndarray]
-    """The subset of these stages that is fed to the port."""
+    """The stages of `theirs` that replaced the port's own."""
     exact: dict[str, np.ndarray]
+    """The port's stages, in float64."""
     floors: Floors
-    """Noise floor of each stage by itself."""
+    """Noise floor of each stage, without rounding in earlier stages."""
 
     @classmethod
     def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
@@ -235,9 +243,10 @@ def _place(
 def replaceable(
     trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
-    """Return the stages the port can be fed: all but its outputs and those with masks.
+    """Return the original's stages that can replace the port's, by the port's names.
 
-    Padding is fed too, since a filter along the sequence may carry it into valid positions.
+    The port's outputs and stages with masks are left out. Padding is kept, since a filter along the
+    sequence may carry it into valid positions.
     """
     kept = {*port.best.outputs} | {
         pair.port

@@ -1,4 +1,4 @@
-"""Both sides in bfloat16 against float64: which is worse, and whether rounding explains the error.
+"""Error of both sides in bfloat16 against float64, and whether rounding explains the port's.
 
 Source: docs/your-own-port.md "In bfloat16".
 """
@@ -23,13 +23,13 @@ from parity.sides.side import Precision, Rounding, Run, SideError
 
 @dataclass(frozen=True, slots=True)
 class NarrowStage:
-    """Errors of one stage in bfloat16, relative L2 against float64."""
+    """Errors of one stage in bfloat16, relative L2 against float64; NaN where unknown."""
 
     name: str
     port: float
     original: float
     floor: float
-    """Effect on the stage of rounding every operation to its dtype in the port."""
+    """Noise floor: relative L2 error explained by rounding each of the port's operations."""
 
     @property
     def ratio(self) -> float:
@@ -42,10 +42,13 @@ class NarrowStage:
 def compare_narrow(
     comparison: Comparison, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> tuple[tuple[NarrowStage, ...], tuple[Measurement, ...], tuple[str, ...]]:
-    """Return the stages, their gates, and notices about what could not run.
+    """Return the stages, their rows (gates and facts), and notices about sides that did not run.
+
+    Stages are empty if the port did not run. If the original runs in bfloat16 and the port does
+    not, a row reports the port's first output as not measured.
 
     Args:
-        comparison: makes the gates.
+        comparison: settings of the bfloat16 edge; creates the rows.
         together_: the correspondence of stages.
         original: runs of the original.
         port: runs of the port.
@@ -68,8 +71,8 @@ def compare_narrow(
         if theirs is None or isinstance(port.side, CapturedSide):
             return (), (), (f"bfloat16 is not compared: {error}",)
         why = (
-            f"the original runs in bfloat16 and the port does not: {error}. If it is not meant to, "
-            "say bfloat16=False"
+            f"the original runs in bfloat16 and the port does not: {error}. If the port is not "
+            "meant to run in bfloat16, set Port(bfloat16=False)"
         )
         return (), (comparison.unmeasured(port.best.outputs[0], why),), ()
     theirs = theirs or {}
@@ -107,7 +110,10 @@ def compare_narrow(
 def _floors(
     port: SideRuns, truth: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the error explained by rounding, bfloat16 parameters included; or why unknown."""
+    """Return the noise floor of each stage under bfloat16 rounding, parameters included.
+
+    If it cannot be measured, return no floors and a notice that says why.
+    """
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:
         stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages
@@ -116,7 +122,7 @@ def _floors(
     try:
         return floors_of(truth, moved), ()
     except SideError as error:
-        return {}, (f"bfloat16 of the port is reported and not gated: {error}",)
+        return {}, (f"the port's errors in bfloat16 have no tolerance: {error}",)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

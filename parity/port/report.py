@@ -23,16 +23,16 @@ from parity.port.narrow import NarrowStage
 from parity.port_tolerances import PortEdge
 
 AROUND = 3
-"""Stages shown before and after the one where a difference starts."""
+"""Number of stages shown before and after the one where a difference starts."""
 NAMES = 8
-"""Names shown that were not compared for the same reason."""
+"""Most names listed in one line of results that were not compared for the same reason."""
 ELEMENTS = 3
-"""Elements of it that are shown."""
+"""Most elements shown of the stage where the difference starts."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether a port computes what its original does, and if not, where the difference starts."""
+    """Result of comparing a port with its original: every measurement, and where they diverge."""
 
     title: str
     measurements: tuple[Measurement, ...]
@@ -42,7 +42,7 @@ class Report:
     narrow: tuple[NarrowStage, ...]
     """Errors of both sides in bfloat16; empty if not requested or not possible."""
     notices: tuple[str, ...]
-    """Notices for the reader, such as what could not run."""
+    """Remarks for the reader, a sentence each, such as that a side could not run in bfloat16."""
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
     untransposed: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def contract(self) -> tuple[Gate, ...]:
-        """The gates that a run of this comparison must measure, one for each pair and edge.
+        """The gates that a run of this comparison must measure, without repetitions.
 
         Pairs are found from values, so they are known only after both sides ran. `ledger` ensures
         that no output or derivative of the original is left out silently.
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[Measurement, ...]:
-        """The gates that fail."""
+        """The measurements that fail."""
         return tuple(m for m in self.measurements if m.verdict is Verdict.FAIL)
 
     @property
@@ -95,9 +95,9 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Unusual layouts or pairings of parameters with the original's values, a sentence each.
+        """Notes on parameters with the original's values in an unusual layout or pair.
 
-        They explain a difference only if there is one: empty if all gates hold.
+        Possible causes of a difference, a sentence each; empty if the port holds.
         """
         if self.holds:
             return ()
@@ -107,16 +107,19 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the row of an edge that uses most of its tolerance."""
+        """Return the relative L2 row of an edge that uses most of its tolerance; None without any.
+
+        NaN counts as the most.
+        """
         rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
         return max(rows, key=lambda m: _order(m.fraction), default=None)
 
     def text(self) -> str:
-        """Return the whole report as text, the answer first."""
+        """Return the whole report as text; the first line is `sentence()`."""
         return "\n".join([self.sentence(), "", *self._edges(), *self._place(), *self._rest()])
 
     def sentence(self) -> str:
-        """Return the answer in one sentence."""
+        """Return the outcome in one sentence: the port holds, or where it diverges."""
         if self.holds:
             return f"{self.title}: holds; {len(self._gates())} gates"
         if weights := [m for m in self.failures if m.metric == "unmatched"]:
@@ -141,7 +144,10 @@ class Report:
         if first.verdict is Verdict.NOT_COMPARABLE:
             return f"{self.title}: {first.quantity} was not compared: {first.note}"
         note = f": {first.note}" if first.note else ""
-        return f"{self.title}: {first.quantity} fails on {first.edge}, no single stage does{note}"
+        return (
+            f"{self.title}: {first.quantity} fails on {first.edge}; no stage was found that is "
+            f"wrong by itself{note}"
+        )
 
     def _gates(self) -> list[Measurement]:
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]
@@ -184,7 +190,7 @@ class Report:
         return lines + self._source()
 
     def _source(self) -> list[str]:
-        """Return the source lines that make the culprit wrong, with the text around them."""
+        """Return the source lines of the culprit's error, with the text around them."""
         operation, lines = self.place.operation, []
         if operation is None:
             return lines
@@ -231,8 +237,12 @@ class Report:
 def first_use(parameter: str, stages: Sequence[str]) -> int:
     """Return the index of the first stage that can use a parameter; -1 if none can.
 
-    That is the first stage of its own module, or of the nearest enclosing module with stages.
-    Stages are in order of execution.
+    That is the first stage of the parameter's module, or else of the nearest enclosing module that
+    has stages.
+
+    Args:
+        parameter: dotted name of the parameter.
+        stages: names of the stages, in order of execution.
     """
     parts = parameter.split(".")[:-1]
     while parts:

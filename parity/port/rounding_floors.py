@@ -1,5 +1,6 @@
 """Noise floors of both sides of a port, by stage and derivative, and the bounds derived from them.
 
+A noise floor is the change of a float64 result when values are perturbed by float32's roundoff.
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
 
@@ -24,19 +25,23 @@ from parity.port.hidden import Hidden, Squares, hidden
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.side import Rounding
 
-# A response is a norm over all elements of a stage, and four of them agree within some ten per
-# cent; the factors of the tolerance table are 6 and more.
+# A response is the norm of the change of a whole stage. Over seeds it varies by some ten per cent,
+# which does not matter next to the factors of the tolerance table, 6 and more.
 SEEDS = 4
-"""Number of runs that measure a noise floor."""
-# Of seven healthy pairs the largest ratio was 2.3 at any stage (variances as differences of squares
-# against sums of squares, means near 0). Such a variance with a mean of 30 deviations has 68.
+"""Number of perturbed runs that measure a noise floor."""
+# In seven correct ports the largest ratio of any stage was 2.3: a variance computed as a difference
+# of squares against a sum of squares, with a mean near 0. With a mean of 30 standard deviations
+# the same variance has a ratio of 68.
 COSTLY = 8.0
 """Warn when the port's noise floor exceeds the original's by this factor."""
 Floors = dict[str, float]
 
 
 def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
-    """Return the noise floor of each array relative to its norm; absolute where that is 0."""
+    """Return the noise floor of each array over its L2 norm; not divided where the norm is 0.
+
+    Arguments as in `responses_of`.
+    """
     norms = norms_of(exact)
     return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
 
@@ -47,13 +52,13 @@ def responses_of(
     seeds: int = SEEDS,
     squares: Squares | None = None,
 ) -> Floors:
-    """Return the root mean square, over seeds, of the norm of each array's change.
+    """Return the L2 norm of each array's change, as a root mean square over seeds.
 
     Args:
-        exact: unperturbed values.
-        moved: returns the values perturbed by the signs of a seed.
+        exact: unperturbed float64 values.
+        moved: returns the same values for a seed, perturbed by rounding with that seed's signs.
         seeds: number of seeds.
-        squares: accumulates the change of each element.
+        squares: accumulates the squared change of each element; None: not needed.
     """
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
@@ -74,13 +79,13 @@ def norms_of(arrays: Arrays) -> Floors:
 
 @dataclass(frozen=True)
 class Noise:
-    """Norms of a side's float64 values, and of their response to rounding, by quantity.
+    """Norms of a side's float64 values, and of their change under rounding, by quantity.
 
     Attributes:
         norms: L2 norm of each quantity.
-        responses: root mean square of the norm of its change, by kind of perturbation; empty if the
-            side cannot be perturbed.
-        squares: mean square of the change of each element, likewise.
+        responses: L2 norm of the change of each quantity (root mean square over seeds), by kind of
+            perturbation; empty if the side cannot be perturbed.
+        squares: mean square of the change of each element, by kind of perturbation and quantity.
     """
 
     norms: Floors = field(default_factory=dict)
@@ -88,39 +93,46 @@ class Noise:
     squares: Mapping[Rounding, Arrays] = field(default_factory=dict)
 
     def floors(self, kind: Rounding) -> Floors:
-        """Return responses relative to the norms, absolute where a norm is 0."""
+        """Return each response over the quantity's norm; not divided where the norm is 0."""
         found = self.responses.get(kind, {})
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
 
     def is_rounding(self, name: str) -> bool:
         """Return whether a quantity is 0 up to float64 rounding.
 
-        A bias before a softmax has derivative 0, computed as a sum that cancels. The error of a sum
-        is at most n eps times the sum of its absolute terms (Higham 2002, 4.2), whatever the sum
-        is; the response to rounding every term measures that. A norm that the float64 tolerance
-        would accept as the error of such a sum carries no information.
+        For example, a bias before a softmax has derivative 0, computed as a sum whose terms cancel.
+        The error of a sum is at most n eps times the sum of its absolute terms (Higham 2002, 4.2),
+        however small the sum is. The response to rounding measures that error. A quantity is
+        rounding if the float64 tolerance would accept its norm as such an error.
         """
         response = self.responses.get(Rounding.OPERATIONS, {}).get(name, math.nan)
         return self.norms[name] <= _factor(stage_kind(name)) * NARROWING * response
 
 
 def together(*floors: Mapping[str, float]) -> Floors:
-    """Combine noise floors of independent errors: the root of the sum of squares."""
+    """Combine noise floors of independent errors: the root of the sum of squares, by quantity.
+
+    NaN where a floor is missing from any of the arguments.
+    """
     names = dict.fromkeys(name for each in floors for name in each)
     return {name: math.hypot(*(each.get(name, math.nan) for each in floors)) for name in names}
 
 
 def narrowed(floors: Mapping[str, float]) -> Floors:
-    """Convert float32 noise floors to those of float64."""
+    """Convert float32 noise floors to float64: times the ratio of the unit roundoffs."""
     return {name: value * NARROWING for name, value in floors.items()}
 
 
 def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | None:
-    """Return a notice of where float32 costs the port far more than the original; None if nowhere.
+    """Return a notice of the first stage where float32 costs the port far more than the original.
 
-    Each side is checked against the rounding of its own operations, so an algorithm that loses
-    digits is not reported otherwise. An example is the variance as a difference of squares of
-    numbers with a large mean.
+    None if there is none. No gate reports this, since each side is checked against the rounding of
+    its own operations. An example is the variance, computed as a difference of squares of numbers
+    with a large mean.
+
+    Args:
+        original: noise floors of the original, by the port's names, in order of computation.
+        port: noise floors of the port.
     """
     known = [name for name in port if original.get(name, 0.0) > 0]
     first = next((name for name in known if port[name] > COSTLY * original[name]), None)
@@ -135,15 +147,15 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
 
 @dataclass(frozen=True)
 class PortBounds:
-    """Bounds of one port: multiples of the noise floors of each edge, from the table.
+    """Bounds of one port: noise floors by edge (pair of runs), times the tolerance table's factors.
 
     Attributes:
-        floors: noise floors by quantity, relative to its scale.
-        scales: norms that errors are divided by, by quantity: the norm of the float64 reference, or
-            that of its terms where they cancel.
-        cancelled: quantities whose scale is that of their terms (`Noise.is_rounding`).
-        original: noise of the original, which holds the responses of its elements.
-        port: likewise of the port.
+        floors: noise floors by edge and quantity, divided by `scales`.
+        scales: norms that errors are divided by, by edge and quantity: the norm of the float64
+            reference, or the norm of its terms if they cancel.
+        cancelled: quantities whose terms cancel to 0 up to rounding, by edge (`Noise.is_rounding`).
+        original: noise of the original, for the bounds of single elements.
+        port: noise of the port, likewise.
     """
 
     floors: Mapping[Edge, Mapping[str, float]]
@@ -152,7 +164,7 @@ class PortBounds:
     original: Noise = field(default_factory=Noise)
     port: Noise = field(default_factory=Noise)
     exact_enough: ClassVar[float] = EXACT_ENOUGH
-    unknown: ClassVar[str] = "with its operands perturbed by rounding it is not a number"
+    unknown: ClassVar[str] = "its noise floor is NaN, since simulated rounding gives no number"
 
     @classmethod
     def of(cls, original: Noise, port: Noise) -> PortBounds:
@@ -246,7 +258,7 @@ def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:
         return bound_from(row, floor)
-    # Float64 against float64: values that are float32 on either side anyway have a floor too.
+    # Float64 against float64: the floor covers values that stay float32 on either side.
     bound = max(row.absolute, _factor(kind, edge) * floor)
     return bound if not math.isnan(floor) else math.nan
 
@@ -263,7 +275,11 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 
 
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
-    """Return the response of each edge: that of the left side's error, or of both sides."""
+    """Return the noise responses of each edge, by quantity.
+
+    On edges between two float32 or two float64 runs both sides' responses are combined. On the
+    others the response is that of the side with the float64 run, the only one that was perturbed.
+    """
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]
     tables = [each for each in tables if each]

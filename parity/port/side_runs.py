@@ -12,7 +12,7 @@ from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 
 MASK = 1e30
-"""Magnitude from which a number is a mask, such as one added to scores to exclude them."""
+"""Magnitude from which a number counts as a mask, such as one added to attention scores."""
 
 
 class SideRuns:
@@ -20,9 +20,9 @@ class SideRuns:
 
     Args:
         side: the side to run.
-        valid: meaningful positions; see `Valid`.
+        valid: mask of the positions to compare; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether outputs contain masks on purpose, as intermediates may.
+        masked_outputs: whether outputs contain masks on purpose, which stages always may.
         left_out: outputs that are not compared, including everything below them.
 
     Raises:
@@ -46,9 +46,9 @@ class SideRuns:
         self.shared: frozenset[str] = frozenset()
         self.notices: tuple[str, ...] = ()
         self.masked: set[str] = set()
-        """Stages that contain masks."""
+        """Names of stages with a number of at least `MASK` in any run so far."""
         self.dropped: dict[str, str] = {}
-        """Outputs covered by `left_out`, each with the entry that covers it."""
+        """The entry of `left_out` that excludes an output, by the output's name."""
         self.narrow = self.run(Run())
         self.unrepeatable = self._unrepeatable()
         self.wide: Trace | None = None
@@ -56,7 +56,7 @@ class SideRuns:
             self.wide = self.run(Run(Precision.FLOAT64))
             self.notices = tuple(f"{side.kind}: {notice}" for notice in self.wide.notices)
         except SideError as error:
-            self.notices = (f"{side.kind} has no float64 here: {error}",)
+            self.notices = (f"{side.kind} does not run in float64: {error}",)
 
     @property
     def best(self) -> Trace:
@@ -64,10 +64,10 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run) -> Trace:
-        """Run the side; set invalid positions to zero and masks to 1 or -1.
+        """Run the side once; set invalid positions to zero and masks to 1 or -1.
 
-        A mask such as the lowest number of a dtype differs between dtypes, and would dominate every
-        norm.
+        Masks are replaced because they differ between dtypes, for example the lowest number of a
+        dtype, and would dominate every norm.
         """
         with exits_named(self.name):
             trace = self._without_left_out(self.side.run(how))
@@ -85,7 +85,13 @@ class SideRuns:
         return replace(trace, stages=stages, whole=trace.stages, exact=exact)
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
-        """Run again with derivatives, which all later runs have too."""
+        """Repeat the float32 and float64 runs with derivatives.
+
+        Later perturbed runs (`moved`) compute them too.
+
+        Args:
+            cotangents: cotangents of the outputs, by output name.
+        """
         self.cotangents = dict(cotangents)
         self.narrow = self.run(Run(cotangents=self.cotangents))
         if self.wide is not None:
@@ -94,14 +100,20 @@ class SideRuns:
     def moved(
         self, rounding: Rounding, seed: int, forced: Mapping[str, np.ndarray] | None = None
     ) -> Trace:
-        """Return a float64 run perturbed by the signs of a seed; without derivatives if forced."""
+        """Return a float64 run perturbed by rounding with random signs.
+
+        Args:
+            rounding: which values are perturbed.
+            seed: seed of the signs.
+            forced: values that replace stages; the run then computes no derivatives.
+        """
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
         if forced is None:
             return self.run(replace(how, cotangents=self.cotangents))
         return self.run(replace(how, forced=forced))
 
     def _without_left_out(self, trace: Trace) -> Trace:
-        """Return a run without the outputs that are not to be compared."""
+        """Return a run without the outputs in `left_out`, and add those to `dropped`."""
         names = (*trace.outputs, *trace.exact, *trace.unread)
         dropped = {n: top for n in names if (top := covering(n, self.left_out)) is not None}
         if not dropped:
@@ -116,7 +128,7 @@ class SideRuns:
         )
 
     def _unrepeatable(self) -> str | None:
-        """Return the first stage whose bits differ in a second run; None if there is none."""
+        """Return the first stage or output that differs in a second float32 run; None if none."""
         again = self.run(Run())
         second = again.stages | again.exact
         for name, value in (self.narrow.stages | self.narrow.exact).items():
@@ -128,6 +140,8 @@ class SideRuns:
 
 
 def covering(name: str, names: Collection[str]) -> str | None:
-    """Return the entry of `names` that is or contains an output: `output.cache[0]` is in
-    `output.cache`."""
+    """Return the first of `names` that is or contains an output; None if none does.
+
+    For example, `output.cache` contains `output.cache[0]`.
+    """
     return next((n for n in names if name == n or name.startswith((f"{n}.", f"{n}["))), None)

@@ -1,8 +1,8 @@
-"""Finds square matrices that were not transposed: transposed, they make the first wrong stage hold.
+"""Finds square matrices that a port should have transposed.
 
-The values of a square matrix fit both ways, so comparing parameters cannot find the error, and the
-library's name for a matrix does not show how a user's function uses it. So the stage is recomputed
-from the original's values with the matrix transposed.
+A square matrix has the same shape either way and the original's values, so comparing parameters
+cannot find this error. So the first wrong stage is recomputed from the original's values with the
+matrix transposed; if the stage is then correct, the matrix is reported.
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -31,14 +31,14 @@ TRIED = 16
 def untransposed(
     place: Place, names: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, str]:
-    """Return notes on square matrices whose transpose makes the first wrong stage hold, by name.
+    """Return notes on square matrices whose transpose corrects the first wrong stage, by name.
 
     Each matrix is tried alone; if none is enough, all are tried together. Symmetric matrices equal
     their transpose and are not tried.
 
     Args:
-        place: Where the difference starts. The result is empty if no stage is wrong on its own, or
-            if it is wrong in float32 only.
+        place: Where the difference starts. The result is empty if every stage is correct when given
+            correct inputs, or if the first wrong one is wrong in float32 only.
         names: Correspondence of stages and parameters.
         original: Runs of the original.
         port: Runs of the port; the result is empty if its side cannot run with other parameters.
@@ -74,18 +74,21 @@ def untransposed(
     found = [name for name in tried if holds([name])]
     both = ""
     if not found and len(tried) > 1 and holds(tried):
-        found, both = tried, " and the others here"
+        found, both = tried, " and the other matrices listed here"
     return {
         name: (
-            f"not transposed, it seems: {culprit.name} holds with it{both} the other way; its "
-            f"shape {values[name].shape} allows both"
+            f"not transposed, it seems: {culprit.name} holds with it{both} transposed; its shape "
+            f"{values[name].shape} allows both"
         )
         for name in found
     }
 
 
 def _square(matching: Matching, values: Arrays) -> list[str]:
-    """Return the port's square matrices that are one whole matrix of the original each."""
+    """Return the names of the port's square matrices that each equal one matrix of the original.
+
+    Symmetric matrices are left out.
+    """
     return [
         pair.port
         for pair in matching.pairs

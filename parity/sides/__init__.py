@@ -1,7 +1,8 @@
-"""Sides: programs with named parameters and stages, whatever library they are written in.
+"""Sides: the programs that are compared, wrapped in one interface for all libraries.
 
-`side` defines the interface. One module per library wraps that library's programs without changing
-them, and is imported on first use.
+A side has named parameters, inputs and stages (named intermediates). `side` defines the interface.
+One module per library wraps that library's programs without changing them; it is imported on first
+use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Files of a capture folder: arrays in safetensors files, and a manifest that hashes them.
+"""Files of a capture, a folder with the stored runs of a side.
 
     manifest.json                 schema, environment, runs; per array file, shape, dtype, sha256
     parameters-000.safetensors    in files of some hundred megabytes; optional
     inputs-000.safetensors
     run-00-000.safetensors        stages and gradients of each run
 
-Every array is checked against its hash at its first read, so that a damaged one is never compared.
+Every array is checked against its hash when it is first read, so that damaged ones are rejected.
 Source: docs/your-own-port.md.
 """
 
@@ -27,13 +27,12 @@ from megalodon_jax.tensor_files import FileTensor, file_tensors
 from parity.sides.side import SideError
 
 KIND, SCHEMA = "capture of a side", 2
-"""Schema 2 also stores integers and bools; a capture without them could not compare them."""
+"""Values of these manifest fields. Schema 1 did not store integer and bool results."""
 MANIFEST = "manifest.json"
+# safetensors copies all arrays of a file in memory to write it. 256 MiB is small beside the weights
+# of a model that needs several files.
 SHARD = 1 << 28
-"""Bytes of arrays per file, unless a single array is larger.
-
-safetensors copies all arrays of a file to write it; 256 MiB is small beside the weights of a model
-that needs several files."""
+"""Most bytes of arrays per file, unless a single array is larger."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Row:
 
     name: str
     file: str
-    """Empty if the capture stores only the array's hash."""
+    """Name of the file; empty if the capture stores only the array's hash."""
     key: str
     """The array's name in the file."""
     shape: tuple[int, ...]
@@ -51,12 +50,12 @@ class Row:
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, file: str = "", key: str = "") -> Row:
-        """Build the entry of an array."""
+        """Return the entry of an array, with its hash."""
         return cls(name, file, key, array.shape, array.dtype.name, digest(array))
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Row:
-        """Read the entry written by `to_json`."""
+        """Return the entry that `to_json` wrote."""
         return cls(**{**entry, "shape": tuple(entry["shape"])})
 
     def to_json(self) -> dict[str, Any]:
@@ -64,12 +63,12 @@ class Row:
         return asdict(self)
 
     def text(self) -> str:
-        """Return dtype, shape and abbreviated hash as text."""
+        """Return dtype, shape and the first 16 digits of the hash, as text."""
         return f"{self.dtype}{list(self.shape)} sha256 {self.sha256[:16]}"
 
 
 def digest(array: np.ndarray) -> str:
-    """Return the SHA-256 of an array's values in C order."""
+    """Return the hexadecimal SHA-256 of an array's bytes in C order."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8).data).hexdigest()
 
@@ -94,8 +93,8 @@ def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> l
         except (SafetensorError, KeyError, ValueError) as error:
             dtypes = ", ".join(sorted({x.dtype.name for x in shard.values()}))
             raise SideError(
-                f"{file} cannot be written ({error}); it has arrays of {dtypes}: a side should "
-                f"return real numbers of at most 64 bits"
+                f"{file} cannot be written ({error}); it has arrays of {dtypes}, expected real "
+                f"numbers of at most 64 bits: return other dtypes from the side"
             ) from error
         count += 1
         shard.clear()
@@ -111,10 +110,9 @@ def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> l
     return rows
 
 
+# The values are annotated as Any: a runtime type checker would read one to determine its type.
 class StoredArrays(Mapping[str, Any]):
-    """Arrays of a capture by name, in order; each access maps the array from its file again.
-
-    The values are annotated as Any: a runtime type checker would read one to determine its type.
+    """Arrays of a capture by name, in order, memory-mapped from their files on each access.
 
     Args:
         folder: folder of the capture.
@@ -141,7 +139,7 @@ class StoredArrays(Mapping[str, Any]):
         except (OSError, ValueError, KeyError) as error:
             raise SideError(
                 f"{name} of the capture {self.folder} cannot be read from {row.file} ({error}): "
-                f"copy or capture it again"
+                f"copy the capture again, or capture the side again"
             ) from error
         if name not in self._sound:
             check(array, row, f"{name} of the capture {self.folder}")
@@ -156,7 +154,12 @@ class StoredArrays(Mapping[str, Any]):
 
 
 def check(array: np.ndarray, row: Row, what: str) -> None:
-    """Compare an array's shape, dtype and hash with the manifest.
+    """Check an array's shape, dtype and hash against its entry in the manifest.
+
+    Args:
+        array: the array.
+        row: its entry.
+        what: the array's description in the error message.
 
     Raises:
         SideError: they differ.
@@ -164,8 +167,8 @@ def check(array: np.ndarray, row: Row, what: str) -> None:
     here = Row.of(row.name, array)
     if (here.shape, here.dtype, here.sha256) != (row.shape, row.dtype, row.sha256):
         raise SideError(
-            f"{what} is {here.text()}, expected {row.text()} as it was captured: copy or capture "
-            f"it again"
+            f"{what} is {here.text()}, expected {row.text()} as captured: copy the capture again, "
+            f"or capture the side again"
         )
 
 
@@ -195,10 +198,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if came != (KIND, SCHEMA):
         raise SideError(
             f"{file} is of kind {came[0]!r} and schema {came[1]!r}, expected {KIND!r} and "
-            f"{SCHEMA}: read it with the version that wrote it, or capture again."
+            f"{SCHEMA}: read it with the version that wrote it, or capture the side again."
         )
     if manifest.get("sha256") != _digest(manifest):
-        raise SideError(f"{file} was changed after it was written (its sha256 differs).")
+        raise SideError(
+            f"{file} was changed after it was written (its sha256 differs): copy the capture "
+            "again, or capture the side again."
+        )
     return manifest
 
 

@@ -1,5 +1,6 @@
-"""Captures a side: writes its results to a folder, for a comparison on another machine or in an
-environment that the other side cannot share.
+"""Captures a side: writes the results of its runs to a folder, for a comparison elsewhere.
+
+The comparison may run on another machine, or in an environment without the side's libraries.
 
 Source: docs/your-own-port.md.
 """
@@ -24,7 +25,7 @@ from parity.sides.projection import Valid, direction
 from parity.sides.side import AS_IS, Precision, Rounding, Run, Side, SideError, Trace
 
 SEEDS = 4
-"""Perturbed runs per kind of `Rounding`; a comparison estimates noise floors from as many."""
+"""Number of perturbed runs per kind of `Rounding`, as many as a comparison uses."""
 _PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "equinox", "transformers", "ml_dtypes")
 
 
@@ -38,19 +39,20 @@ def capture(
 ) -> Path:
     """Write a side's parameters, inputs and results to a folder, atomically; return the folder.
 
-    A run that the side refuses is recorded with its reason, and `CapturedSide` refuses it too.
+    If the side refuses a run, the reason is stored, and `CapturedSide` refuses the run with it.
 
     Args:
         side: the side to capture.
         folder: destination; missing parents are created.
         runs: the runs to capture; default `comparison_runs(side)`. A perturbed run that comes after
-            the float64 run is stored as the difference from it, in bfloat16: noise needs only about
-            three significant digits.
-        parameters: store the parameters; otherwise only their hashes.
-        overwrite: replace an existing capture.
+            the float64 run is stored as the difference from that run, in bfloat16, which is
+            accurate enough for noise.
+        parameters: whether to store the parameters; otherwise only their hashes are stored.
+        overwrite: whether to replace an existing capture.
 
     Raises:
-        SideError: the folder is not empty, the side cannot run at all, or two equal runs differ.
+        SideError: the folder is not empty, the side refuses every run, two equal float32 runs
+            differ, or a run has replaced stages (`Run.forced`).
     """
     target = Path(os.path.realpath(folder))
     _check_free(target, overwrite)
@@ -87,17 +89,18 @@ def comparison_runs(
     bfloat16: bool = True,
     seeds: int = SEEDS,
 ) -> tuple[Run, ...]:
-    """Return the runs of one side that a comparison needs, except those with forced stages, which
-    are not known in advance.
+    """Return the runs of one side that a comparison needs.
+
+    Runs with replaced stages are left out: their values are not known in advance.
 
     Args:
         side: the side; it is run once.
-        outputs: outputs that the other side has too; None: all.
+        outputs: names of the outputs that the other side has too; None: all.
         valid: mask of valid positions, bool (B, L), as passed to the comparison.
-        loss: output to differentiate; None: a fixed random combination of `outputs`.
-        gradients: include derivatives. They need as much storage as the parameters, and as much
-            again for every two perturbed runs.
-        bfloat16: include bfloat16 runs.
+        loss: name of the output to differentiate; None: a fixed random combination of `outputs`.
+        gradients: whether to include derivatives. Each run's gradients need as much storage as the
+            parameters in the run's dtype; those of perturbed runs are stored in bfloat16.
+        bfloat16: whether to include bfloat16 runs.
         seeds: number of perturbed runs per kind.
 
     Raises:
@@ -125,7 +128,7 @@ def comparison_runs(
 
 
 class _Writer:
-    """Runs a side and writes the results."""
+    """Runs a side and writes the results to a capture folder."""
 
     def __init__(self, side: Side, folder: Path) -> None:
         self.side, self.folder = side, folder
@@ -135,9 +138,9 @@ class _Writer:
         self.place_of_wide: int | None = None
 
     def run(self, how: Run) -> None:
-        """Run and write; retry without derivatives if the run with them is refused."""
+        """Run the side and write the results; retry without derivatives if the side refuses."""
         if how.forced:
-            raise SideError("a capture has no runs with replaced stages: leave `forced` out")
+            raise SideError("a capture has no runs with replaced stages: leave `Run.forced` empty")
         try:
             trace = self.side.run(how)
         except SideError as error:
@@ -152,7 +155,10 @@ class _Writer:
         self._write(how, trace)
 
     def _check_repeatable(self, how: Run, trace: Trace) -> None:
-        """Refuse a nondeterministic side: a capture of it would look deterministic."""
+        """Raise a SideError if a second run gives other results.
+
+        Otherwise a nondeterministic side would look deterministic once captured.
+        """
         second = self.side.run(how)
         again = second.stages | second.exact
         for name, value in (trace.stages | trace.exact).items():
@@ -178,7 +184,8 @@ class _Writer:
             "updated": list(trace.updated),
             "base": self.place_of_wide,
         }
-        # One set of files for all groups; the prefix separates a gradient from its namesake stage.
+        # All groups are in one set of files; the prefix keeps apart a gradient and a stage of the
+        # same name.
         arrays: dict[str, np.ndarray] = {}
         for group, (values, exact) in groups.items():
             for key, value in values.items():
@@ -210,7 +217,7 @@ def entry_of(how: Run) -> dict[str, Any]:
 
 
 def text_of(entry: Mapping[str, Any]) -> str:
-    """Describe a run of the manifest."""
+    """Describe a run of the manifest, such as "float64 perturbed by operations, seed 0"."""
     parts = [entry["precision"]]
     if entry["rounding"] is not None:
         parts.append(f"perturbed by {entry['rounding']}, seed {entry['seed']}")
@@ -220,7 +227,10 @@ def text_of(entry: Mapping[str, Any]) -> str:
 
 
 def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
-    """Return the perturbation in bfloat16, or None where it cannot be represented."""
+    """Return `value` minus `exact` in bfloat16; None if it cannot be stored so.
+
+    It can if both are float64 arrays of one shape with finite differences.
+    """
     if exact is None or exact.shape != value.shape:
         return None
     if not value.dtype == exact.dtype == np.float64:
@@ -240,7 +250,7 @@ def _check_free(target: Path, overwrite: bool) -> None:
     if is_capture and not overwrite:
         raise SideError(f"{target} holds a capture: pass overwrite=True, or choose another folder.")
     if is_capture:
-        # Check that it is our capture, not another program's folder with a manifest.json.
+        # Another program's folder may have a manifest.json too; it must not be overwritten.
         read_manifest(target)
 
 
@@ -254,7 +264,7 @@ def _environment(kind: str) -> dict[str, Any]:
             except metadata.PackageNotFoundError:
                 versions[package] = str(getattr(sys.modules[package], "__version__", "unknown"))
     device = "unknown"
-    # Query only the library that ran: asking JAX would reserve most of the GPU's memory.
+    # Query only the library that ran: querying JAX would reserve most of the GPU's memory.
     if kind == "torch" and (torch := sys.modules.get("torch")) is not None:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     elif kind != "torch" and (jax := sys.modules.get("jax")) is not None:

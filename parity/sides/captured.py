@@ -1,6 +1,7 @@
-"""A side that replays a capture: the runs that `capture` recorded on another machine.
+"""A side that reads its results from a capture, a folder of runs that `capture` stored.
 
-It supports the captured runs only, so its stages cannot be forced.
+A capture is made on another machine or in another environment. Only the captured runs are
+available, so stages cannot be replaced.
 Source: docs/your-own-port.md.
 """
 
@@ -18,22 +19,22 @@ from parity.sides.capture_writer import capture, comparison_runs, entry_of, text
 from parity.sides.side import AS_IS, Run, SideError, Trace
 
 UNKNOWN = (
-    "captured by an earlier version, which did not record what the call updates and which "
-    "parameters it does not train"
+    "captured by an earlier version, which did not record updated buffers and parameters that are "
+    "not trained"
 )
 
 __all__ = ["CapturedSide", "capture", "comparison_runs"]
 
 
 class CapturedSide:
-    """Results of a side, read from a capture.
+    """A side whose results are read from a capture.
 
     Args:
         folder: folder written by `capture`.
-        parameters: parameters by name, if the capture stores only their hashes.
+        parameters: parameters by name; needed only if the capture stores only their hashes.
 
     Raises:
-        SideError: there is no capture, it was changed, or it has another schema.
+        SideError: there is no capture at `folder`, or it was changed or has another schema.
     """
 
     def __init__(
@@ -54,22 +55,22 @@ class CapturedSide:
             self._refused: list[dict[str, Any]] = manifest["refused"]
         except (KeyError, TypeError) as error:
             raise SideError(
-                f"{self.folder} has a manifest without {error}: capture it again"
+                f"the manifest of the capture {self.folder} lacks {error}: capture the side again"
             ) from error
         self._given = parameters
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the parameters by path, each mapped from its file on access.
+        """Return the parameters by path, memory-mapped from their files on access.
 
         Raises:
-            SideError: the capture has only hashes, and no parameters or different ones were passed.
+            SideError: the capture has only hashes, and no parameters or other ones were passed.
         """
         if all(row.file for row in self.parameter_rows):
             return StoredArrays(self.folder, self.parameter_rows)
         if self._given is None:
             raise SideError(
-                f"the capture {self.folder} has only the hashes of its parameters: capture it with "
-                f"parameters=True, or pass them as CapturedSide(folder, parameters=...)"
+                f"the capture {self.folder} has only the hashes of its parameters: capture the "
+                f"side with parameters=True, or pass CapturedSide(folder, parameters=...)"
             )
         names = {row.name for row in self.parameter_rows}
         if names != set(self._given):
@@ -91,11 +92,11 @@ class CapturedSide:
         return dict(self._inputs)
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Return the captured results of that run.
+        """Return the captured results of a run with these settings.
 
-        A run with derivatives also serves a request without them. A `Rounding.CONSTANTS` run that
-        was captured without `shared` perturbs shared tables too; its noise floor is then an
-        overestimate.
+        A captured run with derivatives is also returned if none are requested. A
+        `Rounding.CONSTANTS` run captured without `Run.shared` perturbed the shared tables too, so
+        the noise floor is then an overestimate.
 
         Raises:
             SideError: the run was not captured, or the side refused it.
@@ -123,7 +124,7 @@ class CapturedSide:
         )
 
     def text(self) -> str:
-        """Describe the capture and list its runs."""
+        """Describe the capture, with one line per run; refused runs come last, with the reason."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"capture of a {self.kind} side on {self.device}: {versions}"]
         lines += [f"  {text_of(entry)}" for entry in self._runs]
@@ -136,7 +137,8 @@ class CapturedSide:
             return False
         if how.rounding is not None and entry["seed"] != how.seed:
             return False
-        # Shared tables are not perturbed, so a run with more of them underestimates the floor.
+        # A captured run may perturb more tables than requested, but not fewer: the noise floor
+        # would be an underestimate.
         if not set(entry["shared"]) <= how.shared:
             return False
         return how.cotangents is None or self._same_cotangents(entry, how.cotangents)
@@ -154,7 +156,11 @@ class CapturedSide:
     def _values(
         self, entry: Mapping[str, Any], exact: Mapping[str, Any] | None, group: str
     ) -> dict[str, np.ndarray]:
-        """Return arrays of a run; those stored as differences are added to the `exact` run's."""
+        """Return the arrays of one group of a captured run, by name.
+
+        Arrays of a perturbed run may be stored as differences; those of the unperturbed run `exact`
+        are added to them.
+        """
         differs = {row["name"] for row in entry[group] if row["differs"]}
         base = {} if exact is None or not differs else self._arrays(exact[group])
         # Copied, because a trace may outlive the files.
@@ -177,8 +183,8 @@ class CapturedSide:
         hint = ""
         if same and how.cotangents is not None:
             hint = (
-                " Its derivatives are of other outputs, or in another direction: capture it with "
-                "comparison_runs(side, outputs=..., valid=...), as in the comparison."
+                " The captured derivatives are of other outputs or with other cotangents: capture "
+                "the side with comparison_runs(side, outputs=..., valid=...), as in the comparison."
             )
         return f"the capture {self.folder} has no run {text_of(asked)}; it has: {has}.{hint}"
 

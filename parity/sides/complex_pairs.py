@@ -1,9 +1,9 @@
-"""Complex arrays as real ones with a last axis of 2: the real and the imaginary part.
+"""Complex arrays as real arrays with a last axis of 2: the real and the imaginary part.
 
-Sides exchange only such arrays, for three reasons. No comparison can drop an imaginary part. A
-parameter that one side stores as complex and the other as pairs, as torch's checkpoints do, is the
-same array. Gradients with respect to the two parts agree between torch and JAX, whereas those with
-respect to the complex number are conjugates of each other.
+Sides exchange complex numbers only in this form, for three reasons. No comparison can drop an
+imaginary part. A parameter that is complex on one side and stored as pairs on the other, as in
+torch checkpoints, is the same array on both. Gradients with respect to the two parts agree between
+torch and JAX; those with respect to the complex number are conjugates of each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def from_pairs(pairs: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def traced_pairs(x: jax.Array) -> jax.Array:
-    """Traced version of `as_pairs`."""
+    """Return a complex array (...,) as its parts (..., 2), in a traced program."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 

@@ -15,17 +15,17 @@ from parity.sides.jax_leaves import mark, path_name
 from parity.sides.jax_side import JaxSide
 
 UNMARKED = (eqx.nn.Shared,)
-"""Module classes whose calls return a module, not a result; their leaves are parameters."""
+"""Module classes whose calls return a module rather than a result; these calls are no stages."""
 
 
 class EquinoxSide(JaxSide):
     """An Equinox module; stages are the results of its callable submodules, by path.
 
     Args:
-        module: in the mode to be compared; usually `eqx.nn.inference_mode(module)`.
+        module: the module, in the mode to be compared; usually `eqx.nn.inference_mode(module)`.
         inputs: positional arguments of the call.
-        call: `call(module, *inputs, **keywords)` replaces the call of the module, for other
-            methods, a batch by `vmap`, or several steps.
+        call: function `call(module, *inputs, **keywords)` that is run instead of the module's
+            `__call__`, for other methods, a batch by `vmap`, or several steps; None: `__call__`.
         keywords: keyword arguments of the call.
     """
 
@@ -61,7 +61,10 @@ def _watched(module: eqx.Module, path: str) -> Any:
 
 
 def _below(value: Any, path: str) -> Any:
-    """Return a field's value with all modules in it watched, in any nesting of pytrees."""
+    """Return a field's value with each module in it replaced by its copy from `_watched`.
+
+    The modules may be nested in any pytree.
+    """
 
     def watched(keys: Any, leaf: Any) -> Any:
         return _watched(leaf, _joined(path, path_name(keys))) if _is_module(leaf) else leaf
@@ -71,10 +74,11 @@ def _below(value: Any, path: str) -> Any:
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose calls mark their results, or the class itself if it is not callable.
+    """Return a subclass whose `__call__` marks its result with `path`.
 
-    The path is stored on the class, for two reasons. A module that a transformation flattens and
-    rebuilds keeps it. A trace cached for one module is never reused for another.
+    Classes without `__call__`, those in `UNMARKED` and the root module are returned unchanged. The
+    path is stored on the class, so that a module keeps it when a transformation flattens and
+    rebuilds the module, and so that a trace cached for one module is never reused for another.
     """
     callable_ = any("__call__" in vars(base) for base in cls.__mro__)
     if not path or not callable_ or issubclass(cls, UNMARKED):

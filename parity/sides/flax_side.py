@@ -19,8 +19,8 @@ class FlaxSide(JaxSide):
         module: an unbound module.
         params: its parameters, or a dict of collections with the key `params`.
         inputs: positional arguments of the call.
-        call: `call(module, params, *inputs, **keywords)` replaces `module.apply`, for other
-            methods, mutable collections or several steps.
+        call: function `call(module, params, *inputs, **keywords)` that is run instead of
+            `module.apply`, for other methods, mutable collections or several steps; None: `apply`.
         keywords: keyword arguments of the call, such as `rngs` or `deterministic`.
     """
 
@@ -43,7 +43,10 @@ class FlaxSide(JaxSide):
         return path.removeprefix("params.")
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the module with its `dtype` set to that precision, if it has one."""
+        """Return a function that applies the module with its `dtype`, if any, set to `precision`.
+
+        The module is unchanged for float32.
+        """
         if precision is Precision.FLOAT32 or not hasattr(self.module, "dtype"):
             return self.function
         return self._of(self.module.clone(dtype=DTYPES[precision]))

@@ -19,7 +19,12 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def field_name(name: str, path: Sequence[Any]) -> str:
-    """Return the name of a leaf of a module's result, with `.field` and `[index]` parts."""
+    """Return `name` followed by a leaf's path, with `.field` and `[index]` parts.
+
+    Args:
+        name: name of the result that contains the leaf.
+        path: pytree path of the leaf.
+    """
     for key in path:
         part = _key_name(key)
         name += f"[{part}]" if part.isdigit() else f".{part}"
@@ -27,7 +32,12 @@ def field_name(name: str, path: Sequence[Any]) -> str:
 
 
 def mark(name: str, value: Any) -> Any:
-    """Return a result with each floating-point array marked under a name below `name`."""
+    """Return a result with each floating-point array in it marked by `checkpoint_name`.
+
+    Args:
+        name: name of the result; the mark of a leaf is named `field_name(name, path)`.
+        value: any pytree.
+    """
 
     def marked(path: Sequence[Any], leaf: Any) -> Any:
         return checkpoint_name(leaf, field_name(name, path)) if floating(leaf) else leaf
@@ -36,27 +46,27 @@ def mark(name: str, value: Any) -> Any:
 
 
 def floating(x: Any) -> bool:
-    """Whether a leaf is an array of real or complex floating-point numbers."""
+    """Return whether a leaf is an array of real or complex floating-point numbers."""
     return hasattr(x, "dtype") and hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def is_complex(x: Any) -> bool:
-    """Whether a leaf is a complex array."""
+    """Return whether a leaf is a complex array."""
     return floating(x) and jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is a NumPy or JAX array."""
+    """Return whether a leaf is a NumPy or JAX array, or a NumPy scalar."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def is_key(x: Any) -> bool:
-    """Whether a leaf is a typed JAX random key; its dtype is not numeric."""
+    """Return whether a leaf is a typed JAX random key, whose dtype is not numeric."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return the array leaves of a pytree; complex ones as real pairs."""
+    """Return the array leaves of a pytree; complex arrays as real pairs (..., 2)."""
     leaves = (x for x in jax.tree.leaves(tree) if is_array(x))
     return [as_pairs(np.asarray(x)) if is_complex(x) else x for x in leaves]
 

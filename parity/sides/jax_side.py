@@ -1,8 +1,9 @@
-"""A side written in JAX: a function of parameters and inputs whose stages are its marks.
+"""A side written in JAX: a function of parameters and inputs with marked intermediates.
 
-Other JAX sides derive from this one and insert the marks through their library's own hooks. The
-unmodified run is evaluated operation by operation, so that reading its stages changes no bit of
-it. The float64 run is compiled once; perturbation and forcing are arguments of that program.
+Its stages are the values marked by `checkpoint_name`. Sides for JAX libraries derive from this one
+and insert the marks by the library's hooks. The unmodified run is evaluated operation by operation,
+so that reading its stages changes no bit. The float64 run is compiled once, with perturbations and
+replaced stages as arguments of the compiled program.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DTYPES = {
 class JaxSide:
     """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
 
-    Base class of all JAX sides; use `FunctionSide` for a function of your own.
+    Base class of all JAX sides; use `FunctionSide` to compare a function.
 
     Args:
         function: called with the parameters, then the inputs.
@@ -72,7 +73,7 @@ class JaxSide:
         self._programs: dict[tuple[Precision, bool], Traced] = {}
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every parameter array by path; complex ones as real pairs.
+        """Return every parameter array by path; complex arrays as real pairs (..., 2).
 
         Raises:
             SideError: two parameters have the same path as text.
@@ -86,9 +87,9 @@ class JaxSide:
         return named_once(named, "parameters")
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> JaxSide:
-        """Return this side with other values of some parameters, in their dtypes.
+        """Return a copy of this side with other values of some parameters, cast to their dtypes.
 
-        Both share their programs, which are functions of the parameters: nothing is compiled again.
+        Both sides share compiled programs, which are functions of the parameters.
 
         Raises:
             SideError: There is no such parameter, or it has another shape.
@@ -104,11 +105,14 @@ class JaxSide:
         return side
 
     def parameter_name(self, path: str) -> str:
-        """Return the name of the parameter at this path of the pytree."""
+        """Return the name of the parameter at a dotted path of the pytree; here the path itself."""
         return path
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every input array by name; complex ones as real pairs, random keys as words."""
+        """Return every input array by name.
+
+        Complex arrays become real pairs (..., 2), and random keys their integer data.
+        """
         inputs, keywords = self.arguments
         named = {str(i): x for i, x in enumerate(inputs)} | keywords
         leaves = jax.tree_util.tree_leaves_with_path(named)
@@ -119,14 +123,14 @@ class JaxSide:
         }
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the function as users run it in this precision."""
+        """Return the function to trace for a precision; subclasses set their module's dtype."""
         return self.function
 
     def run(self, how: Run = AS_IS) -> Trace:
         """Run once with these settings.
 
         Raises:
-            SideError: the function rejects its inputs, or a named stage or output does not exist.
+            SideError: the function raises an error, or a named stage or output does not exist.
         """
         wide = how.precision is Precision.FLOAT64 or how.rounding is not None
         with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
@@ -160,7 +164,10 @@ class JaxSide:
     def operations_of(
         self, stage: str, forced: Mapping[str, np.ndarray]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return a stage's operations since the preceding stages, and their float64 results."""
+        """Return the operations between the preceding stages and a stage, and their results.
+
+        See `TellsOperations`. Empty for a stage inside a loop that is too long to be unrolled.
+        """
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             program = self._program(Precision.FLOAT64, derivative=False)
             return program.operations_of(arrays_of(self._trees(Precision.FLOAT64)), stage, forced)
@@ -189,7 +196,10 @@ class JaxSide:
         return cast((self.params, self.arguments), DTYPES[precision])
 
     def _program(self, precision: Precision, *, derivative: bool) -> Traced:
-        """Return the traced program; for float64, fall back to float32 where it is rejected."""
+        """Return the traced program, cached.
+
+        A program that rejects float64, or draws random numbers, is traced in float32 instead.
+        """
         key = precision, derivative
         if key not in self._programs:
             program = None
@@ -200,13 +210,13 @@ class JaxSide:
                     if program.draws:
                         # 64-bit random draws would differ from those of the users' program.
                         notices[
-                            "it draws random numbers: its float32 program is evaluated in float64"
+                            "it draws random numbers, so its float32 program is run in float64"
                         ] = None
                         program, precision = None, Precision.FLOAT32
                 except SideError as error:
                     cause = type(error.__cause__).__name__
                     notices[
-                        f"float64 is refused ({cause}): its float32 program is evaluated in float64"
+                        f"it rejects float64 ({cause}), so its float32 program is run in float64"
                     ] = None
                     precision = Precision.FLOAT32
             if program is None:

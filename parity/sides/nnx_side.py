@@ -15,20 +15,20 @@ from parity.sides.jax_side import DTYPES, JaxSide
 from parity.sides.side import Precision
 
 VALUE = ".value"
-"""Suffix of NNX's paths: a parameter is a variable with a `value`."""
+"""Suffix of a parameter's path in NNX, where a parameter is a variable with a `value`."""
 
 
 class NNXSide(JaxSide):
     """An NNX module; stages are the results of its callable submodules, by path.
 
-    Each run uses a copy of the module, so that state changed by a call, such as a cache, running
-    statistics or random number state, starts over.
+    Each run uses a fresh copy of the module, so that changes of its state, such as caches, running
+    statistics and random number state, do not carry over.
 
     Args:
-        module: in the mode it is to be compared in; usually after `module.eval()`.
+        module: the module, in the mode to be compared; usually after `module.eval()`.
         inputs: positional arguments of the call.
-        call: called as `call(module, *inputs, **keywords)` in place of the module itself, for other
-            methods or several steps.
+        call: function `call(module, *inputs, **keywords)` that is run instead of the module's
+            `__call__`, for other methods or several steps; None: `__call__`.
         keywords: keyword arguments of the call.
     """
 
@@ -50,14 +50,17 @@ class NNXSide(JaxSide):
         return path.removesuffix(VALUE)
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the module with every `dtype` attribute set to that precision."""
+        """Return a function that runs the module with each floating `dtype` set to `precision`.
+
+        The module is unchanged for float32.
+        """
         if precision is Precision.FLOAT32:
             return self.function
         return self._in(DTYPES[precision])
 
     def _in(self, dtype: Any) -> Callable[..., Any]:
         def function(state: Any, *inputs: Any, **keywords: Any) -> Any:
-            # A variable belongs to the trace that made it, so each run makes new ones.
+            # Variables belong to the trace that created them, so each run needs new ones.
             random = jax.tree.map(lambda x: x, self.random)
             module = nnx.merge(self.graph, state, random)
             for keys, member in [*nnx.iter_modules(module)]:
@@ -75,10 +78,10 @@ class NNXSide(JaxSide):
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose calls mark their results, or the class itself if it is not callable.
+    """Return a subclass whose `__call__` marks its result with `path`.
 
-    The path is stored on the class because NNX rebuilds modules from their class at every
-    transformation.
+    Classes without `__call__`, and the root module, are returned unchanged. The path is stored on
+    the class because NNX rebuilds modules from their class at every transformation.
     """
     if not path or not any("__call__" in vars(base) for base in cls.__mro__):
         return cls
@@ -91,6 +94,6 @@ def _marking(cls: Any, path: str) -> Any:
 
 
 def _has_dtype(module: Any) -> bool:
-    """Whether the module sets a computation dtype; otherwise it follows its inputs."""
+    """Return whether a module has a floating-point `dtype`; otherwise it follows its inputs."""
     dtype = getattr(module, "dtype", None)
     return dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

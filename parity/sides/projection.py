@@ -1,4 +1,4 @@
-"""Restricts outputs to valid positions, and draws the cotangents of the gradients."""
+"""Restriction of outputs to valid positions, and random cotangents for the gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 PROJECTION = 20
 """Seed of the random cotangents of the outputs."""
 Valid = np.ndarray | Sequence[np.ndarray] | None
-"""Mask of valid positions, bool (B, L); None: all are valid.
+"""Mask of valid positions, bool (B, L), False for example at padding; None: all are valid.
 
-Pass several masks where a program has sequences of several lengths, such as an encoder's and a
+Pass several masks if a program has sequences of several lengths, such as an encoder's and a
 decoder's, or one per step of a generation. Axes are recognised by their lengths, so choose an L
 that differs from the program's other sizes, such as its number of heads."""
 
@@ -36,7 +36,8 @@ def only_valid(stages: Mapping[str, np.ndarray], valid: Valid) -> dict[str, np.n
     Args:
         stages: arrays of any shape. Positions are a leading axis B with a later axis L, or one
             leading axis of length B L. A stage without such axes is returned unchanged.
-        valid: mask (B, L), or several masks, of which the first that fits applies; None: all.
+        valid: mask (B, L), or several masks, of which the first that fits a stage is used; None:
+            all positions are valid.
     """
     if valid is None:
         return dict(stages)

@@ -1,4 +1,4 @@
-"""Checks that two sides were given the same inputs, under whatever names."""
+"""Check that two sides were given the same inputs, possibly under different names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     """Raise before anything runs if two sides were given different inputs.
 
     Equal inputs are paired first, whatever their names and positions; among several equal ones, the
-    one of the same name is preferred. Two remaining inputs count as the same input with different
-    values if they share a name, or if one is positional and each is the only one of its kind on its
-    side. Other remaining inputs need not correspond: one may be a mask and the other positions.
-    Inputs of one name but different rank need not correspond either, such as a mask of positions
-    and one of pairs of positions. If the sides share no input, the only inputs of a kind on each
-    side are compared under any names.
+    one of the same name is preferred. Two remaining inputs count as one input with different values
+    if they have the same name, or if one is positional and each is the only one on its side with
+    this shape and kind (integer or floating-point). Other remaining inputs need not correspond: one
+    may be a mask and the other positions. Inputs of the same name but different rank need not
+    either, such as a mask of positions and a mask of pairs of positions. If the sides share no
+    input, two inputs are compared under any names if each is the only one of its rank and kind.
 
     Returns:
-        Names of the inputs without a partner, (one, other).
+        Names of the inputs without a partner, for `one` and for `other`.
 
     Raises:
         SideError: an input differs in its elements, shape or dtype.
@@ -57,11 +57,11 @@ def _other_shape(
     """Return the other side's version of this input in another shape or dtype, if there is one.
 
     Args:
-        name: The input of one side.
-        ours: Inputs of its side without an equal one on the other side.
-        theirs: Inputs of the other side without an equal one.
+        name: Name of the input on one side.
+        ours: Inputs of that side that have no equal input on the other side.
+        theirs: Inputs of the other side that have no equal input.
         shared: Whether the sides share an equal array. If so, positional arguments after the first
-            may differ in meaning, such as a mask and positions.
+            may differ in meaning: one side's may be a mask, the other's positions.
     """
     x = ours[name]
     if name in theirs:
@@ -78,7 +78,7 @@ def _other_shape(
 
 
 def _broadcasts(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays hold the same numbers after broadcasting."""
+    """Return whether two arrays hold the same numbers after broadcasting."""
     try:
         x, y = np.broadcast_arrays(x, y)
     except ValueError:
@@ -99,7 +99,7 @@ def _by_place(name: str) -> bool:
 
 
 def _comparable(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays could be one input: equal shapes, and both integer or both floating."""
+    """Return whether two arrays have equal shapes and are both integer or both floating-point."""
     return x.shape == y.shape and _whole(x) == _whole(y)
 
 
@@ -128,7 +128,7 @@ _Input = tuple[Side, str, np.ndarray]
 
 
 def _elements(left: _Input, right: _Input) -> str:
-    """Report how many elements of two inputs differ."""
+    """Return a clause that says how many elements of two inputs of one shape differ."""
     (one, a, x), (other, b, y) = left, right
     differ = int(np.sum(x.astype(np.float64) != y.astype(np.float64)))
     return (
@@ -138,7 +138,7 @@ def _elements(left: _Input, right: _Input) -> str:
 
 
 def _layouts(left: _Input, right: _Input) -> str:
-    """Report how the shapes and dtypes of two inputs differ."""
+    """Return a clause that says how the shapes and dtypes of two inputs differ."""
     (one, a, x), (other, b, y) = left, right
     sizes = enumerate(zip(x.shape, y.shape, strict=True))
     axes = [f"axis {i} has {m} against {n}" for i, (m, n) in sizes if m != n]

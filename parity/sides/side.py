@@ -1,8 +1,8 @@
 """Interface of a side: a program with named parameters, inputs and stages, run in any precision.
 
-The stages of a side are its intermediates, in the order in which they are computed. Their names
-are derived, not declared: the path of a submodule, followed by the field of its result. The last
-stages are the outputs of the whole program. Source: docs/your-own-port.md.
+The stages of a side are its intermediates, in the order in which they are computed. A stage is
+named automatically: the path of a submodule, followed by the field of the submodule's result. The
+last stages are the outputs of the whole program. Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations
@@ -19,41 +19,47 @@ from parity.engine.measure.arrays import Arrays
 from parity.engine.programs.operations import Operation, source_of_error
 
 OUTPUT = "output"
-"""Name of a program's result; its field `logits` is `output.logits`."""
+"""Stage name of a program's result; a field `logits` of it is named `output.logits`."""
 
 
 class Precision(StrEnum):
-    """Dtype in which a side computes."""
+    """Dtype that a side computes in."""
 
     FLOAT32 = "float32"
     """Unmodified: bit-identical to the program that users run."""
     FLOAT64 = "float64"
-    """Same mathematics, with every operation in float64, including those the program casts to
-    float32."""
+    """The same program with every operation in float64, also those that it casts to float32."""
     BFLOAT16 = "bfloat16"
     """Parameters and inputs cast to bfloat16, as users run the program in low precision."""
 
 
 class Rounding(StrEnum):
-    """Which values of a float64 run are perturbed, by random signs times float32's unit roundoff.
+    """Values of a float64 run that are perturbed by random signs times float32's unit roundoff.
 
-    The response of a stage to the perturbation estimates its rounding noise floor.
+    The change of a stage estimates its noise floor: the error that rounding explains.
     """
 
     OPERATIONS = "operations"
-    """Result of every operation and the terms of every sum: the total float32 rounding error."""
+    """The result of every operation and the terms of every sum: simulates float32 rounding."""
     CONSTANTS = "constants"
     """Only values that stay float32 in a float64 run: precomputed tables, buffers, literals."""
 
 
 class SideError(ValueError):
-    """A side cannot run, or does not support a request; the message says what to do instead."""
+    """A side cannot run, or does not support the requested run; the message says why."""
 
 
 def stopped(
     kind: str, precision: Precision, inputs: Mapping[str, Any], error: Exception
 ) -> SideError:
-    """Return the error of a side whose program raised `error`, with the line and the inputs."""
+    """Return a SideError for a program that raised `error`, with its source line and the inputs.
+
+    Args:
+        kind: library of the side, such as `torch`.
+        precision: precision of the run.
+        inputs: input arrays by name.
+        error: the exception.
+    """
     where = source_of_error(error)
     shapes = ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in inputs.items())
     message = str(error).strip().splitlines()
@@ -69,14 +75,15 @@ class Run:
 
     precision: Precision = Precision.FLOAT32
     rounding: Rounding | None = None
-    """Which values are perturbed to measure the noise floor; None: none. The program is then
-    evaluated in float64: perturbed by float32's unit roundoff, or on JAX sides with
-    `Precision.BFLOAT16` by bfloat16's. torch sides accept `Precision.FLOAT64` only."""
+    """Values that are perturbed to measure the noise floor; None: none. A perturbed program is
+    always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on JAX
+    sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch sides need
+    `Precision.FLOAT64`."""
     seed: int = 0
     """Seed of the perturbation's signs."""
     forced: Arrays = field(default_factory=dict)
-    """Values that replace stages downstream, by stage name, in this side's own layout. The stage
-    itself is still reported as the program computed it."""
+    """Values that replace stages in the rest of the computation, by stage name, in the shapes of
+    this side. The returned stage is still the one that the program computed."""
     shared: frozenset[str] = frozenset()
     """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` does not perturb
     them."""
@@ -85,7 +92,7 @@ class Run:
 
 
 AS_IS = Run()
-"""The unmodified program, as users run it."""
+"""Settings of the unmodified program, as users run it."""
 
 
 @dataclass(frozen=True)
@@ -101,30 +108,35 @@ class Trace:
     notices: tuple[str, ...] = ()
     """Remarks for the reader, such as an operation without a float64 implementation."""
     whole: dict[str, np.ndarray] = field(default_factory=dict)
-    """All stages before meaningless positions, such as padding, were removed."""
+    """All stages before invalid positions, such as padding, were set to zero."""
     exact: dict[str, np.ndarray] = field(default_factory=dict)
     """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Kinds of the results that are not arrays, by name; they cannot be compared."""
+    """Results that cannot be compared because they are not arrays: a description of the type, such
+    as "a str, not an array", by name."""
     frozen: tuple[str, ...] = ()
-    """Parameters that the program does not train, so that they have no gradient."""
+    """Names of the parameters that the program does not train, which have no gradient."""
     updated: tuple[str, ...] = ()
-    """Parameters and buffers that the run changed in place, such as running statistics."""
+    """Names of the parameters and buffers that the run changed in place, such as running
+    statistics."""
 
 
 @runtime_checkable
 class Side(Protocol):
-    """One of the two programs of a port."""
+    """One of the two programs that are compared."""
 
     kind: str
     """Library the side is written in, such as `torch` or `flax`."""
 
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """Return every parameter and buffer by path, in its stored dtype."""
+        """Return every parameter and buffer by path, in its stored dtype.
+
+        Integer buffers may be left out.
+        """
         ...
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every input array; names are the argument's position or keyword, then the path."""
+        """Return every input array by name: the argument's position or keyword, then the path."""
         ...
 
     def run(self, how: Run = AS_IS) -> Trace:
@@ -141,10 +153,10 @@ class TakesParameters(Protocol):
     """A side that can run with other values of its parameters."""
 
     def with_parameters(self, values: Arrays) -> Side:
-        """Return this side with other values of some parameters; it is left unchanged itself.
+        """Return a copy of this side with other values of some parameters.
 
         Args:
-            values: By name, real, each in the shape that the parameter has.
+            values: By name, in the shapes that `parameters` returns.
 
         Raises:
             SideError: There is no such parameter, or it has another shape.
@@ -159,7 +171,15 @@ class TellsOperations(Protocol):
     def operations_of(
         self, stage: str, forced: Arrays
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return a stage's operations since the preceding stages, and their float64 results."""
+        """Return the operations between the preceding stages and a stage, and their results.
+
+        Args:
+            stage: Name of the stage.
+            forced: Values that replace stages, by name.
+
+        Returns:
+            The operations and their float64 results, both by index in order of execution.
+        """
         ...
 
 
@@ -168,12 +188,12 @@ class TellsResults(Protocol):
     """A side that can return the result of every operation."""
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of all operations of a float64 run, in order of execution."""
+        """Return the results of all operations of a float64 run."""
         ...
 
 
 def check_parameters(values: Arrays, known: Arrays) -> None:
-    """Raise where values are not of parameters that there are, in their shapes.
+    """Check that values have the names and shapes of existing parameters.
 
     Raises:
         SideError: There is no such parameter, or it has another shape.
@@ -198,11 +218,12 @@ def exact_number(x: Any) -> np.ndarray | None:
 def float_number(x: Any, dtype: Any) -> np.ndarray | None:
     """Return a floating or complex Python or NumPy number, or a NumPy array of them, as an array.
 
-    Return None for any other value. The result has no derivative.
+    None for any other value.
 
     Args:
         x: A result of a program.
-        dtype: Real floating dtype of the run; a complex number becomes a pair in this dtype.
+        dtype: Real floating-point dtype of the array. Complex numbers become pairs (real,
+            imaginary) on a last axis of 2.
     """
     is_number = isinstance(x, (float, complex, np.inexact))
     if not is_number and not (isinstance(x, np.ndarray) and x.dtype.kind in "fc"):
@@ -221,16 +242,20 @@ def kind_of_result(x: Any) -> str:
 def no_derivative(names: Iterable[str]) -> str:
     """Return the error message for gradients of outputs that are Python or NumPy numbers."""
     return (
-        f"{', '.join(names)} is a number of Python or NumPy, which has no derivative: return an "
-        "array, or choose another loss"
+        f"output {', '.join(names)} is a Python or NumPy number, which has no derivative: return "
+        "an array of the library instead, or choose another loss"
     )
 
 
 def named_once(named: Iterable[tuple[str, Any]], what: str) -> dict[str, Any]:
     """Return names and values as a dictionary.
 
+    Args:
+        named: names and values.
+        what: plural noun for the values in the error message, such as "results".
+
     Raises:
-        SideError: two have the same name, so that one of them would never be compared.
+        SideError: two values have the same name, so that one of them would never be compared.
     """
     found: dict[str, Any] = {}
     for name, value in named:
@@ -244,14 +269,15 @@ def named_once(named: Iterable[tuple[str, Any]], what: str) -> dict[str, Any]:
 
 
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a module's result, each with its name below `name`.
+    """Yield the name and value of every leaf of a module's result, in order.
 
-    Mappings and dataclasses are traversed by key, sequences by index. None is skipped.
+    Names extend `name`, as in `output.logits` or `output[0]`: by key for mappings, named tuples and
+    dataclasses, by index for other sequences. None is skipped.
     """
     if value is None:
         return
     if isinstance(value, Mapping):
-        # As in a path of JAX, whose keys do not tell a number from its digits.
+        # JAX's paths do not distinguish a number from a string of digits: neither do these names.
         parts = {key: f"[{key}]" if str(key).isdigit() else f".{key}" for key in value}
         entries = [(name + parts[key], member) for key, member in value.items()]
     elif isinstance(value, tuple) and (named := getattr(value, "_fields", None)):

@@ -1,8 +1,8 @@
 """Runs a torch program in float64, optionally perturbing every result by float32's rounding error.
 
-A dispatch mode intercepts each operation below autograd, including those of the backward pass. It
-widens casts to float32, so that the result is the true value of the mathematics. It perturbs
-results by random signs, as `parity.engine.programs.evaluation` does for a jaxpr.
+A dispatch mode intercepts each operation below autograd, including those of the backward pass.
+Casts to float32 or less become casts to float64, so that nothing is computed in lower precision.
+Results are perturbed by random signs, as `parity.engine.programs.evaluation` does for a jaxpr.
 Source: docs/your-own-port.md.
 """
 
@@ -29,9 +29,9 @@ WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
     torch.complex64: torch.complex128,
 }
-"""Wide counterpart of every dtype that rounds."""
+"""Dtype that replaces each narrower floating-point dtype."""
 NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-"""Dtype reported to a module that rejects float64."""
+"""Dtype that is reported for each wide dtype to a module that rejects float64."""
 _DTYPE: Any = cast("Any", torch.Tensor.dtype).__get__
 _EXACT = """
 _to_copy clone copy copy_ cat stack slice_scatter select_scatter index index_select gather
@@ -45,23 +45,23 @@ repeat_interleave new_empty_strided empty_strided set_ resize_ max_pool2d_with_i
 scatter scatter_
 """
 EXACT = frozenset(_EXACT.split())
-"""Operations that do not round. Views are recognised by their schema."""
+"""Operations that do not round; views need no entry."""
 _ELEMENTARY = """
 exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu gelu_backward
 silu_backward mish softplus elu celu selu _softmax _safe_softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-"""Elementary functions, whose library implementations round by more than half a unit."""
+"""Elementary functions, which are not correctly rounded (`ELEMENTARY_UNITS`)."""
 _FUSED = """
 native_layer_norm native_group_norm native_batch_norm _softmax _safe_softmax _log_softmax gelu silu
 softplus lerp addmm baddbmm
 """
 FUSED = tuple(_FUSED.split())
-"""Operations of several steps, whose intermediate results a port written in steps also has."""
+"""Operations of several steps; a port may compute the steps as separate operations."""
 
 
 class Lift(TorchDispatchMode):
-    """Widens floats to float64 while entered, and perturbs results.
+    """Dispatch mode that computes every operation in float64, and perturbs the results.
 
     Args:
         signs: generator of the perturbation's signs; None: no perturbation.
@@ -80,10 +80,12 @@ class Lift(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operation."""
+        """Run one operation in float64."""
         name = func.overloadpacket.__name__
         if name == "linalg_vector_norm" and len(args) > 1 and math.isinf(args[1]):
-            name = "amax"  # It chooses an element, and its derivative looks for an equal one.
+            # A maximum norm returns an element unchanged. Its derivative searches for that element,
+            # so the result must not be perturbed.
+            name = "amax"
         args, named = tree_map(_widen, args), tree_map(_widen, kwargs or {})
         if self.signs is not None:
             args = self._summands(name, _inside(name, args))
@@ -100,33 +102,33 @@ class Lift(TorchDispatchMode):
         return tree_map(lambda x: self._rounded(x, units, name), result)
 
     def _run_in_steps(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Add the intermediate results of a fused operation, which it does not return.
+        """Add the intermediate results of a fused operation to `results`, if its steps are known.
 
-        Without them the first step of a port's norm, a right variance, would be the first
-        operation that the original does not do, and not the step in which the port differs.
+        Otherwise a port's first step, such as the correct variance of a norm, would be reported as
+        an operation that the original does not do, rather than the step that differs.
         """
         packet, overload = func.overloadpacket, func._overloadname
-        # An operation in place does the same as its namesake, before it writes.
+        # An in-place operation has the same steps as the one without the underscore.
         same = getattr(torch.ops.aten, packet.__name__.removesuffix("_"), packet)
         steps = _steps().get(getattr(same, overload, func))
-        # Intermediates are a help to find a line; an operation that has no steps for these
-        # arguments is compared by its result alone.
+        # The steps may not support these arguments. Then only the operation's result is compared;
+        # steps only help to find the source line.
         with contextlib.suppress(NotImplementedError, RuntimeError, TypeError):
             if steps is not None:
-                # Copies: the steps of a batch norm in training write its running statistics.
+                # Copied: the steps of a batch norm in training mode write its running statistics.
                 args, named = tree_map(_copied, args), tree_map(_copied, named)
                 with self:
                     steps(*args, **named)
 
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
-        """Perturb a tensor by `units` unit roundoffs of float32, up or down at random."""
+        """Return a tensor times 1 +- `units` unit roundoffs of float32, with random signs."""
         moves = self._draw(x)
         if x.is_complex():
-            # Both parts of a factor contribute to the error of each part of a product, so the
-            # angle is perturbed too.
+            # Each part of a complex product takes errors from both parts of the factors, so the
+            # phase is perturbed too.
             moves = torch.complex(moves, self._draw(x))
         result = x * (1 + moves * (units * UNIT_ROUNDOFF))
-        # The lowest finite number, which masks scores, must not overflow to -inf.
+        # The lowest finite number, used as a mask of scores, must not overflow to -inf.
         return torch.where(result.isfinite(), result, x)
 
     def _draw(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +143,10 @@ class Lift(TorchDispatchMode):
         return self.moved(x, units)
 
     def _summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Perturb one factor of each product in a sum, to model the error of the summation."""
+        """Return the operands of a summing operation, perturbed as by the rounding of partial sums.
+
+        One factor of each term is perturbed.
+        """
         which, terms = _terms(name, args)
         if which is None or args[which].dtype not in NARROW:
             return args
@@ -150,8 +155,10 @@ class Lift(TorchDispatchMode):
 
 
 def _inside(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the operands of a perturbed operation, reflected into its domain."""
-    # An operation in place has no copy to reflect; its operand is its result.
+    """Return the operands of a perturbed operation, reflected into its domain.
+
+    The operand of an in-place operation is left unchanged: it is also the result.
+    """
     known = name in DOMAINS or name == "pow"
     if not known or not isinstance(args[0], torch.Tensor) or args[0].is_complex():
         return args
@@ -164,10 +171,11 @@ def _copied(x: Any) -> Any:
 
 @cache
 def _steps() -> dict[Any, Any]:
-    """Return the functions that compute `FUSED` operations in steps."""
+    """Return functions that compute fused operations in steps, by torch operation."""
     known = [getattr(torch.ops.aten, name) for name in FUSED if hasattr(torch.ops.aten, name)]
     steps = dict(get_decompositions(known))
-    # torch's own steps multiply by the rate first; optimisers are written with the quotient first.
+    # torch's own steps multiply by `value` (a learning rate) first, but optimisers compute the
+    # quotient or product first.
     steps[torch.ops.aten.addcmul.default] = lambda x, a, b, value=1: x + value * (a * b)
     steps[torch.ops.aten.addcdiv.default] = lambda x, a, b, value=1: x + value * (a / b)
     for packet in (torch.ops.aten.var_mean, torch.ops.aten.var):
@@ -176,7 +184,7 @@ def _steps() -> dict[Any, Any]:
 
 
 def _squares(x: torch.Tensor, dim: Any = None, *, keepdim: bool = False, **_: Any) -> torch.Tensor:
-    """Return the sum of the squared distances from the mean, from which a variance is made."""
+    """Return the sum of squared differences from the mean, the last step before a variance."""
     return (x - x.mean(dim, keepdim=True)).square().sum(dim, keepdim=keepdim)
 
 
@@ -185,7 +193,10 @@ def _squares_of(x: torch.Tensor, dim: Any, _: bool = True, keepdim: bool = False
 
 
 def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
-    """Return the index of the argument that is summed, and the number of terms of each sum."""
+    """Return the index of the argument to perturb for a sum, and the number of terms per sum.
+
+    (None, 1) for operations that do not sum.
+    """
     if name in ("mm", "bmm", "mv", "dot"):
         return 1, args[0].shape[-1]
     if name in ("addmm", "baddbmm", "addmv"):
@@ -208,9 +219,10 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
 
 
 class Unseen(TorchFunctionMode):
-    """Reports float32 as the dtype of every tensor, for modules that reject wider ones.
+    """Function mode in which float64 tensors report float32, and complex128 ones complex64.
 
-    Dtypes that a module derives from this answer are widened as explicit ones are.
+    It is for modules that reject float64. If such a module passes the reported dtype to an
+    operation, `Lift` replaces it by float64 again.
     """
 
     def __torch_function__(
@@ -220,17 +232,17 @@ class Unseen(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one function of torch."""
+        """Run one torch function; a wide dtype that it reads from a tensor is reported narrow."""
         result = func(*args, **(kwargs or {}))
         return NARROW.get(result, result) if func == _DTYPE else result
 
 
 class Scores(TorchFunctionMode):
-    """Adds the products of queries and keys to the results that a `Lift` collects.
+    """Function mode that adds unscaled attention scores, queries times keys, to `Lift.results`.
 
-    torch's unfused attention multiplies both by the square root of the scale first. A port that
-    divides their product has numbers that it never computes, and every port with a wrong scale
-    would be told of its product.
+    torch's unfused attention multiplies queries and keys by the square root of the scale first, so
+    it never computes the unscaled scores that many ports compute. Without this mode, that product
+    rather than a wrong scale would be reported as the difference.
     """
 
     def __init__(self, lift: Lift) -> None:
@@ -244,7 +256,7 @@ class Scores(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one function of torch."""
+        """Run one torch function; before attention, compute the scores, which the lift records."""
         if self.lift.results is not None and func is _ATTENTION:
             named = dict(zip(("query", "key"), args, strict=False)) | (kwargs or {})
             query, key = named["query"], named["key"]
@@ -268,10 +280,14 @@ def _widen(x: Any) -> Any:
 
 @contextlib.contextmanager
 def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
-    """Compute in float64 within this context, perturbed by the signs of a seed, if any.
+    """Compute in float64 within this context, and yield the mode that does so.
 
-    With `unseen`, tensors report that they are float32. Attention uses the unfused implementation,
-    since a fused kernel hides the values it rounds.
+    Attention uses its unfused implementation, since the intermediate values of a fused kernel
+    cannot be perturbed.
+
+    Args:
+        seed: seed of the perturbation's signs; None: no perturbation.
+        unseen: whether tensors report float32 as their dtype (`Unseen`).
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     default = torch.get_default_dtype()

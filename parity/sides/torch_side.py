@@ -44,10 +44,10 @@ class TorchSide:
     """A torch module; stages are the results of its submodules, by path.
 
     Args:
-        module: in the mode to be compared; usually `module.eval()`.
+        module: the module, in the mode to be compared; usually `module.eval()`.
         inputs: positional arguments of the call: tensors, arrays, or anything else.
-        call: `call(module, *inputs, **keywords)` replaces the call of the module, for other methods
-            or several steps.
+        call: function `call(module, *inputs, **keywords)` that is run instead of `module(...)`, for
+            other methods or several steps; None: `module(...)`.
         keywords: keyword arguments of the call.
     """
 
@@ -67,15 +67,18 @@ class TorchSide:
         """Whether tensors report float32 in float64 runs, because the module rejects float64."""
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every parameter and floating-point buffer by path. A tied parameter has its first
-        path only; a complex one becomes real pairs."""
+        """Return every parameter and floating-point buffer by path.
+
+        A tied parameter is listed under its first path only. Complex arrays become real pairs
+        (..., 2).
+        """
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
         named |= {name: b for name, b in buffers if _floating(b) and name not in named}
         return {name: _array(tensor) for name, tensor in named.items()}
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> TorchSide:
-        """Return this side with other values of some parameters, in a copy of the module.
+        """Return a copy of this side and its module with other values of some parameters.
 
         Raises:
             SideError: There is no such parameter, or it has another shape.
@@ -91,14 +94,17 @@ class TorchSide:
         return side
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every input tensor by name."""
+        """Return every input tensor by name; complex tensors as real pairs (..., 2)."""
         inputs, keywords = self.arguments
         named = {str(i): x for i, x in enumerate(inputs)} | keywords
         leaves = (leaf for key, x in named.items() for leaf in fields_of(x, key))
         return {name: _array(x) for name, x in leaves if isinstance(x, torch.Tensor)}
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of all operations of a float64 run, in order of execution."""
+        """Return the results of all operations of a float64 run.
+
+        The intermediate results of fused operations (`torch_lift.FUSED`) are included.
+        """
         module = self._in(Precision.FLOAT64)
         with _unchanged(module), lifted(None, self._unseen) as mode, torch.no_grad():
             mode.results = []
@@ -111,10 +117,14 @@ class TorchSide:
         """Run once with these settings.
 
         Raises:
-            SideError: the module rejects its inputs or does not support the settings.
+            SideError: the module raises an error, a named stage or output does not exist, or the
+                settings perturb another precision than float64.
         """
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
-            raise SideError("a torch side supports perturbation by rounding in float64 only")
+            raise SideError(
+                "a torch side supports perturbation by rounding in float64 only: use "
+                "Run(Precision.FLOAT64, rounding=...)"
+            )
         try:
             return self._run(how)
         except SideError:
@@ -164,10 +174,10 @@ class TorchSide:
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
         if unseen:
-            notices.append(f"not seen, inside of torch.func: the results of {', '.join(unseen)}")
+            notices.append(f"results inside torch.func are not captured: {', '.join(unseen)}")
         if how.precision is Precision.FLOAT64 and self._unseen:
             notices.append(
-                "refuses float64: it ran in float64 with the dtype hidden from its checks"
+                "the module refuses float64: it ran in float64 while its tensors reported float32"
             )
         trained = ((name, p.requires_grad) for name, p in module.named_parameters())
         return Trace(
@@ -191,7 +201,7 @@ class TorchSide:
 
 
 def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str, torch.Tensor]:
-    """Return results that are numbers or NumPy arrays, such as those of `item()`, as tensors."""
+    """Return the results that are floating-point numbers or NumPy arrays, as tensors by name."""
     # Through float64, which NumPy and torch share; NumPy has no native bfloat16.
     found = {n: float_number(x, np.float64) for n, x in results.items()}
     dtype = DTYPES[precision]
@@ -199,7 +209,7 @@ def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str
 
 
 def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the integer and bool results, and the kinds of the results that are neither."""
+    """Return the integer and bool results, and descriptions of the other results, by name."""
     exact: dict[str, np.ndarray] = {}
     unread: dict[str, str] = {}
     for name, x in results.items():
@@ -216,7 +226,11 @@ def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], d
 def _watched(
     module: torch.nn.Module, stages: dict[str, torch.Tensor], forced: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, None]]:
-    """Add every module's results to `stages`, or replace them; yields those that have no value."""
+    """Within this context, store every submodule's results in `stages`, and replace `forced` ones.
+
+    Yield the names (keys) of results inside torch.func transforms, which cannot be stored. A name
+    that occurs again gets the suffix `#2`, `#3` and so on.
+    """
     unseen: dict[str, None] = {}
 
     def hook_of(path: str) -> Callable[..., Any]:
@@ -228,7 +242,7 @@ def _watched(
                 if not _floating(x):
                     continue
                 if is_functorch_wrapped_tensor(x):
-                    # One row of a batch, or a dual number: its value exists outside alone.
+                    # A wrapper for one row of a `vmap`, or a dual number: it has no plain value.
                     unseen[name] = None
                     continue
                 count, unique = 2, name
@@ -257,8 +271,8 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, torch.Tensor):
         if name not in by:
             return value
-        # Copied: the module may write to it. Cast to the real dtype of the original tensor, which
-        # may differ from the reported one.
+        # Copied: the module may write to it. Cast to the dtype that the tensor really has, which
+        # may differ from the reported one (`Unseen`).
         other = torch.from_numpy(np.array(by[name])).to(_pairs(value), copy=True)
         other = torch.view_as_complex(other) if value.is_complex() else other
         return other.reshape(value.shape)
@@ -300,11 +314,11 @@ def _gradients(
 
 
 def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
-    """Return a copy whose precomputed tables are perturbed by float32 rounding.
+    """Return a copy of a module whose precomputed tables are perturbed by float32 rounding.
 
-    Tables are buffers and tensors held as plain attributes. If the parameters shared with the other
-    side are known, parameters that are not shared count too, such as positions that the other side
-    computes itself, perhaps in float64.
+    Tables are buffers and tensors held as plain attributes. If it is known which parameters both
+    sides share (`Run.shared`), the others are perturbed too: the other side may compute them in
+    float64, such as positions.
     """
     moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
@@ -324,7 +338,7 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
 
 
 def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
-    """Return a table perturbed by rounding; short numbers, such as 0, 1 and masks, are exact."""
+    """Return a table perturbed by rounding; numbers of few digits (`is_short`) are unchanged."""
     if table.is_complex():
         return torch.view_as_complex(_moved_table(mode, _pairs(table)).contiguous())
     short = torch.from_numpy(is_short(_array(table))).to(table.device)
@@ -332,22 +346,22 @@ def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a deep copy of a module, including one that stores a result of its last call."""
+    """Return a deep copy of a module; works also if it stores a result of its last call."""
     held = (x for inner in module.modules() for x in vars(inner).values())
     results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
     return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
 
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Return a module with its floats in a dtype; complex numbers keep their imaginary parts."""
+    """Return a module with its floating-point tensors in a dtype; complex ones stay complex."""
     if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
-        # The module's own method, since some modules keep certain tensors in a fixed dtype.
+        # `Module.to` may be overridden to keep certain tensors in a fixed dtype.
         module = module.to(dtype)
     else:
         module = module._apply(lambda x: x.to(_dtype_like(x, dtype)))
     if dtype is torch.float64:
-        # Widen parameters that the module keeps in float32 too. A gradient has its leaf's dtype, so
-        # it would be rounded, or rejected where autograd expects the recorded dtype.
+        # Widen also the tensors that the module keeps in float32. Otherwise their gradients would
+        # be rounded to float32, or autograd would reject a dtype other than the recorded one.
         for x in (*module.parameters(), *module.buffers()):
             x.data = x.data.to(_dtype_like(x, dtype))
     return module
@@ -355,11 +369,11 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Restore the module's parameters and buffers on exit: a call may change some of them. Yields
-    their values.
+    """Restore a module's parameters and buffers on exit; yield copies of their values by name.
 
-    In training mode it changes statistics; an embedding with `max_norm` shortens its own rows. A
-    port whose arrays share memory with the module would be changed too, and would agree.
+    A call may change them: statistics in training mode, or the rows of an embedding with
+    `max_norm`. A port whose arrays share memory with the module would be changed too, and the
+    comparison would miss the difference.
     """
     kept = {name: x.detach().clone() for name, x in _state_of(module)}
     try:
@@ -374,7 +388,7 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the parameters and buffers that are new or differ from their kept values."""
-    # A changed version counter is not enough to go by: `.data` does not count.
+    # Values are compared because writes through `.data` do not change a tensor's version counter.
     return [
         name
         for name, x in _state_of(module)
@@ -390,7 +404,7 @@ def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, where NaN equals NaN."""
+    """Return whether two tensors are equal; NaN equals NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -417,15 +431,18 @@ def _tensor(x: Any) -> Any:
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """Return a copy of an input in the dtype of the run; a module may modify its input in place."""
+    """Return a copy of an input in the dtype of the run; other values than tensors unchanged."""
+    # Copied even if the dtype is right: a module may modify its input in place.
     if not isinstance(x, torch.Tensor):
         return x
     return x.to(_dtype_like(x, dtype), copy=True)
 
 
 def _dtype_like(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a tensor in a run in `dtype`. Complex numbers are at least complex64, and
-    integers keep their dtype."""
+    """Return the dtype that a tensor has in a run in `dtype`.
+
+    Complex tensors become complex128 for float64, else complex64. Integers keep their dtype.
+    """
     if x.is_complex():
         return torch.complex128 if dtype is torch.float64 else torch.complex64
     return dtype if x.is_floating_point() else x.dtype

@@ -1,4 +1,7 @@
-"""A side's JAX program, traced once: evaluated unmodified, or in float64, perturbed and forced."""
+"""A side's JAX program, traced once and evaluated unmodified or in float64.
+
+In float64, values may be perturbed and marks (named intermediates) replaced.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,14 @@ from parity.sides.side import (
     named_once,
 )
 
+# Without optimisations, compilation takes half the time and the roughly thirty runs a third longer,
+# which is less than the time saved.
 SMALL = 1 << 20
-"""Programs whose largest array has fewer elements are compiled without XLA's optimisations.
-
-Compilation then takes half the time. The roughly thirty runs take a third longer, which costs less
-than the compile time saved."""
+"""Programs whose largest array has fewer elements are compiled without XLA's optimisations."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
-"""Primitives that draw random numbers."""
+"""Names of the JAX primitives that draw random numbers."""
 
 
 @dataclass
@@ -50,26 +52,31 @@ class Traced:
 
     closed: ClosedJaxpr
     outputs: tuple[str, ...]
-    """Names of the floating-point results; a derivative has the names of the function's outputs."""
+    """Names of the function's floating-point results, also if the program is its gradient."""
     narrow: bool = False
-    """Whether the program is a bfloat16 one."""
+    """Whether the program computes in bfloat16."""
     notices: dict[str, None] | None = None
-    """Requests that the evaluation could not fulfil."""
+    """Remarks for the reader (the keys), such as an operation that has no float64 version."""
     exact: tuple[str, ...] = ()
-    """Names of the integer and bool array results, which follow the floating-point ones."""
+    """Names of the integer and bool array results, which come after the floating-point ones."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    """Results that are Python integers or bools, by name; they do not depend on the inputs."""
+    """Results that are Python or NumPy integers or bools, by name; fixed when tracing."""
     floats: dict[str, Any] = field(default_factory=dict)
-    """Results that are Python floats or complex numbers, by name, unchanged."""
+    """Results that are Python or NumPy floats or complex numbers, by name, unchanged."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Kinds of the results that are not arrays, by name."""
+    """Descriptions of the results that cannot be compared, by name (`Trace.unread`)."""
     recorded: Recorder | None = None
-    """All recorded operations, once `operations_of` was called."""
+    """All operations recorded by the last call of `operations_of`; None before the first."""
 
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results, evaluated operation by operation in the program's dtypes."""
+        """Return marks and results, evaluated operation by operation in the program's dtypes.
+
+        Args:
+            arrays: the program's arguments.
+            forced: values that replace marks, by name.
+        """
         marks = Marks()
         changes = self._changes(forced)
         results = Evaluation().run(self.closed, self._arguments(arrays), marks, changes)
@@ -82,7 +89,12 @@ class Traced:
     def evaluate_in_float64(
         self, arrays: Sequence[Any], how: Run
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results in float64, perturbed and forced as `how` says."""
+        """Return marks and results in float64.
+
+        Args:
+            arrays: the program's arguments.
+            how: settings; `rounding`, `seed` and `forced` are used.
+        """
         forced = {
             name: MarkChange(
                 np.asarray(name in how.forced),
@@ -101,10 +113,15 @@ class Traced:
     def operations_of(
         self, arrays: Sequence[Any], stage: str, forced: Mapping[str, Any]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between a stage and the preceding stages, and their results.
+        """Return the operations between the preceding stages and a stage, and their results.
 
-        The evaluation is in float64 with `forced` replacing stages. No operations are
-        returned for a stage inside a loop, whose iterations are not distinguished.
+        Both are by index, in order of execution. They are empty for a stage in a branch, or in a
+        loop that is too long to be unrolled.
+
+        Args:
+            arrays: the program's arguments.
+            stage: name of the stage.
+            forced: values that replace stages, by name.
         """
         values = self._arguments(arrays, True)
         recorder = Recorder()
@@ -120,7 +137,7 @@ class Traced:
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)
             found = {i: recorder.values[i] for i in window}
-            # Random keys are not numbers; the values drawn with them are.
+            # Random keys are left out: they are not numbers, unlike the values drawn with them.
             return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
         computed = jax.jit(evaluate, compiler_options=self._options)(values)
@@ -154,11 +171,11 @@ class Traced:
 
     @cached_property
     def _marks(self) -> dict[str, Any]:
-        """Shapes and dtypes of the marks, in order of execution."""
+        """Shapes and dtypes of the marks in float64, by name, in order of execution."""
         order: dict[str, Any] = {}
 
         def note(arrays: Any) -> None:
-            # No rounding: tracing it takes most of the time, and shapes do not depend on it.
+            # Without perturbations, whose tracing takes most of the time; shapes are the same.
             marks = Marks()
             Evaluation(True, notices={}).run(self.closed, arrays, marks)
             order.update(marks.values)
@@ -178,7 +195,7 @@ class Traced:
         return max(map(math.prod, shapes), default=1)
 
     def _changes(self, forced: Mapping[str, Any]) -> dict[str, MarkChange]:
-        """Return the changes that force marks; an unknown name has no effect."""
+        """Return the changes that replace marks by values; names without a mark have no effect."""
         known = self._marks if forced else {}
         dtypes = {name: known[name].dtype for name in forced if name in known}
         complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
@@ -199,12 +216,14 @@ class Traced:
 def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False) -> Traced:
     """Trace `function(params, *inputs, **keywords)` or its gradient with respect to the parameters.
 
-    The gradient is a vector-Jacobian product; the cotangents are appended to the arguments.
-
     Args:
         function: the function to trace.
         trees: `(params, (inputs, keywords))`.
-        derivative: trace the gradient instead of the function.
+        derivative: whether to trace the gradient, a vector-Jacobian product. The cotangents of the
+            floating-point results are then appended to the program's arguments.
+
+    Raises:
+        SideError: the function returns no floating-point array, or two results of one name.
     """
     leaves, structure = jax.tree.flatten(trees)
     arrays = arrays_of(trees)
@@ -275,7 +294,7 @@ def _sort(
     floats: dict[str, Any],
     unread: dict[str, str],
 ) -> None:
-    """File a result that is not an array under integers, floats or unreadable results."""
+    """Add a result that is no array to `numbers`, `floats` or `unread`, depending on its type."""
     if (number := exact_number(x)) is not None:
         numbers[name] = number
     elif float_number(x, np.float64) is not None:

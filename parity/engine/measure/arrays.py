@@ -1,4 +1,4 @@
-"""Named arrays: what a side of a comparison gives, by the name of each quantity."""
+"""Type of the results of one side of a comparison: arrays by name."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Mapping
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-"""NumPy arrays by name; read only."""
+"""NumPy arrays by quantity name; not modified by the code that receives them."""

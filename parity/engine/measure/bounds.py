@@ -16,14 +16,23 @@ from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
 
 EXACT_ENOUGH = 2e-7
-"""Relative L2 below which an error is the rounding of the result, so a smaller one is no better."""
+"""Relative L2 below which an error is only the rounding of the result; smaller is not better."""
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
-"""Kinds computed by a forward pass, a stream or a trajectory."""
+"""Kinds computed by a forward pass, a stream (token-by-token run) or a training trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Row of the table: an absolute bound, a multiple of the noise floor, or their maximum."""
+    """Row of the tolerance table: the larger of a fixed bound and a multiple of the noise floor.
+
+    Attributes:
+        edge: the two runs that are compared.
+        kinds: kinds of quantities that the rule applies to.
+        reason: why the bound is right.
+        metric: metric that is bounded.
+        absolute: fixed part of the bound, in the metric's unit.
+        noise_factor: multiple of the noise floor; 0: the bound is `absolute` alone.
+    """
 
     edge: Edge
     kinds: tuple[Kind, ...]
@@ -34,14 +43,14 @@ class Rule:
 
     @property
     def bound(self) -> str:
-        """The bound in words."""
+        """The bound as text, such as "rel_l2 <= max(3.0e-07, 6 x noise floor)"."""
         parts = [f"{self.noise_factor:.2g} x noise floor"] if self.noise_factor else []
         parts = [f"{self.absolute:.1e}"] * bool(self.absolute) + parts or ["0"]
         return f"{self.metric} <= " + (f"max({', '.join(parts)})" if len(parts) > 1 else parts[0])
 
 
 def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
-    """Return the rule for an edge, kind and metric; None if there is none, so it cannot pass."""
+    """Return the first rule for an edge, kind and metric; None if there is none."""
     for row in rules:
         if row.edge == edge and kind in row.kinds and row.metric == metric:
             return row
@@ -49,7 +58,10 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the bound of a rule at a noise floor; NaN without a rule or without a needed floor."""
+    """Return the bound of a rule for a noise floor.
+
+    NaN if there is no rule, or if the rule needs the floor and `floor` is NaN.
+    """
     if row is None:
         return math.nan
     if not row.noise_factor:
@@ -59,11 +71,13 @@ def bound_from(row: Rule | None, floor: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """Calibrated noise by case name: the case's hash, and responses by quantity (relative L2)."""
+    """Source of tolerances: rules, and stored noise floors of the calibrated cases."""
 
     cases: dict[str, dict]
+    """Calibration by case name: `hash` of the work, and `responses`, the relative L2 change of each
+    quantity under simulated rounding, one value per seed."""
     rules: Sequence[Rule]
-    """Rules that multiply the floors, and rules with absolute bounds."""
+    """The tolerance table."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
     unknown: ClassVar[str] = "calibrate this case"
 
@@ -82,6 +96,6 @@ class NoiseFloors:
         return bound_from(rule(self.rules, edge, kind), self.floor(work, quantity))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of another metric that passes; NaN without a rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
         row = rule(self.rules, edge, kind, metric)
         return math.nan if row is None else row.absolute

@@ -1,7 +1,8 @@
-"""Comparer: turns two sets of named arrays into measurements, whatever produced them.
+"""Comparison of two sets of named arrays, whichever programs produced them.
 
-Unknown never counts as equal. NaN on either side, a missing or extra tensor, and another shape or
-dtype fail. Without a tolerance or without elements, the result is "not comparable".
+Values that cannot be compared never pass. NaN on either side, a missing or extra tensor, and a
+different shape or dtype fail. Without a tolerance or without elements, the result is "not
+comparable".
 Source: docs/parity.md "Metrics", docs/parity.md "Fail closed".
 """
 
@@ -39,22 +40,23 @@ def unnamed(quantity: str) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class Work:
-    """The work given to both sides, as far as a comparison needs to know it."""
+    """Description of the work (inputs and weights) that both sides were given."""
 
     name: str
-    """The `case` of its measurements."""
+    """Name of the case, stored with every measurement."""
     hash: str
-    """Equal hashes mean equal work."""
+    """Hash of the inputs and weights: equal hashes mean equal work."""
     order: tuple[str, ...]
     """Names of quantities in order of computation."""
     targets: np.ndarray | None = None
-    """Correct token id for every position of the logits, or -100."""
+    """Correct token id for every position of the logits, -100 where there is none."""
     valid: np.ndarray | None = None
-    """Positions whose activations are comparable: booleans over their leading axes."""
+    """Booleans (B, L), or over other leading axes of the activations: False at padding. None: all
+    positions are valid."""
     suite: str = ""
-    """The subject it belongs to: the `suite` of its measurements."""
+    """Name of the group of cases, such as a model, stored with every measurement."""
     axes: Callable[[str], tuple[Axis, ...]] = unnamed
-    """Axis names of a quantity, if known."""
+    """Maps the name of a quantity to its axis names; () if unknown."""
 
 
 @runtime_checkable
@@ -62,22 +64,23 @@ class Bounds(Protocol):
     """Source of tolerances; implemented by `parity.engine.measure.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
-    """Relative L2 below which an error is the rounding of the result; smaller is no better."""
+    """Relative L2 below which an error is only the result's rounding; smaller is not better."""
     unknown: ClassVar[str]
-    """Why a tolerance may be missing, or what to do then; ends "no tolerance: "."""
+    """Message that follows "no tolerance: ": why a tolerance is missing, or what to do."""
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN if there is none."""
+        """Return the largest relative L2 that passes; NaN if there is no tolerance."""
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of another metric that passes; NaN if there is none."""
+        """Return the largest passing value of a metric without a noise floor; NaN if no rule."""
         ...
 
 
 OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
-"""Called with the measurement, both sides as compared, the positions of their rows (None for all),
-and the meaning of their axes."""
+"""Function of the failing measurement, the compared elements of the left and the right side, the
+indices that those elements' rows have in the whole tensor (None: the whole tensor was compared),
+and the meaning of the axes."""
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,24 @@ class Comparison:
     """Dtype that the left side must have."""
     device: str = "cpu"
     only_valid: bool = False
-    """Compare activations at valid positions only: masked ones differ in meaning."""
+    """Whether activations are compared at valid positions only; padding may differ between programs
+    without being wrong."""
     on_failure: OnFailure | None = None
     """Called for each tensor that breaks its tolerance, such as `measure.deviation.Deviations`."""
     kinds: Callable[[str], Kind] = kind_of
     """Maps the name of a quantity to its kind."""
     largest_bound: float = math.inf
-    """Relative bound from which a gate proves nothing: zeros would keep a bound of 1. Quantities
-    that are rounding by nature, such as a gradient that cancels, may have larger ones."""
+    """Bound on a relative error from which a gate proves nothing: an array of zeros has error 1.
+    A gradient whose terms cancel, for example, can have such a bound."""
     scales: Mapping[str, float] = field(default_factory=dict)
-    """Norms that errors and bounds are relative to, by quantity; the default is the norm of the
+    """L2 norms that errors and bounds are relative to, by quantity; the default is the norm of the
     expected array."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
-        """Compare `actual` with `expected` by name; errors are relative to `expected`."""
+        """Compare `actual` (left) with `expected` (right) by name, in order of computation.
+
+        Errors are relative to `expected`. Two empty sides give one failing row.
+        """
         names = self._ordered(set(actual) | set(expected))
         rows = [m for name in names for m in self._quantity(name, actual, expected)]
         if not rows:
@@ -112,7 +119,11 @@ class Comparison:
         return rows
 
     def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
-        """Return the error of `actual` over the error of `reference`, both against the truth."""
+        """Return the ratios of the errors of `actual` and `reference`, both against the truth.
+
+        One row for each logits or activation array, and one for the root mean square over all
+        gradients, if any.
+        """
         errors = {name: self._errors(name, actual, reference, truth) for name in truth}
         rows = [
             self._ratio(name, *errors[name])
@@ -128,9 +139,10 @@ class Comparison:
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`.
 
-        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound, and a relative
-        error in float64 if the bound is `largest_bound` or more. Below float64, where rounding may
-        take all digits of a healthy port's padding, such an error is a fact: no gate that holds.
+        NaN always fails. Without a finite bound, any other value is `NOT_COMPARABLE`. A relative
+        error whose bound is `largest_bound` or more is `NOT_COMPARABLE` in float64. In lower
+        precision it is for information only, since rounding may leave no correct digit in, for
+        example, the padding of a correct port.
         """
         if math.isnan(value):
             note = "not a number on at least one side"
@@ -153,7 +165,7 @@ class Comparison:
         return self._row(name, metric, value, math.nan, Verdict.INFO, note)
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:
-        """Return a gate whose bound is the absolute one of the tolerance table."""
+        """Return a gate whose bound is the fixed one that the tolerance table has for a metric."""
         return self.gate(
             name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )
@@ -163,7 +175,7 @@ class Comparison:
         return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
 
     def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return a failure for a quantity that could not be measured."""
+        """Return a failing row for a quantity that one side lacks or returns in another form."""
         return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 
     def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):
@@ -217,7 +229,7 @@ class Comparison:
 
     def _flips(self, name: str, a: np.ndarray, e: np.ndarray, bound: float) -> Measurement:
         if not math.isfinite(bound):
-            # Without a bound no margin counts as clear, so no flip would ever be counted.
+            # Without a finite bound no flip would ever be counted (see `top1_flips`).
             return self.unmeasured(name, "not measured, no tolerance of logits", "top1_flips")
         norm = float(np.linalg.norm(e))
         if name in self.scales and norm > 0.0:

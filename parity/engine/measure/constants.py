@@ -1,4 +1,4 @@
-"""Constant outputs: programs that return 0 everywhere agree, whatever they compute.
+"""Constant outputs, whose agreement proves nothing: any two programs that return only 0 agree.
 
 Source: docs/parity.md "Fail closed".
 """
@@ -16,7 +16,10 @@ from parity.engine.measure.measurement import Measurement, Verdict
 
 
 def is_constant(x: np.ndarray) -> bool:
-    """Return whether an array is uninformative: nothing finite, one value everywhere, or one 0."""
+    """Return whether all finite elements are equal, or there are none.
+
+    A single element is constant only if it is 0.
+    """
     values = x[np.isfinite(x)]
     if not values.size:
         return True

@@ -1,8 +1,8 @@
-"""Contract of a run: the gates that must be measured, stated before anything is measured.
+"""Contract of a run: the gates (measurements with a tolerance) that it must contain.
 
-A run is incomplete if a gate is missing, measured twice or unplanned. The plan follows from cases,
-configurations and code, never from measurements. A run stores it as one line for each suite, case,
-edge and kind: the number of gates, and a digest of their names. Source: docs/verdicts.md
+A run is incomplete if a gate is missing, measured twice or unplanned. The contract is computed from
+cases, configurations and code before anything is measured. It is stored as one line for each suite,
+case, edge and kind: the number of gates, and a digest of their names. Source: docs/verdicts.md
 "Contract".
 """
 
@@ -64,12 +64,15 @@ Contract = tuple[ContractLine, ...]
 
 @dataclass(frozen=True)
 class Breaches:
-    """Differences between a run and its contract; empty if every planned gate was measured once."""
+    """Differences between a run and its contract.
+
+    False in a condition if there are none: every planned gate was measured once, and no other.
+    """
 
     missing: tuple[tuple[ContractLine, int], ...] = ()
-    """Lines with fewer or different gates than planned, and the number measured."""
+    """Lines with fewer or different gates than planned, each with the number that was measured."""
     unplanned: tuple[Gate, ...] = ()
-    """Gates of lines that the contract lacks, or that have more gates than planned."""
+    """All gates of groups that the contract lacks, or that have more gates than planned."""
     doubled: tuple[Gate, ...] = ()
     """Gates measured more than once."""
 
@@ -77,7 +80,7 @@ class Breaches:
         return bool(self.missing or self.unplanned or self.doubled)
 
     def sentence(self) -> str:
-        """Describe the differences: counts, and the first of each kind."""
+        """Describe the differences: counts, and the first of each kind; empty if there are none."""
         parts = []
         if self.missing:
             lost = sum(max(line.gates - found, 1) for line, found in self.missing)
@@ -100,7 +103,7 @@ class Breaches:
 
 
 def contract_of(gates: Iterable[Gate]) -> Contract:
-    """Return the contract for planned gates, one line per group, in order.
+    """Return the contract for planned gates: one line per suite, case, edge and kind, sorted.
 
     Raises:
         ValueError: a gate was planned twice.
@@ -111,14 +114,14 @@ def contract_of(gates: Iterable[Gate]) -> Contract:
     for group in groups.values():
         if len(set(group)) < len(group):
             twice = next(gate for gate, n in Counter(group).items() if n > 1)
-            raise ValueError(f"expected every gate to be planned once, received twice: {twice}")
+            raise ValueError(f"expected every gate to be planned once, got this one twice: {twice}")
     return tuple(
         ContractLine(*name, len(group), _digest(group)) for name, group in sorted(groups.items())
     )
 
 
 def breaches(contract: Sequence[ContractLine], rows: Iterable[Measurement]) -> Breaches:
-    """Return the differences between the gates among measurements and a contract."""
+    """Return the differences between a contract and the gates among a run's measurements."""
     counts = Counter(Gate.of(m) for m in rows if m.verdict is not Verdict.INFO)
     found: dict[tuple[str, str, str, str], list[Gate]] = {}
     for gate in sorted(counts):

@@ -1,4 +1,4 @@
-"""Element-by-element differences between two tensors, for inspecting a failed gate.
+"""Element-by-element differences between two tensors, for inspecting a failed measurement.
 
 Source: docs/reports.md "The page", drill-down per tensor.
 """
@@ -18,12 +18,12 @@ from parity.engine.measure.metrics import ulp
 from parity.engine.measure.where import Axis, culprits, where
 
 LOW, HIGH = -1, 52
-"""Exponents of 2 of the first and last histogram edge: the first is half a ULP."""
-# After the first failures a bug has only spread.
+"""First and last edge of the error histogram are 2^LOW (half a ULP) and 2^HIGH ULPs."""
+# Later failures are usually consequences of the first ones.
 KEPT = 12
-"""Failing tensors described per case and edge."""
+"""Most failing tensors described per case and edge."""
 SHOWN = 10
-"""Elements listed per tensor."""
+"""Most elements listed per tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class Shape:
 
     Attributes:
         axes: names in order; () if unknown.
-        valid: booleans over the leading axes, False at padding.
-        compared: whether only valid positions were compared, so that both sides have one row each.
+        valid: booleans over the leading axes, False at padding; None: all are valid.
+        compared: whether only valid positions were compared: the compared arrays then have one row
+            per valid position instead of the leading axes.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -50,7 +51,11 @@ class Shape:
     compared: bool = False
 
     def where(self, differs: np.ndarray) -> str:
-        """Describe where compared elements differ, in terms of the whole tensor's axes."""
+        """Describe where elements differ, in terms of the whole tensor's axes.
+
+        Args:
+            differs: booleans in the shape of the compared arrays.
+        """
         if self.valid is None or not self.compared:
             return where(differs, self.axes, self.valid)
         whole = np.zeros((*self.valid.shape, *differs.shape[1:]), bool)
@@ -68,16 +73,16 @@ class Deviation:
     dtype: str
     """Dtype of the left side. ULPs are those of this dtype, at the expected value."""
     shape: tuple[int, ...]
-    """Shape of the compared arrays: positions valid on both sides, times the remaining axes."""
+    """Shape of the compared arrays; if only valid positions were compared, (positions, ...)."""
     histogram: tuple[int, ...]
-    """Element counts: equal; then by distance in ULPs up to 2^LOW, ..., up to 2^HIGH, and beyond;
-    last those that are not finite on either side."""
+    """Counts of elements: equal ones; then by error in ULPs, at most 2^LOW, ..., at most 2^HIGH,
+    and larger; last those that are not finite on either or both sides."""
     worst: tuple[Worst, ...]
     """At most SHOWN elements, the worst first; indices refer to the whole tensor."""
     breaking: int = 0
-    """Fewest elements without whose error the tensor would pass; 0 if not computed."""
+    """Smallest number of elements whose correction makes the tensor pass; 0 if not computed."""
     where: str = ""
-    """Description of where these elements are (`engine.where`)."""
+    """Description of where these elements are (`engine.measure.where`)."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -94,8 +99,8 @@ def worst_elements(
         actual: any shape.
         expected: the same shape.
         limit: largest number of elements.
-        positions: original indices of the rows of both arrays, (rows, axes); results are then
-            indices into the array that the rows were taken from.
+        positions: if rows of both arrays were selected from a whole tensor, their indices in it,
+            (rows, leading axes). Returned indices then refer to the whole tensor.
     """
     apart = _apart(actual, expected).reshape(-1)
     count = min(limit, apart.size)
@@ -112,13 +117,13 @@ def worst_elements(
 
 
 def histogram(actual: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[int, ...]:
-    """Count elements by their distance in ULPs of `dtype`, as in `Deviation.histogram`."""
+    """Count elements by their error in ULPs of `dtype`; bins as in `Deviation.histogram`."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     apart = _apart(a, e)
     equal, odd = apart == 0, np.isinf(apart)
     rest = ~(equal | odd)
     distance = np.log2(apart[rest] / ulp(e[rest], dtype))
-    # The smallest exponent of 2 that is not below the distance.
+    # Each distance is rounded up to the next power of 2.
     level = np.clip(np.ceil(distance), LOW, HIGH + 1).astype(int) - LOW
     between = np.bincount(level, minlength=HIGH - LOW + 2)
     return (int(equal.sum()), *(int(n) for n in between), int(odd.sum()))
@@ -148,7 +153,7 @@ class Deviations:
         positions: np.ndarray | None = None,
         named: Shape | None = None,
     ) -> None:
-        """Describe the tensor of a failing measurement; see `worst_elements` for `positions`."""
+        """Describe the tensor of a failing measurement; arguments as for `OnFailure`."""
         self.seen[m.case, m.edge] += 1
         if self.seen[m.case, m.edge] > KEPT or m.dtype not in _DTYPES:
             return
@@ -176,7 +181,7 @@ _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return |a - e|; infinite where either side is not finite: unknown never counts as equal."""
+    """Return |a - e|; infinite where either side is not finite, even if both are equal."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
     apart = np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))

@@ -1,4 +1,4 @@
-"""Edges: the two sides that are compared, as named in runs and report pages."""
+"""Edges: pairs of runs that are compared, as named in stored runs and report pages."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ _DTYPES = {"64": "float64", "32": "float32", "bf16": "bfloat16"}
 
 
 class Edge(StrEnum):
-    """Two sides of one work as `left:right`; errors are relative to the right one.
+    """A pair of compared runs, named `left:right`; errors are relative to the right one.
 
-    A subject declares its edges as members of a subclass. A side is a program and its precision,
-    such as `jax32`; a side with a single precision, such as an oracle, is named without it.
+    Both runs get the same inputs and weights. A run is named by its program and precision, such as
+    `jax32`; a program with a single precision, such as the float64 oracle, is named without it.
+    Each compared model declares its edges as members of a subclass.
     """
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Left and right side."""
+        """Names of the left and the right run, such as `("jax32", "oracle")`."""
         left, _, right = self.partition(":")
         return left, right
 
     @property
     def dtype(self) -> str:
-        """Dtype that the left side computes in.
+        """Dtype that the left run computes in, such as "float32".
 
         Raises:
-            KeyError: its name does not end in a precision.
+            KeyError: the name of the left run does not end in 64, 32 or bf16.
         """
         precision = next((p for p in _DTYPES if self.sides[0].endswith(p)), self.sides[0])
         return _DTYPES[precision]

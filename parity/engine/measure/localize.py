@@ -1,8 +1,8 @@
-"""Localisation: where a difference starts, as opposed to where it was only propagated to.
+"""Localisation: finds where a difference starts, as opposed to where it was propagated to.
 
-In a free run every stage after a bug is wrong too. With correct inputs forced on each stage, only
-the buggy ones are. The culprit is the first stage whose forced error breaks its tolerance. Source:
-docs/parity.md "First divergence".
+In an ordinary (free) run every stage after a bug is wrong too. If each stage is computed from
+correct inputs (forced), only the stages with a bug are wrong. The culprit is the first stage whose
+forced error breaks its tolerance. Source: docs/parity.md "First divergence".
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from parity.engine.measure.measurement import Measurement, Verdict
 
 
 def first_divergence(measurements: Iterable[Measurement]) -> Measurement | None:
-    """Return the earliest failing stage, or the first failure without a stage; if nothing fails,
-    the first measurement that is not comparable.
+    """Return the first failure, else the first measurement that is not comparable, else None.
+
+    Within each group, measurements are ordered by stage; those without a stage, such as gradients,
+    come last.
 
     The measurements should belong to one case, since stages of different cases are not ordered. If
     several edges fail at one stage, the first in the list is returned.
@@ -33,20 +35,20 @@ class Stage:
 
     name: str
     free: float
-    """Relative L2 against the truth, with everything before it computed by the subject."""
+    """Relative L2 error in the tested program's ordinary run."""
     forced: float
-    """Relative L2 with every earlier intermediate replaced by the truth's."""
+    """Relative L2 error with every earlier intermediate replaced by the true one."""
     tolerance: float
     """Largest `forced` that passes."""
 
     @property
     def amplification(self) -> float:
-        """Free error over forced error: how much was propagated from before; NaN for 0 over 0."""
+        """Free error over forced error; NaN for 0 over 0. Far above 1: the error is propagated."""
         if self.forced == 0.0:
             return math.nan if self.free == 0.0 else math.inf
         return self.free / self.forced
 
     @property
     def broken(self) -> bool:
-        """Whether the stage is wrong by itself; NaN counts as wrong."""
+        """Whether the stage is wrong given correct inputs; NaN counts as wrong."""
         return not self.forced <= self.tolerance

@@ -1,4 +1,4 @@
-"""Result of a comparison: one `Measurement` per case, edge, quantity and metric.
+"""Results of a comparison: one `Measurement` per case, edge (pair of runs), quantity and metric.
 
 Source: docs/parity.md "Metrics", docs/parity.md "Fail closed", docs/reports.md "Store".
 """
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     INFO = "info"
     """Reported for information; no tolerance applies."""
     NOT_COMPARABLE = "not comparable"
-    """The two sides did not compute the same work (missing, extra, other shape or recording)."""
+    """No meaningful comparison was possible, for example without a tolerance or any elements."""
 
 
 class Kind(StrEnum):
@@ -55,7 +55,7 @@ class Measurement:
     quantity: str
     kind: Kind
     stage: int
-    """Position in order of computation; -1 if there is none (loss, gradients)."""
+    """Index in order of computation; -1 if the quantity has none, as gradients."""
     metric: str
     value: float
     tolerance: float
@@ -63,24 +63,26 @@ class Measurement:
     dtype: str
     device: str
     identity: str
-    """Hash of case, weights, inputs, metric version and device class; only measurements with equal
-    identity can be compared between runs."""
+    """Hash of the work (inputs and weights), edge, quantity, metric, metric version and device
+    class; only measurements with equal identity can be compared between runs."""
     note: str = ""
+    """Explanation for the reader; empty if there is none."""
     deterministic: bool | None = None
-    """Whether a replay in the same run was bit-identical; None if nothing was replayed."""
+    """Whether a second computation in the same run gave the same bits; None if there was none."""
     suite: str = ""
-    """The subject or the part of a night it belongs to; empty in runs of schema 3 and earlier."""
+    """Name of the group of cases, such as a model; empty in runs of schema 3 and earlier."""
 
     @property
     def key(self) -> Key:
-        """Case, edge, quantity and metric, which identify it across runs."""
+        """Case, edge, quantity and metric, which identify a measurement across runs."""
         return self.case, self.edge, self.quantity, self.metric
 
     def settled(self) -> Measurement:
-        """Return it with the verdict that its numbers support (fail closed).
+        """Return the measurement with the verdict recomputed from its value and tolerance.
 
-        A gate passes only with a finite value within its tolerance. Values are distances or counts,
-        so a negative one fails too. A gate without a finite tolerance is not comparable.
+        Only passes, and informational rows with a tolerance, are recomputed. They pass if the value
+        is finite and between 0 and the tolerance: values are distances or counts, so a negative one
+        fails. A finite value without a finite tolerance is not comparable.
         """
         if self.verdict is not Verdict.PASS and (
             self.verdict is not Verdict.INFO or math.isnan(self.tolerance)
@@ -94,7 +96,7 @@ class Measurement:
 
     @property
     def fraction(self) -> float:
-        """Fraction of the tolerance used; NaN if none applies."""
+        """Value over tolerance; NaN if there is no finite tolerance."""
         if not math.isfinite(self.tolerance):
             return math.nan
         if self.tolerance == 0.0:

@@ -12,16 +12,17 @@ import numpy as np
 
 # The relative error of an element that should be 0 is meaningless.
 SMALL = 1e-3
-"""Fraction of an array's root mean square below which an element counts as small; small elements
-are measured relative to this."""
+"""Threshold of small elements, as a fraction of the array's root mean square. The error of a
+smaller element is relative to the threshold."""
 TOP_K = 10
 """Number of most likely tokens that are compared as a set."""
 IGNORED = -100
+"""Label of a position without a correct token."""
 POOLED = "rel_l2_pooled"
 """Metric: geometric mean of a quantity's relative L2 error over draws of weights and inputs.
 
-A root mean square is dominated by the worst draw and scatters as much: its standard deviation in ln
-is 0.27, that of the geometric mean 0.1."""
+The root mean square is dominated by the worst draw. The standard deviation of its logarithm is
+0.27; that of the geometric mean is 0.1."""
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:
@@ -46,13 +47,13 @@ def without_shared_infinities(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return both arrays with 0 where both hold the same infinity, such as masked scores.
 
-    For programs that may choose their masks; elsewhere an infinity is an overflow.
+    Use it for arrays that may contain masks; in others an infinity is an overflow. Arrays of
+    different shapes are returned unchanged.
 
     Args:
         a: one side.
         e: the other side.
-        truth: float64 values: an infinity counts as a mask only if they hold it too. None if `e` is
-            float64.
+        truth: float64 values: an infinity counts as a mask only if they hold it too. None: `e`.
     """
     truth = e if truth is None else truth
     if not a.shape == e.shape == truth.shape:
@@ -72,8 +73,10 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
         dtype: dtype of the computation, which defines a unit in the last place (ULP).
 
     Returns:
-        max_abs; max_rel, where small elements are relative to `SMALL` times the root mean square;
-        ulp_p50, ulp_p99 and ulp_max, distances in ULPs at the truth; cosine.
+        By name: max_abs; max_rel, where the error of an element below `SMALL` times the root mean
+        square is relative to that threshold; ulp_p50, ulp_p99 and ulp_max, median, 99th percentile
+        and maximum error in ULPs of `dtype` at the truth; cosine of the angle between both. Empty
+        arrays have no ULP metrics.
     """
     if not a.size:
         return {"max_abs": 0.0, "max_rel": 0.0, "cosine": math.nan}
@@ -94,11 +97,11 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray | np.floating:
     """Return the unit in the last place of a dtype at x: the gap to the next larger magnitude.
 
-    At 0 it is the unit of numbers in [0.5, 1), so that an error there counts as an absolute one.
+    At 0 it is the unit of numbers in [0.5, 1): an error there is measured as an absolute error.
     """
     info = ml_dtypes.finfo(dtype)
-    # frexp(0) has exponent 0. The gap at 0 is the smallest subnormal number, and in units of that
-    # the rounding of a sum that cancels would be some 1e37 units.
+    # frexp(0) has exponent 0. The true gap at 0 is the smallest subnormal number, in units of which
+    # the rounding of a sum that cancels to 0 would be about 1e37.
     _, exponent = np.frexp(np.abs(x))
     return np.ldexp(1.0, np.maximum(exponent - 1, int(info.minexp)) - int(info.nmant))
 
@@ -110,13 +113,18 @@ def cosine(a: np.ndarray, e: np.ndarray) -> float:
 
 
 def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return metrics of logits (..., V) that describe the predictions; `e` is the truth.
+    """Return metrics of the predictions that logits make.
+
+    Args:
+        a: logits (..., V).
+        e: true logits, the same shape.
+        labels: correct token ids (...), or `IGNORED`.
 
     Returns:
-        kl_p50, kl_p99, kl_max: KL(e || a) per token, in nats. top1_agreement: fraction of tokens
-        with the same argmax. topk_jaccard: mean overlap of the `TOP_K` most likely tokens,
-        intersection over union. nll_difference: difference of the mean negative log-likelihood of
-        `labels` (without `IGNORED` ones), in nats.
+        By name: kl_p50, kl_p99 and kl_max, percentiles and maximum of KL(e || a) per token, in
+        nats; top1_agreement, fraction of tokens with the same argmax; topk_jaccard, mean overlap of
+        the `TOP_K` most likely tokens (intersection over union); nll_difference, mean negative
+        log-likelihood of `labels` under `a` minus that under `e`, in nats.
     """
     a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
     log_a, log_e = log_softmax(a), log_softmax(e)
@@ -136,12 +144,17 @@ def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str,
 
 
 def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
-    """Count tokens whose argmax differs although their margin is clear.
+    """Count positions whose argmax differs although an error within `bound` cannot explain it.
 
-    If a token's logits are within the relative L2 `bound` of the truth, its two best can swap only
-    if their margin is at most `sqrt(2) bound |e|` (the worst error spends half on each). A swap
-    across a larger margin means that the token is outside the bound, even if the tensor as a whole
-    is within it.
+    If the logits of a position are within the relative L2 `bound` of the truth, its two best tokens
+    can swap only if they differ by at most `sqrt(2) bound |e|` (the worst error is split equally
+    between them). A swap across a larger margin means that the position is outside the bound, even
+    if the tensor as a whole is within it.
+
+    Args:
+        a: logits (..., V).
+        e: true logits, the same shape.
+        bound: largest relative L2 error that passes.
     """
     a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
     if a.shape[-1] < 2:
@@ -152,9 +165,13 @@ def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
 
 
 def disagreement(a: np.ndarray, e: np.ndarray) -> float:
-    """Count the generated tokens (B, T) from the first difference of two texts on; 0 without one.
+    """Return the number of tokens from the first difference of two generated texts to their end.
 
-    T minus the length of the agreement, for the row of the batch that differs first.
+    For the row of the batch that differs first; 0 if all rows are equal.
+
+    Args:
+        a: token ids (B, T).
+        e: token ids, the same shape.
     """
     same = np.cumprod(a == e, axis=-1).sum(axis=-1)
     return float(a.shape[-1] - same.min(initial=a.shape[-1]))

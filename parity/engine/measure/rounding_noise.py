@@ -1,9 +1,9 @@
-"""Simulated float32 rounding by random signs in float64, computed in blocks of rows.
+"""Simulation of float32 rounding in float64: values are multiplied by 1 +- unit roundoff.
 
-Every weight, named intermediate and stored state is perturbed by one unit roundoff, up or down.
-Rounding inside a sum has no named intermediate, so the weights of a product over K features are
-perturbed by the error of adding K numbers one after another in float32. The response of a float64
-program is the noise floor. Source: docs/parity.md "Tolerances".
+The signs are random. Every weight, named intermediate and stored state is perturbed. Partial sums
+have no name, so the weights of a product over K features are instead perturbed by the error of
+adding K numbers in float32, one after another. The change of a result is its response; the noise
+floor is the root mean square of its responses over seeds. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.metrics import relative_l2
 
 UNIT_ROUNDOFF = 2.0**-24
+"""Unit roundoff of float32."""
 SEEDS = 10
+"""Default number of perturbed runs."""
+# Blocks bound the memory of temporary arrays.
 BLOCK = 1 << 20
-"""Elements processed at once when a tensor is traversed by rows."""
+"""Number of elements processed at once when a tensor is traversed by rows."""
 
 
 def responses(
@@ -29,8 +32,8 @@ def responses(
 
     Args:
         exact: unperturbed values.
-        run: computes the same values, perturbed by the signs of a generator.
-        seeds: number of seeds.
+        run: computes the same values, perturbed with signs drawn from a generator.
+        seeds: number of perturbed runs.
     """
     found: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
@@ -66,17 +69,18 @@ def moved(
 
 
 def summed(terms: int) -> float:
-    """Return the relative error of a float32 sum of `terms` numbers of random sign.
+    """Return the error of a float32 sum of `terms` numbers of random sign, over their L2 norm.
 
-    Relative to the root of the sum of their squares. After k terms the partial sum is sqrt(k)
-    times one term, and rounding it loses 0.18 u^2 of its square on average (a rounding error is
-    uniform, a leading digit logarithmic). u^2 is added for the rounding of the numbers themselves.
+    After k terms the partial sum is about sqrt(k) times one term. Rounding it adds an error whose
+    mean square is 0.18 u^2 times the square of the partial sum (rounding errors are uniformly
+    distributed, leading digits logarithmically). u^2 is added for the rounding of the numbers
+    themselves. u is the unit roundoff.
     """
     return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)
 
 
 def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
-    """Yield slices of the first axis that hold at most about `elements` each."""
+    """Yield consecutive slices of the first axis, each with at most `elements` or of one row."""
     count = shape[0] if shape else 1
     step = max(1, elements // max(1, math.prod(shape[1:])))
     for start in range(0, count, step):

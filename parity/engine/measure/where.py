@@ -1,7 +1,6 @@
-"""Description of where in an array elements differ: rows, positions, chunks, heads, channels,
-padding.
+"""Descriptions of where in an array elements differ, such as in which rows, heads or chunks.
 
-Pure functions over a boolean array. Source: docs/reports.md "What broke, and where".
+All functions are pure. Source: docs/reports.md "What broke, and where".
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 
 # Below 1, because in a wrong row some elements are correct by accident.
 FILLED = 0.9
-"""Fraction of differing elements from which a region is described by its bounds alone."""
+"""Fraction of differing elements from which all elements of a region count as differing."""
 REGIONS = 3
-"""Most regions that are listed; beyond that, the bounds of all of them together are named."""
+"""Most regions that are listed; if there are more, one region that contains all is described."""
 ALL_PADDING = "all padding"
 """Phrase for differences that lie in padding only."""
 RANGES = 4
@@ -25,11 +24,11 @@ RANGES = 4
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Name of an axis, and the blocks its indices are grouped in.
+    """Name of an axis, and the equal blocks that its indices form.
 
     Attributes:
         name: singular, such as "position".
-        block: singular, such as "chunk"; empty for none.
+        block: name of a block, singular, such as "chunk"; empty if there are none.
         size: indices per block; the last block of an axis may be shorter.
     """
 
@@ -40,7 +39,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Region:
-    """A product of indices, one set per axis, and the fraction of its elements that differ."""
+    """Part of an array: the product of one set of indices per axis.
+
+    `share` is the fraction of its compared elements that differ.
+    """
 
     indices: tuple[np.ndarray, ...]
     share: float
@@ -61,7 +63,7 @@ def where(
         compared: booleans over the leading axes, False where elements were not compared.
 
     Returns:
-        The description without a full stop; empty for a scalar, and where nothing differs.
+        The description, without a full stop; empty for a scalar, or if nothing differs.
     """
     differs = np.asarray(differs, bool)
     if not differs.ndim or not differs.any():
@@ -102,7 +104,7 @@ def where(
 
 
 def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return the fewest elements without whose error the relative L2 error is within tolerance.
+    """Return the smallest set of elements whose correction makes the array pass its tolerance.
 
     Rounding makes nearly every element differ a little; these are the ones that break the
     tolerance. Elements that are not finite on either side are always included, except where both
@@ -114,7 +116,7 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
         tolerance: largest relative L2 error that passes; negative or not finite counts as 0.
 
     Returns:
-        Booleans of that shape.
+        Booleans of the same shape, True at these elements.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
@@ -148,9 +150,9 @@ def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
-    """Return at most `REGIONS` regions that cover all differences, and the axes they all span."""
+    """Return at most `REGIONS` regions that cover all differences, and the axes they span fully."""
     full = {k for k in range(differs.ndim) if _is_full(differs, cared, k)}
-    # Collapse axes that the regions span: what remains is small and has no gaps along them.
+    # Collapse the axes that the regions span fully: the remaining array is small.
     flat = tuple(sorted(full))
     less = np.asarray(differs.any(axis=flat, keepdims=True)) if flat else differs
     care = np.asarray(cared.any(axis=flat, keepdims=True)) if flat else cared
@@ -165,7 +167,7 @@ def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set
 
 
 def _is_full(differs: np.ndarray, cared: np.ndarray, axis: int) -> bool:
-    """Return whether along an axis either (nearly) everything differs or nothing does."""
+    """Return whether, on each line along an axis, (nearly) all compared elements differ or none."""
     lines = differs.any(axis=axis, keepdims=True) & cared
     return bool(differs.sum() >= FILLED * lines.sum())
 
@@ -177,9 +179,10 @@ def _bounds(differs: np.ndarray, cared: np.ndarray) -> _Region:
 
 
 def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
-    """Return at most `room` filled regions that cover all differences; none if more are needed.
+    """Return at most `room` regions that cover all differences; empty if more are needed.
 
-    What is not one region is split along the axis that yields the fewest.
+    At least `FILLED` of each region differs. Differences that do not fill one region are split
+    along the axis that gives the fewest regions.
     """
     whole = _bounds(differs, cared)
     if whole.share >= FILLED:
@@ -209,7 +212,15 @@ def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
 
 
 def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, full: bool) -> str:
-    """Describe indices on one axis; `reach` holds the indices that were compared."""
+    """Describe indices on one axis, such as "positions 4-7".
+
+    Args:
+        indices: ascending indices to describe.
+        reach: indices that were compared.
+        axis: names of the axis and its blocks.
+        n: length of the axis.
+        full: whether the description is to name the whole axis.
+    """
     numbered = axis.name.startswith("axis ")
     if full or indices.size >= reach.size:
         return f"all of {axis.name}" if numbered else f"all {axis.name}s"
@@ -227,7 +238,10 @@ def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, fu
 
 
 def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
-    """Describe indices by blocks: whole blocks, one position in each, or part of one."""
+    """Describe indices by blocks: whole blocks, part of one block, or one position in each.
+
+    Empty if they are none of these, or the axis has no blocks.
+    """
     if not axis.block or not 0 < axis.size < n or indices.size == n:
         return ""
     blocks = np.unique(indices // axis.size)
@@ -248,7 +262,7 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
 
 
 def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -> str:
-    """Describe how the differences relate to padding; empty where no padding was compared."""
+    """Return "no padding", "padding too" or `ALL_PADDING`; empty if no padding was compared."""
     if valid is None or np.shape(valid) != differs.shape[: np.ndim(valid)]:
         return ""
     padded = ~_expanded(valid, differs.shape)

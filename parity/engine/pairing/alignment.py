@@ -1,9 +1,10 @@
 """Alignment: pairs the stages of a port with those of its original by values, names and order.
 
-Both sides list their stages in order of execution. Neither knows the other's names, and either may
-have stages the other lacks. Stages of equal value are paired first, in order; where several share a
-value, the most similar name decides. This fixes everything before the first divergence. After it no
-values agree any more, so names, names learned from earlier pairs, distance and order decide.
+Stages are named intermediates, listed in order of execution. Names differ between the sides, and
+either side may have stages that the other lacks. Stages of equal value are paired first, in order;
+if several have the same value, the most similar name decides. This pairs everything before the
+first divergence. After it, values no longer agree; names, names that are paired in other layers,
+distance and order decide.
 """
 
 from __future__ import annotations
@@ -28,37 +29,37 @@ from parity.engine.pairing.stage_pairs import (
 
 __all__ = ["AlignedBy", "Alignment", "AlignmentError", "Pair", "Pin", "align"]
 
+# With fewer pairs, the two programs are not the same model, or their inputs differ.
 LEAST = 0.1
-"""Fraction of the shorter list that must align. With fewer pairs, the two programs are not the same
-model, or their inputs differ."""
+"""Smallest fraction of the shorter list of stages that must be paired."""
 DECIDES = 0.5
-"""Name similarity from which a name supports a pair rather than contradicts it."""
+"""Name similarity from which a name counts in favour of a pair."""
 # Two such pairs are worth less than one whose names are alike, so that a dropout layer, which has
-# the value of its container, does not take the container's partner.
+# the value of the module around it, does not take that module's partner.
 PRESENT = 0.15
-"""Worth of a pair of equal values, whatever its names."""
-# There nothing has diverged, so a stage without a partner is the likelier explanation.
+"""Score of a pair of equal values, whatever its names."""
+# If values agree again, nothing has diverged, and a stage more likely has no partner.
 ENCLOSED = 0.8
 """Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
 DIVERGED = 0.45
-"""Evidence that such a pair needs where values do not agree again."""
+"""Evidence that a pair of different values needs if values do not agree again after it."""
 HORIZON = 12
-"""Number of following stages examined to decide whether values agree again: about a layer."""
-# Not all agree in a healthy port, which may have stages that the original lacks. Some agree even
-# after a bug, such as tables of positions that each layer recomputes.
+"""Number of following stages, about a layer, examined to decide whether values agree again."""
+# In a correct port not all agree: it may have stages that the original lacks. After a bug some
+# agree, such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
-"""Fraction of the following stages from which values count as agreeing again."""
-# The same name up to an index at its end, or a name learned from another layer.
+"""Fraction of the following stages that must agree for values to count as agreeing again."""
+# The same name up to an index at its end, or a name that is paired in another layer.
 SURE = 0.9
 """Name similarity that pairs stages of different values, even when executed in another order."""
 # One word in common, and values that are correlated.
 SWAPPED = 0.6
-"""Evidence that pairs the remaining stages in another order."""
+"""Evidence that a pair of the remaining stages needs if their order of execution differs."""
 MISNUMBERED = 2
-"""Ratio of equal-value pairs that contradict the layer numbers to pairs that agree with them, above
-which the layer numbers are taken to be wrong rather than the values."""
+"""If more than this many equal-value pairs contradict the layer numbers for each that agrees with
+them, the numbers are taken to be wrong rather than the values."""
 FIXED = 1e6
-"""Worth of a pair that is already decided: more than all others together."""
+"""Score of a pair that is already decided: more than all others together."""
 
 
 def align(
@@ -76,9 +77,9 @@ def align(
         port: likewise for the port.
         outputs: names of the stages that the original and the port return; an output pairs only
             with an output if there is one of its size.
-        pins: pairs decided beforehand.
-        equal: relative L2 up to which values are equal; a run in a precision other than float32
-            needs another value.
+        pins: partners set by hand, which are kept.
+        equal: relative L2 up to which values count as equal. The default is meant for runs of which
+            at least one is in float32.
 
     Raises:
         AlignmentError: a pin names a stage that does not exist or stages that cannot be paired; or
@@ -97,7 +98,10 @@ def align(
 
 
 class _Aligner:
-    """The pairs found so far, and the evidence for further ones."""
+    """The pairs found so far, and the evidence for further pairs.
+
+    Arrays of evidence have one row per stage of the original, one column per stage of the port.
+    """
 
     def __init__(
         self,
@@ -117,10 +121,11 @@ class _Aligner:
         self.by: dict[int, AlignedBy] = {}
         self.pinned_layouts: dict[tuple[int, int], Layout] = {}
         self.barred = np.isinf(self.close.distance)
-        """Booleans (rows, columns): cells that cannot be pairs."""
+        """Booleans (rows, columns), True where the two stages cannot be a pair."""
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
         self.outputs = returned[0][:, None] & returned[1] & ~self.barred
-        # An output of one side may be only an intermediate of the other.
+        # Outputs pair with outputs only. Without one of its size, an output may be the partner of
+        # an intermediate.
         has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
         self.barred |= has_output & ~self.outputs
         # Outputs of the same name are the same result, whatever other stages share their value.
@@ -138,7 +143,7 @@ class _Aligner:
         if self._find_entangled():
             self._pair_equal()
         self._add_learned_names()
-        # The same name is the same stage in any order of execution: gate before up, or the reverse.
+        # Equal names are paired in any order of execution: a gate may come before or after `up`.
         self._pair_in_any_order(np.where(self.alike >= SURE, self.alike, 0.0), AlignedBy.NAME)
         evidence = _evidence(self.alike, self.close.distance, self.telling)
         needed = np.where(self._values_agree_behind(), ENCLOSED, DIVERGED)
@@ -167,7 +172,10 @@ class _Aligner:
                 self.pinned_layouts[i, j] = pin.layout
 
     def _pair_equal(self) -> None:
-        """Pair non-constant stages of equal value in order; names decide between several."""
+        """Pair stages of equal value, first in order; names decide between several partners.
+
+        Stages with fewer than three distinct values are left out.
+        """
         worth, misnumbered = self._worth_of_values(), self._misnumbered()
         wrong = len(_best_in_order(np.where(misnumbered, worth, 0.0)))
         right = len(_best_in_order(np.where(misnumbered, 0.0, worth)))
@@ -181,18 +189,21 @@ class _Aligner:
         return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
 
     def _misnumbered(self) -> np.ndarray:
-        """Return cells (rows, columns) of different layers where both stages have a namesake.
+        """Return whether two stages are in different layers and both have a partner by name.
 
-        A layer that has no effect (a bug) passes its input on to the next layer. There the layer
-        number is better evidence than the value. If most values contradict the numbers, the layers
-        are numbered differently instead.
+        Such a pair of equal values is suspicious: a layer without effect, because of a bug, passes
+        its input on to the next layer, and then the layer number is better evidence. If most values
+        contradict the numbers, the sides number their layers differently instead.
+
+        Returns:
+            Booleans (rows, columns).
         """
         namesakes = np.where(self.barred, 0.0, self.alike)
         rows, columns = (namesakes.max(axis=axis, initial=0.0) >= SURE for axis in (1, 0))
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Search other layouts for stages without an equal; return whether any were found."""
+        """Search unusual layouts for equal values of unpaired stages; return whether any exist."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)
@@ -202,13 +213,13 @@ class _Aligner:
         return bool(pairs)
 
     def _add_learned_names(self) -> None:
-        """Raise the similarity of names whose counterparts are paired in other layers."""
+        """Raise the similarity of names that are already paired in other layers."""
         one, other = self.names
         pairs = [(one[i], other[j]) for i, j in self.partners.items()]
         self.alike = np.maximum(self.alike, learned(pairs, one, other))
 
     def _values_agree_behind(self) -> np.ndarray:
-        """Return the cells (rows, columns) after which values soon agree again."""
+        """Return whether values agree again within `HORIZON` stages, booleans (rows, columns)."""
         agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
         shares = []
         for telling, which in zip(
@@ -220,7 +231,12 @@ class _Aligner:
         return np.maximum(shares[0][:, None], shares[1][None]) >= AGREEING
 
     def _pair_in_order(self, worth: np.ndarray, by: AlignedBy) -> None:
-        """Add the pairs that are in order on both sides and have the largest total worth."""
+        """Add the pairs with the largest total score that are in the same order on both sides.
+
+        Args:
+            worth: score of each pair (rows, columns); 0: no pair.
+            by: evidence to record.
+        """
         worth = np.where(self._free(), worth, 0.0)
         spine = self._spine()
         for i, j in spine:
@@ -229,7 +245,7 @@ class _Aligner:
             self._pair(i, j, by)
 
     def _pair_in_any_order(self, worth: np.ndarray, by: AlignedBy) -> None:
-        """Add pairs in order of decreasing worth, whatever their order of execution."""
+        """Add pairs in order of decreasing score, whatever their order of execution."""
         worth = np.where(self._free(), worth, 0.0)
         order = np.argsort(-worth, axis=None, kind="stable")[: np.count_nonzero(worth)]
         for i, j in zip(*np.unravel_index(order, worth.shape), strict=True):
@@ -237,7 +253,12 @@ class _Aligner:
                 self._pair(int(i), int(j), by)
 
     def _pair_counted(self, diverged: np.ndarray) -> None:
-        """Pair the stages between two pairs if both sides have as many, of matching shapes."""
+        """Pair the unpaired stages between two pairs if both sides have equally many of them.
+
+        Args:
+            diverged: booleans (rows, columns), True where values do not agree again later. All new
+                pairs must be True here and have matching sizes.
+        """
         free = self._free()
         ends = [(-1, -1), *self._spine(), (len(self.names[0]), len(self.names[1]))]
         for (i, j), (k, m) in itertools.pairwise(ends):
@@ -249,14 +270,14 @@ class _Aligner:
                     self._pair(*cell, AlignedBy.ORDER)
 
     def _free(self) -> np.ndarray:
-        """Return the cells (rows, columns) that may still become pairs."""
+        """Return which stages may still become pairs, booleans (rows, columns)."""
         free = ~self.barred
         free[list(self.partners)] = False
         free[:, list(self.partners.values())] = False
         return free
 
     def _spine(self) -> list[tuple[int, int]]:
-        """Return the longest list of pairs that is in order on both sides."""
+        """Return the longest list of pairs (row, column) that is in order on both sides."""
         worth = np.zeros(self.barred.shape)
         for i, j in self.partners.items():
             worth[i, j] = 1.0
@@ -279,7 +300,7 @@ class _Aligner:
             if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
                 layout = layouts.get((x.shape, y.shape), layout)
             if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
-                # A transposed output is a different result, unless a pin says it is intended.
+                # A transposed output is a different result, unless a pin sets the layout.
                 layout = Layout(x.shape, x.shape, tuple(range(x.ndim)), x.shape)
             apart = distance(y, layout(x))
             by = self.by[i]
@@ -297,10 +318,10 @@ class _Aligner:
         )
 
     def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
-        """Return the layout shared by all equal-value pairs of two shapes, where it is unique.
+        """Return the layout of all equal-value pairs with the same two shapes, by these shapes.
 
-        After a divergence the nearest layout may be another one by chance, or the very one that
-        hides the bug.
+        Shapes whose pairs have several layouts are left out. These layouts are used for stages with
+        different values: there the nearest layout may be wrong by chance, or hide the bug.
         """
         usual: dict[tuple[Shape, Shape], set[Layout]] = {}
         for i, by in self.by.items():
@@ -311,21 +332,29 @@ class _Aligner:
 
 
 def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.ndarray:
-    """Return the evidence for pairs of different values: up to 1 for names, up to 1 for distance.
+    """Return the evidence for pairs of different values, (rows, columns), from 0 to 2.
 
-    Each decimal digit that agrees counts a quarter, so an error of 30 % counts an eighth. That is
-    less than the layer number in the name, since stages of neighbouring layers may be as close.
+    Name similarity counts up to 1, and each decimal digit in which the values agree a quarter, up
+    to 1. An error of 30 % counts an eighth. That is less than the layer number in the name, since
+    stages of neighbouring layers may be equally close.
+
+    Args:
+        alike: name similarity.
+        apart: relative L2 difference.
+        telling: whether both stages have more than two distinct values, without which `apart` does
+            not count.
     """
     digits = -np.log10(np.clip(apart, 1e-4, 1.0))
     return alike + np.where(telling, digits / 4, 0.0)
 
 
 def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
-    """Return the cells, increasing in both indices, with the largest total worth.
+    """Return the cells (row, column), increasing in both, with the largest total worth.
 
-    Cells of worth 0 are never chosen. Leaving a cell out costs nothing, so each row of the dynamic
-    programming table is a running maximum.
+    Cells of worth 0 are never chosen.
     """
+    # Leaving a cell out costs nothing, so each row of the dynamic programming table is a running
+    # maximum.
     rows, columns = worth.shape
     table = np.zeros((rows + 1, columns + 1))
     for i in range(rows):
@@ -345,6 +374,6 @@ def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return the fraction of the next `HORIZON` telling stages that agree; 0 without any."""
+    """Return the fraction of the first `HORIZON` stages with `telling` that agree; 0 if none."""
     next_ones = np.flatnonzero(telling)[:HORIZON]
     return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

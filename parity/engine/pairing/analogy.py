@@ -1,8 +1,8 @@
-"""Analogy: finds the sources of fused, split or stacked constants from their siblings.
+"""Analogy: matches fused, split or stacked constants like other parameters of their module.
 
-Values cannot identify constants. If the weights of a module are fused from three others, so are its
-biases, in the same order. Constants without a sibling, such as the scales of norms in stacked
-layers, are matched by families.
+Values cannot identify constants. But if the weight of a module is fused from three others, so is
+its bias, in the same order. Constants without such a sibling, such as the scales of norms in
+stacked layers, are matched with families: names that differ in numbers only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ def by_siblings(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port, constructed like another parameter of their module."""
+    """Yield constants of the port, each with a construction like that of a sibling in its module.
+
+    Args:
+        originals: arrays of the original.
+        ports: arrays of the port.
+        rest_o: names of the original's unmatched constants and small arrays.
+        rest_p: names of the port's unmatched constants and small arrays.
+        pairs: pairs found so far, by the port's name.
+    """
     modules: dict[str, list[Pair]] = {}
     for pair in pairs.values():
         modules.setdefault(naming.parent(pair.port), []).append(pair)
@@ -41,7 +49,7 @@ def by_siblings(
 def _like(
     sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
 ) -> Construction | None:
-    """Return a construction of `port` analogous to its sibling's; None if none fits."""
+    """Return a construction of `port` analogous to that of its sibling; None if it does not fit."""
     pieces, counterparts, shape = [], {}, ports.shapes[port]
     for piece in sibling.pieces:
         module = naming.parent(piece.parameter)
@@ -59,7 +67,11 @@ def _like(
 
 
 def _scaled(part: Part, shape: Shape) -> Part | None:
-    """Return the same fraction of an array of `shape`, split into groups if `part` is."""
+    """Return the part of an array of `shape` that is the same fraction of it as `part` is.
+
+    The array is split into groups if `part` is. None if the fraction is no whole number of
+    elements.
+    """
     if part.is_whole:
         return whole(shape)
     axis = next(i for i, n in enumerate(part.view) if (part.starts[i], part.stops[i]) != (0, n))
@@ -80,7 +92,10 @@ def by_families(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port that are stacks of a family, or each one layer of a stack."""
+    """Yield constants of the port that are stacks of a family, or each one layer of a stack.
+
+    Arguments as in `by_siblings`; each constant comes with its construction.
+    """
     known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
     for stacked in (ports, originals):
         wholes, parts = (rest_p, rest_o) if stacked is ports else (rest_o, rest_p)
@@ -135,7 +150,7 @@ def _stack(
 def _checked(
     construction: Construction, port: str, originals: Tensors, ports: Tensors
 ) -> Construction | None:
-    """Return a construction of constants if complete and equal to the port's value, else None."""
+    """Return a construction if it is complete and gives the port's constant, else None."""
     if not construction.is_complete:
         return None
     values = np.stack([originals[name].reshape(-1)[0] for name in construction.parameters])

@@ -1,8 +1,8 @@
-"""Distances between all stages of two sides, each under the nearest layout.
+"""Distances between all stages of two sides, each in the layout with the smallest distance.
 
-Stages are compared on a sample of their elements, all stages of one shape with all of another in
-one matrix product: 300 by 300 stages take a fraction of a second. Decisions made this way are
-verified on all elements afterwards.
+Stages are compared on a sample of their elements. All stages of one shape are compared with all of
+another in one matrix product: 300 by 300 stages take a fraction of a second. The caller verifies
+its decisions on all elements.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import Layout, Near, candidates, find_layout, take
 
-# A hundred float32 unit roundoffs. Two programs that sum in different orders differ by 1e-7 to 1e-6
-# on small models (measured); a bug, or the next layer, changes a stage by far more.
+# About a hundred float32 unit roundoffs. Programs that sum in different orders were measured to
+# differ by 1e-7 to 1e-6 on small models. A bug, or the next layer, changes a stage by far more.
 EQUAL = 1e-5
 """Relative L2 up to which two stages have the same value."""
 SAMPLE = 4096
-"""Elements compared per stage, which estimates a distance to about 2 %."""
-# Their squares would dominate all others.
+"""Most elements compared per stage; the error of the estimated distance is about 2 %."""
+# Masks are excluded, since their squares would dominate all others.
 MASKED = 1e30
-"""Magnitude from which values are masks rather than numbers."""
+"""Magnitude from which a value counts as a mask rather than a number."""
 CLEARLY = 0.95
-"""A layout is preferred to a simpler one only if its distance is smaller by this factor."""
+"""A layout is preferred to a simpler one only if its distance is less than this fraction."""
 
 SLACK = 16
-"""Slack for sums over two equal arrays, in units of their relative L2."""
+"""Factor on the tolerance `equal` when the sums of two arrays are compared in `entangled`."""
 
 Shape = tuple[int, ...]
 
@@ -40,17 +40,17 @@ class Closeness:
     """Distances of all stages of the original (rows) to all stages of the port (columns)."""
 
     distance: np.ndarray
-    """Relative L2 (original, port) under the nearest layout, over the original's norm; infinite if
-    sizes differ."""
+    """Relative L2 difference (original, port), over the original's norm, in the layout that makes
+    it smallest; infinite if the numbers of elements differ."""
     layouts: dict[tuple[int, int], Layout]
-    """Nearest layout from the original to the port by (row, column), where sizes are equal."""
+    """That layout, from original to port, by (row, column); missing if sizes differ."""
     telling: tuple[np.ndarray, np.ndarray]
-    """Booleans for the stages of each side: whether a stage can be identified by its values, as it
-    has more than two distinct ones. Zeros, masks and scalars cannot."""
+    """Booleans for the stages of the original and of the port: True if a stage has more than two
+    distinct values, so that it can be identified by them. Zeros, masks and scalars have not."""
 
 
 def closeness(original: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> Closeness:
-    """Compute the distances between all stages of equal size."""
+    """Return the distances between all stages of two sides that have equally many elements."""
     distance = np.full((len(original), len(port)), math.inf)
     layouts: dict[tuple[int, int], Layout] = {}
     rows, columns = _by_shape(original), _by_shape(port)
@@ -73,15 +73,19 @@ def entangled(
     columns: Sequence[int],
     equal: float = EQUAL,
 ) -> dict[tuple[int, int], Layout]:
-    """Return pairs of stages that are equal under a layout other than the plain ones, such as heads
-    interleaved in one axis.
+    """Return pairs of stages that are equal in some layout, the unusual ones included.
+
+    An example is heads interleaved in one axis, which `plain_layouts` does not cover.
 
     Args:
-        original: all stages of one side.
-        port: all stages of the other.
-        rows: stages of the original to try.
-        columns: stages of the port to try.
+        original: all stages of the original.
+        port: all stages of the port.
+        rows: indices of the original's stages to try.
+        columns: indices of the port's stages to try.
         equal: relative L2 up to which two stages are equal.
+
+    Returns:
+        The layout from original to port, by (row, column).
     """
     ours, theirs = _sums([original[i] for i in rows]), _sums([port[j] for j in columns])
     sizes = np.maximum(np.abs(ours)[:, None], np.abs(theirs)[None])
@@ -98,17 +102,18 @@ def entangled(
 
 
 def plain_layouts(source: Shape, target: Shape) -> tuple[Layout, ...]:
-    """Return the layouts that split axes only into axes of the other side, the simplest first.
+    """Return the few layouts between two shapes that are common in libraries, the simplest first.
 
-    After a bug every layout of a stage is wrong, and the nearest of dozens is near by chance. These
-    few are common in libraries: heads before or after positions, batch and positions as one axis.
+    They permute only whole axes of one of the two shapes. Examples: heads before or after
+    positions; batch and positions as one axis. Only these are tried on stages that differ: after a
+    bug no layout is right, and one of dozens could be close by chance.
     """
     return tuple(layout for layout, _ in _plain_samples(source, target))
 
 
 @functools.lru_cache(maxsize=4096)
 def _plain_samples(source: Shape, target: Shape) -> tuple[tuple[Layout, np.ndarray], ...]:
-    """Return the plain layouts, each with the source positions of the sample."""
+    """Return the plain layouts, each with the sampled elements' flat positions in the source."""
     out: dict[bytes, tuple[Layout, np.ndarray]] = {}
     positions = sample_positions(math.prod(source), SAMPLE)
     numbers = np.arange(math.prod(source)).reshape(source)
@@ -123,9 +128,10 @@ def _plain_samples(source: Shape, target: Shape) -> tuple[tuple[Layout, np.ndarr
 
 
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the relative L2 of two arrays of one shape; equal masks count as no difference.
+    """Return the relative L2 difference of two arrays of one shape.
 
-    NaN if either holds a NaN, or an infinity that the other lacks.
+    Equal elements count as no difference, even if infinite. Masks do not count in the norm of
+    `expected`. The result is NaN if an array holds a NaN or an infinity that the other lacks.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -139,8 +145,11 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 def _nearest(
     original: Sequence[np.ndarray], port: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances (o, p) between stages of one shape each, and the index of the plain layout
-    that achieves each distance."""
+    """Return the smallest distances (original, port) over the plain layouts, and their layouts.
+
+    All stages of the original have one shape, and so have all stages of the port. A layout is given
+    by its index in `plain_layouts`, (original, port).
+    """
     source, target = original[0].shape, port[0].shape
     positions = sample_positions(math.prod(source), SAMPLE)
     y = _numbers(np.stack([x.reshape(-1)[positions] for x in port]))
@@ -157,9 +166,10 @@ def _nearest(
 
 
 def _relative(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return |y - x| / |x| for all rows of x (m, n) and y (k, n): (m, k).
+    """Return |y - x| / |x| for all rows of x (m, n) and y (k, n), as an array (m, k).
 
-    Expands the square in float64. Cancellation limits it to about 1e-8, below what is needed.
+    Computed as x x + y y - 2 x y in float64. Cancellation limits the result to about 1e-8, which is
+    accurate enough.
     """
     xx, yy = np.sum(x * x, axis=1)[:, None], np.sum(y * y, axis=1)[None]
     apart = np.sqrt(np.maximum(xx + yy - 2 * (x @ y.T), 0.0))
@@ -176,13 +186,13 @@ def _by_shape(stages: Sequence[np.ndarray]) -> dict[Shape, list[int]]:
 
 
 def _numbers(x: np.ndarray) -> np.ndarray:
-    """Return an array in float64 with 0 in place of masks and NaN."""
+    """Return an array in float64, with masks and NaN replaced by 0."""
     wide = np.asarray(x, np.float64)
     return np.where(np.abs(wide) < MASKED, wide, 0.0)
 
 
 def _is_telling(x: np.ndarray) -> bool:
-    """Return whether an array has more than two distinct values; a sample usually shows it."""
+    """Return whether an array has more than two distinct values; a sample is tested first."""
     sample = x.reshape(-1)[sample_positions(x.size, SAMPLE)]
     return _has_three_values(sample) or (x.size > sample.size and _has_three_values(x))
 
@@ -196,7 +206,8 @@ def _has_three_values(x: np.ndarray) -> bool:
 
 
 def _sums(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return norms, sums and sums of magnitudes, (arrays, 3), which no layout changes."""
+    """Return L2 norm, sum and sum of magnitudes of each array, (arrays, 3); no layout changes
+    these."""
     out = np.zeros((len(arrays), 3))
     for row, x in zip(out, arrays, strict=True):
         values = _numbers(x)
@@ -205,5 +216,5 @@ def _sums(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _norm(x: np.ndarray) -> float:
-    # Not BLAS: on a busy machine its threads wait for each other, which is 50 times slower.
+    # Not np.linalg.norm: on a busy machine BLAS threads wait for each other, 50 times slower.
     return math.sqrt(float(np.sum(np.square(x))))

@@ -1,8 +1,8 @@
-"""Constructions: how a parameter of the port is assembled from parameters of the original.
+"""Constructions: recipes that assemble a parameter of the port from parameters of the original.
 
-A construction is a list of pieces: a part of an original, in a layout, at a place of the port's
-parameter. Whole parameters, splits, concatenations, stacks and interleaved heads are all of this
-form. All are linear, so they map gradients as they map values.
+A construction is a list of pieces. A piece takes a part of one parameter of the original,
+rearranges it by a layout and puts it at a place of the port's parameter. Splits, concatenations,
+stacks and interleaved heads are of this form. Constructions are linear, so they also map gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from parity.engine.pairing.layouts import Layout, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box in an array: `starts` to `stops` of an array of shape `whole`, reshaped to `view`."""
+    """A box in an array: `starts` to `stops` on each axis, after a reshape to `view`.
+
+    `whole` is the shape of the array before the reshape.
+    """
 
     whole: Shape
     view: Shape
@@ -27,17 +30,17 @@ class Part:
     stops: tuple[int, ...]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return this part of `x`; a single index keeps its axis, with length 1."""
+        """Return this part of `x`; an axis of which one index is taken is kept, with length 1."""
         return x if self.is_whole else x.reshape(self.view)[self.index]
 
     def accumulate(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Add `value` in place to this part of `x`, which must be contiguous."""
+        """Add `value` in place to this part of `x`, a contiguous array of shape `whole`."""
         seen = x.reshape(self.view)
         seen[self.index] += value.reshape(seen[self.index].shape)
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """Index of the part in the view."""
+        """Index of the part in an array of shape `view`."""
         return tuple(slice(*ends) for ends in zip(self.starts, self.stops, strict=True))
 
     @property
@@ -53,7 +56,7 @@ class Part:
         return self.stops == self.view and not any(self.starts)
 
     def text(self) -> str:
-        """Return it as an index, such as `[:, 16:32]`; empty for the whole."""
+        """Return the part as an index, such as `[:, 16:32]`; empty for a whole array."""
         if self.is_whole:
             return ""
         entries = [
@@ -85,7 +88,7 @@ def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the original's `parameter`, laid out at `place` of the port's parameter."""
+    """Part of the original's parameter `parameter`, and its place in the port's parameter."""
 
     parameter: str
     part: Part
@@ -94,7 +97,7 @@ class Piece:
     place: Part
 
     def text(self) -> str:
-        """Describe the piece in words."""
+        """Describe the piece, such as `q.weight[0:8], transposed (1, 0), at [:, 0:8]`."""
         place = self.place.text()
         how = "" if self.layout.is_identity or _only_units(self.layout) else self.layout.text()
         return ", ".join(
@@ -111,17 +114,18 @@ class Construction:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Parameters of the original it uses, in order."""
+        """Names of the original's parameters in the pieces, in order, each once."""
         return tuple(dict.fromkeys(piece.parameter for piece in self.pieces))
 
     @property
     def adds(self) -> bool:
-        """Whether pieces are added to one another, as two biases are that the port holds as one."""
+        """Whether several pieces are added at one place, such as two biases that the port has as
+        their sum."""
         return len({piece.place for piece in self.pieces}) < len(self.pieces)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the pieces fill the port's parameter."""
+        """Whether the pieces fill the whole of the port's parameter."""
         places = {piece.place for piece in self.pieces}
         return sum(math.prod(place.shape) for place in places) == math.prod(self.shape)
 
@@ -133,7 +137,7 @@ class Construction:
         """
         if missing := [name for name in self.parameters if name not in arrays]:
             raise KeyError(
-                f"{', '.join(missing)} of the original is needed and not among the arrays"
+                f"expected the array {', '.join(missing)} of the original, which is not in `arrays`"
             )
         first = self.pieces[0]
         if len(self.pieces) == 1 and first.place.is_whole:
@@ -157,7 +161,7 @@ class Construction:
         return result
 
     def text(self) -> str:
-        """Describe the construction in words, piece by piece."""
+        """Describe the construction: the texts of its pieces, joined by "+" or ", added to"."""
         between = ", added to " if self.adds else " + "
         return between.join(piece.text() for piece in self.pieces)
 
@@ -192,13 +196,13 @@ class Construction:
 
 
 def laid_out(parameter: str, layout: Layout) -> Construction:
-    """Return the construction of one whole parameter in a layout."""
+    """Return the construction of a port's parameter as one whole parameter in a layout."""
     piece = Piece(parameter, whole(layout.source), layout, whole(layout.target))
     return Construction(layout.target, (piece,))
 
 
 def copied(parameter: str, shape: Sequence[int]) -> Construction:
-    """Return the construction of one unchanged parameter."""
+    """Return the construction of a port's parameter that equals one of the original's."""
     return laid_out(parameter, identity(shape))
 
 

@@ -1,7 +1,7 @@
-"""Conventions: axis orders that libraries use for `weight`, `kernel`, `scale` and `embedding`.
+"""Axis orders of parameters by convention: torch stores (out, in), Flax (in, out).
 
-torch uses (out, in), Flax (in, out). The shape decides unless it is square; then neighbouring
-parameters of the same kind decide, and finally the table.
+Shapes decide the order unless several orders fit, as for square matrices. Then parameters with
+similar names and unambiguous shapes decide, and finally a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parity.engine.pairing.layouts import (
 )
 
 CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
-    # (ending in one library, in the other, axes): the order of the first's axes in the second
+    # (last part of the name in one library, in the other, number of axes): order of axes
     ("weight", "kernel", 2): (1, 0),  # (out, in) -> (in, out), also where both are equal
     ("weight", "kernel", 3): (2, 1, 0),  # (out, in, W) -> (W, in, out)
     ("weight", "kernel", 4): (2, 3, 1, 0),  # (out, in, H, W) -> (H, W, in, out)
@@ -33,11 +33,20 @@ CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
     ("weight", "w", 3): (2, 1, 0),
     ("weight", "w", 4): (2, 3, 1, 0),
 }
-"""Unlisted parameters have the same axis order in both: vectors, tables, one kind of matrix."""
+"""Order in which the axes of an array of the first library appear in the second library.
+
+Parameters that are not listed have the same order in both."""
 
 
 class Conventions:
-    """Layouts by names and shapes; pairs whose shapes are unambiguous vote on the others."""
+    """Layouts of pairs of parameters, chosen by names and shapes.
+
+    Args:
+        pairs: the original's parameter by the port's; pairs whose shapes allow only one order vote
+            on the order of similarly named ones.
+        originals: shapes of the original's parameters.
+        ports: shapes of the port's parameters.
+    """
 
     def __init__(
         self, pairs: Mapping[str, str], originals: Mapping[str, Shape], ports: Mapping[str, Shape]
@@ -53,8 +62,8 @@ class Conventions:
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
         """Return the order of the original's axes in a port's array with as many axes.
 
-        Decided by the nearest neighbours with unambiguous shapes, then by the table, then by any
-        order that fits.
+        Parameters with similar names and unambiguous shapes decide, then the table. If the shapes
+        do not allow the resulting order, the first order that they allow is returned.
         """
         fitting = _fitting(source, target)
         ends = naming.leaf(original), naming.leaf(port)
@@ -94,7 +103,8 @@ class Conventions:
 
 
 def nearness(source: Shape, target: Shape) -> float:
-    """Return 1 if axes are at most permuted, 0.5 if merged or split, -inf otherwise."""
+    """Return 1 if two shapes differ by a permutation of axes (those of size 1 ignored) at most, 0.5
+    if axes are merged or split, and -inf if no layout fits."""
     wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
     if math.prod(source) != math.prod(target):
         return -math.inf

@@ -1,6 +1,6 @@
-"""Converter: writes a matching as readable Python source that can be kept and run.
+"""Writes a matching of parameters as Python source: a converter from the original to the port.
 
-Assignments that differ only in numbers become loops. The source needs NumPy only.
+Assignments that differ only in numbers become loops. The source needs only NumPy.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def convert(original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 '''
 INDICES = "ijklm"
 INSIDE = "n"
-"""Index of a comprehension, which may be inside loops over the other indices."""
+"""Name of the index of a comprehension, which may be inside loops over `INDICES`."""
 SLOT = "\0"
-"""Placeholder for a name in an expression until it is known which of its numbers a loop varies."""
+"""Placeholder for a parameter name, filled in when it is known which numbers a loop varies."""
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One assignment: its names in order, and its text with a slot for each of them."""
+    """One assignment: its parameter names in order, and its text with a `SLOT` for each name."""
 
     names: tuple[str, ...]
     text: str
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Key shared by the entries that can form one loop."""
+        """Key of the assignments that differ in numbers only and may form one loop."""
         return (self.text, *map(naming.pattern, self.names))
 
     @property
@@ -51,10 +51,10 @@ class _Entry:
 
 
 def converter_source(matching: Matching) -> str:
-    """Return the source of a module with `convert(original) -> port`.
+    """Return the source of a Python module with the function `convert(original) -> port`.
 
-    It builds every paired parameter of the port, even if the values differ; parameters without a
-    counterpart are listed in comments.
+    The function builds every paired parameter of the port, even if its values differ from the
+    original's. The port's parameters without a counterpart are listed in comments.
     """
     groups: dict[tuple[str, ...], list[_Entry]] = {}
     for pair in matching.pairs:
@@ -101,7 +101,7 @@ def _entry(pair: Pair) -> _Entry:
 
 
 def _joint(construction: Construction) -> int | None:
-    """Return the axis along which the pieces are adjacent; None if there is none."""
+    """Return the axis along which the pieces are concatenated; None if it is no concatenation."""
     pieces = construction.pieces
     views = {piece.place.view for piece in pieces}
     if len(views) != 1 or construction.adds or not construction.is_complete:
@@ -120,7 +120,7 @@ def _joint(construction: Construction) -> int | None:
 
 
 def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]]:
-    """Return the pieces as a stack or a concatenation, and the names that fill its slots."""
+    """Return a `np.stack` or `np.concatenate` of the pieces, and the names that fill its slots."""
     pieces, shape = construction.pieces, construction.shape
     view = pieces[0].place.view
     stack = axis == 0 and view == shape and len(pieces) == shape[0]
@@ -136,7 +136,10 @@ def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]
 
 
 def _family(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return names as one indexed name and its range; None if they are not a family in order."""
+    """Return names as one name with an index, and the index's range.
+
+    None unless the names differ in exactly one number, which increases.
+    """
     columns = list(zip(*map(naming.numbers, names), strict=False))
     varying = [k for k, column in enumerate(columns) if len(set(column)) > 1]
     if len({naming.pattern(name) for name in names}) != 1 or len(varying) != 1:
@@ -177,7 +180,10 @@ def _index(part: Part) -> str:
 
 
 def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield loop headers and the lines in their bodies, for the entries of one kind."""
+    """Yield loop headers and the lines of their bodies, for the entries of one kind.
+
+    If the entries do not form a loop, yield them one by one without headers.
+    """
     port = [naming.numbers(entry.names[0]) for entry in entries]
     free = [k for k in range(len(port[0])) if len({numbers[k] for numbers in port}) > 1]
     values = [tuple(sorted({numbers[k] for numbers in port})) for k in free]
@@ -196,7 +202,10 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
 def _names(
     entries: Sequence[_Entry], port: Sequence[tuple[int, ...]], free: Sequence[int]
 ) -> list[str] | None:
-    """Return names as f-strings of loop indices; None if a number does not follow from an index."""
+    """Return the names as f-strings of the loop indices.
+
+    None if a number is neither constant nor a loop index plus a constant.
+    """
     tables = list(zip(*(entry.numbers for entry in entries), strict=True))
     columns = list(zip(*port, strict=True))
     texts = []

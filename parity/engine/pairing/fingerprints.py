@@ -1,8 +1,8 @@
 """Fingerprints: one integer per array that depends on its values but not on order, dtype or shape.
 
 A fingerprint is the sum, modulo 2^64, of a hash of each element. A permuted or reshaped array has
-the same fingerprint, and that of a concatenation is the sum of those of its parts. So candidates
-for transpositions and fusions are found from one number per array, without copies.
+the same fingerprint. The fingerprint of a concatenation is the sum of those of its parts. So
+transposed and concatenated arrays are recognised by one number per array, without copies.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 MODULUS = 1 << 64
 # 256 KiB of float64 fit into a core's L2 cache.
 CHUNK = 1 << 15
-"""Elements hashed at once."""
-# Odd 64-bit constants (the golden ratio's, and a prime of a published mixer). Multiplying by an odd
-# number is invertible, so two different values never start with the same hash.
+"""Number of elements hashed at once."""
+# Odd 64-bit constants: 2^64 over the golden ratio, and a prime of a published hash function.
+# Multiplying by an odd number is invertible, so different values have different products.
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 
 
 def chunks(x: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the elements of `x` in memory order, widened to float64, one chunk at a time.
+    """Yield the elements of `x` in memory order, converted to float64, `CHUNK` at a time.
 
-    Every dtype of up to 32 bits, and float64, widens exactly: equal values have equal bits.
+    float64 represents the values of all dtypes of up to 32 bits exactly.
     """
     flags = ("external_loop", "buffered", "zerosize_ok")
     for chunk in np.nditer(
@@ -50,8 +50,8 @@ def fingerprint(x: np.ndarray) -> int:
 def sample_positions(size: int, count: int) -> np.ndarray:
     """Return up to `count` flat positions in an array of `size` elements, spread out and sorted.
 
-    Positions are spaced by the golden ratio, which no stride of an array divides, so that the
-    sample covers all rows, columns and heads.
+    Positions are multiples of the golden ratio modulo `size`. They are not periodic, so they do not
+    fall into the same few columns or heads, whatever the strides of the array.
     """
     if size <= count:
         return np.arange(size)

@@ -1,7 +1,7 @@
-"""Irregularities: equal values in the wrong place, which matching by value alone would accept.
+"""Irregularities: pairs with equal values that are probably conversion errors all the same.
 
-Examples are a kernel that is not transposed although its neighbours are, the weights of another
-layer, and query and key exchanged. All hold values of the original, and all are converter bugs.
+Examples are a kernel that is not transposed although similar ones are, the weights of another
+layer, and query and key exchanged. Matching by value alone would accept them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Pair
 
 ENOUGH = 3
-"""Fewest pairs of one kind among which a differing one counts as an exception."""
+"""Fewest pairs of one kind (similar names) for which exceptions are reported."""
 MAJORITY = 0.75
-"""Fraction of the pairs of one kind that establishes the rule."""
+"""Smallest fraction of the pairs of one kind that makes their layout the rule."""
+# The words `query` and `key`, exchanged in two names of five words, gain 0.5.
 GAIN = 0.3
-"""Gain in name similarity by exchanging the originals of two pairs above which they are reported as
-exchanged: the word `query` against `key` in two names of five words gains 0.5."""
+"""Gain in name similarity above which two pairs are reported to have exchanged originals."""
 
 
 def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes on pairs of one whole parameter each that look wrong, by the port's name."""
+    """Return notes on suspicious pairs, by the port's name.
+
+    Only pairs of one whole parameter of each side are examined.
+    """
     single = [
         pair
         for pair in pairs
@@ -38,7 +41,7 @@ def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
-    """Return notes on pairs whose layout differs from that of pairs with similar names."""
+    """Return notes, by the port's name, on pairs laid out unlike most similarly named pairs."""
     kinds: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
         ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)
@@ -49,8 +52,8 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
         (rule, count), *_ = Counter(map(_move, members)).most_common(1)
         if len(members) >= ENOUGH and count >= MAJORITY * len(members):
             for pair in members:
-                # A vector, or a matrix with one side of 1, has only one layout. Where an axis has
-                # length 1 the layout has fewer axes and cannot be compared.
+                # A vector, or a matrix with a side of 1, has only one layout. Layouts of different
+                # numbers of axes (axes of length 1 are dropped) cannot be compared.
                 move = _move(pair)
                 if (
                     move != rule
@@ -63,7 +66,8 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
 
 
 def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes on pairs whose names fit better with their originals exchanged."""
+    """Return notes on pairs that fit better by name if their originals are exchanged, by port
+    name."""
     if len(pairs) < 2:
         return {}
     names, ports = [pair.originals[0] for pair in pairs], [pair.port for pair in pairs]
@@ -84,7 +88,7 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def _move(pair: Pair) -> tuple[int, ...]:
-    """Return the permutation of axes of a layout, without sizes."""
+    """Return the permutation of axes in a pair's layout."""
     return pair.construction.pieces[0].layout.axes
 
 

@@ -1,8 +1,8 @@
-"""Layouts: how the elements of one array are arranged in another array of the same elements.
+"""Layouts: rearrangements of the elements of an array, such as a transposition.
 
-A layout is a reshape, a permutation of axes and another reshape. This covers (in, out) kernels from
-(out, in) weights, attention kernels (D, H, d) from matrices (H*d, D), and batch, head and time axes
-in different orders. A layout is linear, so it also maps gradients.
+A layout is a reshape, a permutation of axes and another reshape. It can turn (out, in) weights into
+(in, out) kernels, matrices (H*d, D) into attention kernels (D, H, d), and reorder batch, head and
+time axes. A layout is linear, so it also maps gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from parity.engine.measure.metrics import relative_l2
 from parity.engine.pairing.fingerprints import fingerprint, sample_positions
 
 Shape = tuple[int, ...]
+# A wrong layout of generic values already fails on a few elements.
 SAMPLES = 48
-"""Elements compared before all are: a wrong layout of generic values fails on the first few."""
+"""Number of elements compared before the whole arrays are."""
+# Blocks, so that large arrays are not copied.
 BLOCK = 1 << 18
-"""Elements compared at once in a full comparison, so that large arrays are not copied."""
+"""Number of elements compared at once in a full comparison."""
 MOST_AXES = 6
-"""Most axes for which permutations are tried (720 of them); with more, only reshapes are."""
+"""Most axes of an array for which permutations are tried (720); with more, only reshapes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Layout:
             )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return `x`, of shape `source`, in the target layout; a view where NumPy can give one.
+        """Return `x`, of shape `source`, rearranged to shape `target`; a view if NumPy allows it.
 
         Raises:
             ValueError: `x` has another shape.
@@ -67,7 +69,7 @@ class Layout:
         return Layout(self.target, permuted, back, self.source)
 
     def inverse(self, y: np.ndarray) -> np.ndarray:
-        """Return `y`, of shape `target`, in the source layout."""
+        """Return `y`, of shape `target`, rearranged back to shape `source`."""
         return self.reversed(y)
 
     @property
@@ -76,7 +78,7 @@ class Layout:
         return self.source == self.target and self.axes == tuple(range(len(self.before)))
 
     def text(self) -> str:
-        """Describe it in words, such as `reshaped (4, 8, 16) -> (32, 16), transposed (1, 0)`."""
+        """Describe the layout, such as `reshaped (4, 8, 16) -> (32, 16), transposed (1, 0)`."""
         if self.is_identity:
             return "as it is"
         if self.axes == tuple(range(len(self.before))):
@@ -103,7 +105,7 @@ class Layout:
         if set(entry) != set(cls.__slots__):
             raise ValueError(
                 f"expected the fields {', '.join(cls.__slots__)} of a layout, got "
-                f"{', '.join(sorted(entry)) or 'none'}; write the file again"
+                f"{', '.join(sorted(entry)) or 'none'}; store what `Layout.to_json` returns"
             )
         return cls(**{name: tuple(int(n) for n in entry[name]) for name in cls.__slots__})
 
@@ -122,14 +124,14 @@ def transposition(shape: Sequence[int], axes: Sequence[int]) -> Layout:
 
 @runtime_checkable
 class Criterion(Protocol):
-    """Criterion for two arrays to agree; the cheap tests come first."""
+    """Criterion for two arrays to agree, as three tests; the cheap ones are applied first."""
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
         """Return whether `source` may agree with `target` in some order of its elements."""
         ...
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether agreement is still possible, given samples in the target's order."""
+        """Return whether agreement is still possible, given corresponding samples of both."""
         ...
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
@@ -138,7 +140,7 @@ class Criterion(Protocol):
 
 
 class Exact:
-    """Equal values, whatever their dtypes; NaN agrees with NaN."""
+    """Criterion that all values are equal, whatever their dtypes; NaN agrees with NaN."""
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
         """Return whether the fingerprints are equal."""
@@ -155,16 +157,16 @@ class Exact:
 
 @dataclass(frozen=True)
 class Near:
-    """Agreement within `tolerance` of a distance relative to the target, such as relative L2."""
+    """Criterion that `distance(source, target)` is at most `tolerance`."""
 
     tolerance: float
     distance: Callable[[np.ndarray, np.ndarray], float] = relative_l2
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether sums and norms are close enough.
+        """Return whether sums and L2 norms, which no rearrangement changes, are close enough.
 
-        No order of the elements changes either. If |a - b| <= t |b|, the norms differ by at most
-        t |b| (triangle inequality) and the sums by at most sqrt(size) t |b| (Cauchy-Schwarz).
+        If |a - b| <= t |b|, the norms differ by at most t |b| (triangle inequality) and the sums by
+        at most sqrt(size) t |b| (Cauchy-Schwarz). Always True for distances other than relative L2.
         """
         if self.distance is not relative_l2:
             return True
@@ -176,10 +178,10 @@ class Near:
         return abs(a[1] - b[1]) <= slack and abs(a[0] - b[0]) <= slack * math.sqrt(source.size)
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether the samples are closer than unrelated ones (relative L2 about 1.4).
+        """Return whether the samples are clearly closer than unrelated ones (relative L2 of 1.4).
 
-        The tolerance applies to the whole array. A few samples may carry more than their share of
-        the difference, so they get a wider one.
+        A few samples may contain most of the difference, so they get a wider tolerance than the
+        whole array.
         """
         return self.distance(source, target) <= max(0.5, 8 * self.tolerance)
 
@@ -192,15 +194,15 @@ EXACT = Exact()
 
 
 def same_values(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether two arrays have equal shapes and values, block by block; NaN equals NaN."""
+    """Return whether two arrays have equal shapes and values; NaN equals NaN, dtypes may differ."""
     if x.shape != y.shape:
         return False
     if x.ndim == 0 or x.size <= BLOCK or len(x) == 1:
         if x.dtype != y.dtype:
-            # float64 holds every value compared here, so widening is exact.
+            # float64 represents all values of the dtypes in use exactly.
             x, y = _wide(x), _wide(y)
         return np.array_equal(x, y, equal_nan=True)
-    # Several rows at once: in a transposed array one cache line holds elements of 16 rows.
+    # Blocks of rows: in a transposed array one cache line holds elements of 16 rows.
     rows = max(1, BLOCK * len(x) // x.size)
     starts = range(0, len(x), rows)
     return all(same_values(x[i : i + rows], y[i : i + rows]) for i in starts)
@@ -211,7 +213,7 @@ def find_layouts(
 ) -> Iterator[Layout]:
     """Yield every layout under which `source` agrees with `target`, the simplest first.
 
-    Several fit where values repeat; for a constant, every transposition does.
+    There are several if values repeat; in a constant array every transposition fits.
     """
     if source.size != target.size or not source.size or not criterion.possible(source, target):
         return
@@ -227,7 +229,7 @@ def find_layouts(
 def find_layout(
     source: np.ndarray, target: np.ndarray, criterion: Criterion = EXACT
 ) -> Layout | None:
-    """Return the simplest layout under which `source` agrees with `target`; None without one."""
+    """Return the simplest layout under which `source` agrees with `target`; None if none does."""
     return next(find_layouts(source, target, criterion), None)
 
 
@@ -244,11 +246,11 @@ def take(layout: Layout, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def candidates(source: Shape, target: Shape) -> tuple[Layout, ...]:
-    """Return the layouts that could map `source` to `target`, the simplest first.
+    """Return the layouts that can map shape `source` to shape `target`, the simplest first.
 
-    They are: unchanged; reshaped; permuted; and, with one axis of `source` split as the sizes of
-    `target` suggest, permuted so that neighbours merge into axes of `target`. Axes of size 1 are
-    ignored.
+    The first is a plain reshape. The others permute the axes of `source`, possibly after splitting
+    axes as the sizes of `target` suggest, so that neighbours merge into the axes of `target`. Axes
+    of size 1 are ignored. Empty if the sizes differ.
     """
     if math.prod(source) != math.prod(target):
         return ()
@@ -267,7 +269,7 @@ def candidates(source: Shape, target: Shape) -> tuple[Layout, ...]:
 
 
 def _refinements(shape: Shape, goal: Shape) -> list[Shape]:
-    """Return `shape`, and variants with split axes whose parts can make up `goal`."""
+    """Return `shape`, and variants of it with axes split such that they may merge into `goal`."""
     shapes = {shape: None}
     for order in itertools.permutations(goal):
         if _merges(order, shape):
@@ -301,6 +303,6 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def _sums(x: np.ndarray) -> tuple[float, float]:
-    """Return the sum and the norm, in float64."""
+    """Return the sum and the L2 norm of an array, in float64."""
     wide = _wide(x)
     return float(wide.sum()), float(np.linalg.norm(wide))

@@ -1,6 +1,7 @@
-"""Parameter matching: by value, then by rounded value, then by name where values are ambiguous.
+"""Matching of parameters: by value, by rounded value, then by name where values are ambiguous.
 
-`match_parameters` is the entry point; each step works on what earlier steps left unmatched.
+`match_parameters` is the entry point. Each of its steps considers only the parameters that earlier
+steps left unmatched.
 """
 
 from __future__ import annotations
@@ -35,19 +36,21 @@ from parity.engine.pairing.value_search import (
 )
 
 ROUNDINGS = tuple(np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float16))
-"""Dtypes that stored weights often pass through: float32 from float64, and two narrow formats."""
+"""Dtypes that weights may have been rounded to when they were copied to the port."""
+# Some seconds for the largest biases.
 SUMS = 1000
-"""Most pairs of vectors whose sums are looked for: some seconds for the largest biases."""
+"""Most pairs of vectors whose sums are searched for among the port's parameters."""
 CANDIDATES = 8
-"""Originals with the most similar names that an unmatched parameter is compared with."""
+"""Most parameters of the original, those with the most similar names, that an unmatched parameter
+of the port is compared with."""
 
 
 def match_parameters(
     original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
 ) -> Matching:
-    """Find out what each parameter of the port is made of.
+    """Find which parameters of the original each parameter of the port consists of.
 
-    Arrays are read one at a time and hashed in chunks, so lazy mappings of memory maps stay lazy.
+    Arrays are read one at a time and hashed in chunks: memory-mapped ones are not loaded whole.
 
     Args:
         original: arrays by dotted path, of any real dtype.
@@ -83,7 +86,8 @@ class _Search:
         self.pairs: dict[str, Pair] = {}
         self.used: set[str] = set()
         self.reordered: dict[str, str] = {}
-        """Original with the same values in another order, by parameter of the port."""
+        """Originals with the same values in an order that is no layout, by parameter of the
+        port."""
 
     def add(
         self,
@@ -97,7 +101,12 @@ class _Search:
         self.used.update(construction.parameters, also)
 
     def rest(self, ambiguous: bool | None) -> tuple[list[str], list[str]]:
-        """Return the unmatched names (original, port); `ambiguous` None selects both kinds."""
+        """Return the unmatched names of the original and of the port.
+
+        Args:
+            ambiguous: whether to return the arrays that values cannot identify (constants and very
+                small ones) or the others; None returns both.
+        """
         rest_o = [name for name in self.original.names if name not in self.used]
         rest_p = [name for name in self.port.names if name not in self.pairs]
         if ambiguous is None:
@@ -108,13 +117,16 @@ class _Search:
         )
 
     def known(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of names found so far."""
+        """Yield the pairs of names found so far, as (original, port)."""
         for pair in self.pairs.values():
             for name in (*pair.originals, *pair.also):
                 yield name, pair.port
 
     def wider(self, dtype: np.dtype) -> tuple[bool, bool]:
-        """Return whether rounding to `dtype` may change unmatched parameters, (original, port)."""
+        """Return whether rounding to `dtype` may change unmatched parameters of either side.
+
+        One bool for the original, one for the port.
+        """
         rest_o, rest_p = self.rest(ambiguous=False)
         return (
             any(self.original.rounds(name, dtype) for name in rest_o),
@@ -122,11 +134,21 @@ class _Search:
         )
 
     def likeness(self, originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return how well names fit each other and the pairs so far, (original, port)."""
+        """Return how well all pairs of names fit each other and the pairs so far, (original, port).
+
+        The sum of `naming.similarity` and `naming.context`.
+        """
         return naming.similarity(originals, ports) + naming.context(originals, ports, self.known())
 
     def by_value(self, original: Tensors, port: Tensors, means: Means, note: str) -> None:
-        """Match equal content: whole parameters, then fused, then split ones."""
+        """Match arrays of equal values: whole parameters, then fused ones, then split ones.
+
+        Args:
+            original: the original's arrays, possibly rounded.
+            port: the port's arrays, possibly rounded.
+            means: evidence to record for the pairs.
+            note: remark to record for the pairs.
+        """
         rest_o, rest_p = self.rest(ambiguous=False)
         if not rest_o or not rest_p:
             return
@@ -153,11 +175,13 @@ class _Search:
         means: Means,
         note: str,
     ) -> None:
-        """Match equal tensors one to one by name; leftover names are tied.
+        """Match several equal arrays one to one by name; leftover names are recorded as tied.
 
         Args:
-            names: originals with the same content.
-            fits: for each parameter of the port with that content, layouts by original.
+            names: parameters of the original with the same values.
+            fits: by parameter of the port with these values, the layouts by original.
+            means: evidence to record.
+            note: remark to record.
         """
         ports = list(fits)
         if len(names) == len(ports) == 1:
@@ -196,7 +220,10 @@ class _Search:
                 self.add(port, found, Means.REORDERED, f"the rows or columns of {name}")
 
     def as_sums(self) -> None:
-        """Match vectors that are the sum of two of one module, or a block of it: biases."""
+        """Match vectors, such as biases, that are the sum of two vectors of one module.
+
+        They may also be a block of the sum, or have its elements in another order.
+        """
         rest_o, rest_p = self.rest(ambiguous=False)
         vectors: dict[tuple[str, int], list[str]] = defaultdict(list)
         for name in rest_o:
@@ -208,7 +235,7 @@ class _Search:
             arrays = [self.original[name] for name in pair]
             total = arrays[0] + arrays[1]
             for port, target in ports.items():
-                # One element, before all are laid out and compared.
+                # Test for one element before all are compared.
                 if port in self.pairs or not (total.astype(target.dtype) == target[0]).any():
                     continue
                 found = sum_of(pair, arrays, target)
@@ -220,7 +247,7 @@ class _Search:
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
     def in_part(self) -> None:
-        """Match arrays that are part of a larger one, the rest of which has no counterpart."""
+        """Match arrays of one side that are a part of a larger, otherwise unmatched array."""
         rest_o, rest_p = self.rest(ambiguous=False)
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o > p):
             for name in names:
@@ -243,7 +270,13 @@ class _Search:
     def nearest(
         self, originals: Sequence[str], ports: Sequence[str], sizes
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each parameter of the port with originals of fitting size, by name similarity."""
+        """Yield parameters of the port, each with its most similarly named originals.
+
+        Args:
+            originals: names of the original's parameters to consider.
+            ports: names of the port's parameters to consider.
+            sizes: returns whether an original's and a port's number of elements fit.
+        """
         if not originals or not ports:
             return
         likeness = self.likeness(originals, ports)
@@ -255,7 +288,7 @@ class _Search:
                 yield port, fitting[:CANDIDATES]
 
     def by_name(self) -> None:
-        """Match arrays that can be equal by accident: constants and small arrays."""
+        """Match constants and small arrays, which can be equal by accident, by name and value."""
         rest_o, rest_p = self.rest(ambiguous=True)
         self.small(rest_o, rest_p)
         rest_o, rest_p = self.rest(ambiguous=True)
@@ -275,7 +308,7 @@ class _Search:
                 self.assigned(names, ports)
 
     def assigned(self, names: Sequence[str], ports: Sequence[str]) -> None:
-        """Pair equal arrays by the best assignment of names; pairs of unequal ones are dropped."""
+        """Pair arrays by the best assignment of names, and drop the pairs with unequal values."""
         likeness = self.likeness(names, ports) - self.conflicts(names, ports)
         alone = len(names) == len(ports) == 1
         for i, j in naming.assignment(likeness):
@@ -289,7 +322,10 @@ class _Search:
                 self.add(port, laid_out(name, layout), means, note)
 
     def conflicts(self, names: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return 2 where the modules of two names are both already paired with others, else 0."""
+        """Return 2 where the modules of both names are paired, but not with each other, else 0.
+
+        An array (original, port), to be subtracted from similarities.
+        """
         modules_o, modules_p = defaultdict(set), defaultdict(set)
         for o, p in self.known():
             modules_o[naming.parent(o)].add(naming.parent(p))
@@ -305,7 +341,7 @@ class _Search:
         )
 
     def by_resemblance(self) -> None:
-        """Match nearly equal arrays, or equal ones except for a slice, among similar names."""
+        """Match similarly named arrays of one size that are nearly equal, or differ in a slice."""
         rest_o, rest_p = self.rest(ambiguous=None)
         found = []
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o == p):
@@ -322,7 +358,7 @@ class _Search:
                 self.add(port, laid_out(name, likeness.layout), means, note)
 
     def matching(self) -> Matching:
-        """Return the result: pairs in the port's order, and the unmatched with their closest."""
+        """Return the result: pairs in the port's order, and the unmatched parameters."""
         rest_o, rest_p = self.rest(ambiguous=None)
         every_o, every_p = list(self.original.names), list(self.port.names)
         likeness = self.likeness(every_o, rest_p)
@@ -353,6 +389,7 @@ class _Search:
             closest = self.reordered[name]
             return Unmatched(name, shape, closest, "the same values in another order")
         same = np.array([other.size(candidate) == side.size(name) for candidate in others])
-        # A fitting size counts as much as half of the words; fused parameters have none that fits.
+        # An equal size counts as much as half of the words. It is no condition: for a part of a
+        # fused parameter no size is equal.
         closest = others[int(np.argmax(likeness + 0.5 * same))]
         return Unmatched(name, shape, closest, f"of {other.shapes[closest]}, has other values")

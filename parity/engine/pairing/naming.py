@@ -1,8 +1,8 @@
-"""Parameter names: vocabulary of different libraries, and similarity between two lists of names.
+"""Similarity of parameter names from different libraries.
 
-Names are dotted paths such as `model.layers.0.self_attn.q_proj.weight`. They are compared as bags
-of words, after translation by the tables below, and by their numbers, which are indices of layers,
-experts and blocks.
+Names are dotted paths such as `model.layers.0.self_attn.q_proj.weight`. Their words are translated
+by the tables below and compared as bags of words. Their numbers, which are indices of layers,
+experts and blocks, are compared separately.
 """
 
 from __future__ import annotations
@@ -108,18 +108,18 @@ SEGMENTS = {
     "dense_4h_to_h": "down projection",
     "intermediate": "up",
 }
-"""Translation of whole path segments whose words do not tell their meaning."""
+"""Translation of whole path segments that cannot be translated word by word."""
 _NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBER = re.compile(r"\d+")
 SHORTEST = 3
-"""Fewest letters of a word that may abbreviate a longer one starting with it."""
+"""Fewest letters of a word that may count as the abbreviation of a longer one."""
 RANK = 0.9
-"""Weight of numbers that agree only as ranks, such as layers counted from 1 and from 0."""
+"""Similarity of numbers that agree only as ranks, such as layers counted from 1 and from 0."""
 
 
 def leaf(name: str) -> str:
-    """Return the last part of a name."""
+    """Return the part of a name after its last dot."""
     return name.rpartition(".")[2]
 
 
@@ -141,7 +141,7 @@ def numbers(name: str) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def words(name: str) -> tuple[str, ...]:
-    """Return the translated words of a name, without its numbers."""
+    """Return the words of a name, translated into common vocabulary, without its numbers."""
     *path, last = name.split(".")
     result: list[str] = []
     for segment in path:
@@ -167,10 +167,11 @@ def _meaning(word: str) -> list[str]:
 
 
 def families(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return groups of at least two names that differ in numbers only, sorted by these.
+    """Return the families of names: groups of at least two that differ in numbers only.
 
-    Each choice of free numbers gives a family: with experts in layers, the experts of each layer,
-    each expert over the layers, and all of them.
+    Each choice of the numbers that differ gives families. For experts in layers, these are the
+    experts of each layer, each expert over all layers, and all experts of all layers. The names of
+    a family are sorted by their numbers.
     """
     groups: dict[tuple, list[str]] = defaultdict(list)
     for name in names:
@@ -183,11 +184,11 @@ def families(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-    """Return the similarity of names, (original, port): up to 1 for words, up to 1 for numbers, and
-    0.01 for order.
+    """Return the similarity of all pairs of names, (originals, ports), from 0 to 2.01.
 
-    Words are weighted by rarity, single and as pairs of neighbours. Numbers must appear in the same
-    order, either equal or equal as ranks among names that differ in them only.
+    Words count up to 1, numbers up to 1, and a similar place in the list 0.01. Words are weighted
+    by rarity, singly and as pairs of neighbours. Numbers are compared in order of occurrence, as
+    values and as ranks among the names that differ in numbers only; the better comparison counts.
     """
     if not originals or not ports:
         return np.zeros((len(originals), len(ports)))
@@ -204,10 +205,15 @@ def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
 def context(
     originals: Sequence[str], ports: Sequence[str], known: Iterable[tuple[str, str]]
 ) -> np.ndarray:
-    """Return how well pairs would fit the known pairs, (original, port), each up to 1.
+    """Return how well all pairs of names fit the known pairs, (originals, ports), from 0 to 1.
 
-    A pair fits if its module, or a module above it, already holds known pairs, and if the same
-    names are paired in other layers.
+    A pair fits well if its two modules, or modules above them, already contain known pairs, and if
+    the same names are paired in other layers.
+
+    Args:
+        originals: names of the original.
+        ports: names of the port.
+        known: pairs that are decided, as (original, port).
     """
     known = list(known)
     total = np.zeros((len(originals), len(ports)))
@@ -222,7 +228,10 @@ def context(
 
 
 def assignment(likeness: np.ndarray) -> list[tuple[int, int]]:
-    """Return the (row, column) pairs with the largest sum; cells of -inf are never used."""
+    """Return the one-to-one (row, column) pairs with the largest total likeness.
+
+    Pairs with a likeness of -inf are never returned.
+    """
     finite = np.where(np.isfinite(likeness), likeness, -1e6)
     rows, columns = linear_sum_assignment(finite, maximize=True)
     pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True)]
@@ -249,7 +258,7 @@ def _pairs(sequence: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _abbreviations(left: set[str], right: set[str]) -> dict[str, str]:
-    """Map words found on one side only to the one longer word of the other side they start."""
+    """Map words that one side lacks to the longer word they abbreviate there, if it is unique."""
     result = {}
     for own, other in ((left - right, right - left), (right - left, left - right)):
         for word in own:
@@ -280,7 +289,7 @@ def _cosine(a: list[tuple[str, ...]], b: list[tuple[str, ...]]) -> np.ndarray:
 
 
 def _ranks(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the numbers of each name as ranks among the names with its pattern."""
+    """Return the numbers of each name as ranks among the names that differ in numbers only."""
     values: dict[tuple[str, int], set[int]] = defaultdict(set)
     for name in names:
         for place, number in enumerate(numbers(name)):
@@ -307,7 +316,7 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """Return the fraction of numbers that two names share, in order; 1 where neither has any."""
+    """Return the fraction of numbers that two names share in the same order; 1 for none at all."""
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

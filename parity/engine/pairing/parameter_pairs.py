@@ -1,7 +1,8 @@
-"""Matching: which parameters of the original each parameter of the port is made of, by content.
+"""Result of matching parameters: the originals that each parameter of the port consists of.
 
-Values decide where they can: whole, transposed, fused, split, stacked, rounded, tied. Constants and
-very small arrays can be equal by accident, so names decide about them, and the matching says so.
+Parameters are matched by value: whole, transposed, fused, split, stacked, rounded or tied.
+Constants and very small arrays can be equal by accident, so they are matched by name, and their
+pairs are marked so (`Means`).
 """
 
 from __future__ import annotations
@@ -19,18 +20,24 @@ from parity.engine.pairing.constructions import Construction
 
 
 class Means(StrEnum):
-    """Evidence that a parameter of the port is made of these parameters of the original."""
+    """Evidence for a pair: how a parameter of the port was matched with the original's."""
 
     VALUE = "by value"
+    """The values are equal."""
     ROUNDED = "by value after rounding"
+    """The values are equal after rounding one side to a dtype, or a sum to the port's."""
     NAME = "by name, equal in value"
-    """Constants, small arrays, or several equal ones: the values fit but do not decide."""
+    """The values are equal, but so are those of other parameters: constants, small arrays, or
+    several equal arrays. Names decided."""
     REORDERED = "in another order"
-    """The rows or columns of an original in another order: right if the port uses it so."""
+    """The rows or columns of an original, in another order. Whether the port expects that order is
+    not known from the values."""
     SLICE = "but for a slice"
+    """The values are equal except in some rows, columns or one element."""
     NEAR = "by name, differs in value"
+    """The values are nearly equal, or proportional up to a constant."""
     PROPOSAL = "proposed by name and shape"
-    """Values carry no information: the port is not converted yet."""
+    """Names and shapes only: the port does not hold the original's values yet."""
 
 
 EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
@@ -39,7 +46,7 @@ EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of the port and the parameters of the original it is made of."""
+    """A parameter of the port, and its construction from parameters of the original."""
 
     port: str
     construction: Construction
@@ -47,16 +54,16 @@ class Pair:
     note: str = ""
     """Remark for the reader, such as the rows that differ."""
     also: tuple[str, ...] = ()
-    """Tied parameters of the original: same content, and used by no other pair."""
+    """Other parameters of the original with the same values (tied), which no other pair uses."""
 
     @property
     def originals(self) -> tuple[str, ...]:
-        """Names of the original's parameters it is made of."""
+        """Names of the original's parameters that the construction uses."""
         return self.construction.parameters
 
     @property
     def is_equal(self) -> bool:
-        """Whether the values are those of the original, up to rounding that `note` names."""
+        """Whether the values are those of the original, up to a rounding described in `note`."""
         return self.means in EQUAL
 
     @property
@@ -67,13 +74,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A parameter without a counterpart, and the most similar one on the other side."""
+    """A parameter without a counterpart, and the most similar parameter of the other side."""
 
     name: str
     shape: tuple[int, ...]
     closest: str = ""
-    """Name on the other side; empty where that side has no parameters."""
+    """Name of the most similar parameter; empty if the other side has none, or none was searched
+    for."""
     note: str = ""
+    """Relation to it, such as "of (3, 4), has other values"."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Matching:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every parameter of the port equals what it is made of."""
+        """Whether every parameter of the port is matched with equal values, up to rounding."""
         return not self.unmatched_port and all(pair.is_equal for pair in self.pairs)
 
     @property
@@ -96,10 +105,10 @@ class Matching:
 
     @property
     def tied(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-        """Groups of tied parameters: (names in the original, names in the port).
+        """Groups of tied parameters (one tensor under several names), as (originals, ports).
 
-        At least one of the two lists has several names. Different parts of one tensor are not tied
-        to each other.
+        Each group has several names on at least one side. Different parts of one tensor are not
+        tied to each other.
         """
         groups: dict[Any, tuple[list[str], list[str]]] = {}
         for pair in self.pairs:
@@ -122,21 +131,23 @@ class Matching:
         return {pair.port: pair.construction.from_original(arrays) for pair in self.pairs}
 
     def gradients(self, original: Arrays, port: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return gradients by the port's parameter and in its shape: (original's, port's).
+        """Return gradients of both sides as pairs (original's, port's), by the port's parameter.
 
-        Where parameters are tied on one side only, the gradients of the other side are summed: the
-        derivative of a tensor used twice is the sum over its uses.
+        Both have the shape of the port's parameter. If parameters are tied on one side only, the
+        gradients of the other side are summed: the derivative of a tensor used twice is the sum
+        over its uses.
 
         Args:
             original: gradients of the original by parameter.
-            port: gradients of the port by parameter; missing parameters are skipped.
+            port: gradients of the port by parameter. Pairs whose gradient is missing on one side
+                are left out.
         """
         reference, sums = dict(original), {}
         for pair in self.pairs:
             first, *rest = (pair.originals[0], *pair.also)
             values = [original[name] for name in (first, *rest) if name in original]
-            # One tensor under two names has one gradient, bit for bit; two tensors of equal value
-            # have two different gradients, which add up.
+            # One tensor under two names has one gradient, listed twice with the same bits. Two
+            # tensors of equal value have different gradients, which are added.
             distinct: list[np.ndarray] = []
             for value in values:
                 if not any(np.array_equal(value, other) for other in distinct):
@@ -217,7 +228,7 @@ class Matching:
             ]
         except KeyError as missing:
             raise ValueError(
-                f"expected the field {missing} of a matching, which is not there; correct the "
+                f"expected the field {missing} of a matching, which is missing; correct the "
                 f"file, or write it again with `Matching.to_json`"
             ) from missing
         return cls(pairs, *rest)

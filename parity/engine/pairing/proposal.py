@@ -1,7 +1,7 @@
-"""Proposal: a guess of what an unconverted port is made of, from names and shapes alone.
+"""Proposal: pairs of parameters guessed from names and shapes, before a port has any weights.
 
-Names are assigned to names among parameters with compatible shapes, then to stacked, fused or split
-ones. Layouts follow from shapes, and for square shapes from conventions.
+Single parameters with compatible shapes are paired by name first, then stacked, fused and split
+ones. Layouts follow from the shapes, and for square matrices from conventions.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from parity.engine.pairing.value_search import of_parts, part_of
 Shapes = dict[str, Shape]
 Pieces = list[tuple[str, Part, Layout]]
 ROUNDS = 3
-"""Number of assignments, each with the previous one as context; a mapping settles after two."""
+"""Number of rounds of assignment, each using the pairs of the previous one; two usually suffice."""
+# Equal numbers, or no numbers on both sides, count 1. Less means another layer or no common word.
 LEAST = 1.0
-"""Similarity below which a pair is proposed only if nothing else has its shape. Agreeing numbers
-are worth 1, also if names have none, so less means another layer or no common word."""
+"""Name similarity below which a pair is proposed only if both have no other candidate."""
+# At most a fifth of the words is shared then, and no other pair supports it.
 UNSURE = 1.2
-"""Similarity below which a proposal is marked as unsure: at most a fifth of the words is shared,
-and no other pair supports it."""
+"""Name similarity, including support by other pairs, below which a pair is marked as unsure."""
 FITS = 0.3
-"""Weight of a shape that needs at most a transposition, relative to one that is reshaped."""
+"""Score of shapes that are equal up to a permutation; shapes that must be reshaped score half."""
+# Query, key, value and a gate.
 MOST_PARTS = 4
-"""Most parameters that are fused, except for families: query, key, value and a gate."""
+"""Most parameters that are fused into one, except for families (names that differ in numbers)."""
 ORDER = ("query", "key", "value", "gate", "up")
-"""Assumed order of the parts of a fused parameter, which shapes cannot show."""
+"""Assumed order of the parts in a fused parameter; shapes do not show it."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Propose what each parameter of the port is made of, from names and shapes alone.
+    """Propose a construction of each of the port's parameters, from names and shapes alone.
 
     Args:
         original: arrays by dotted path; only their shapes are read.
@@ -76,7 +77,10 @@ def _likeness(
 
 
 def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the original of each parameter of the port, used once each, and notes."""
+    """Return the original of each of the port's parameters, and notes on unsure pairs.
+
+    Both are by the port's name. Each original is used at most once.
+    """
     names, ports = list(shapes_o), list(shapes_p)
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
     words = naming.similarity(names, ports)
@@ -98,13 +102,13 @@ def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[s
 
 
 def _support(original: str, port: str, known: Mapping[str, str]) -> float:
-    """Return how well a pair fits the others: a pair that supports itself would always be sure."""
+    """Return how well a pair fits the other known pairs, itself excluded (`naming.context`)."""
     others = [(o, p) for p, o in known.items() if p != port]
     return float(naming.context([original], [port], others)[0, 0])
 
 
 def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
-    """Return the nearness of shapes, (source, target); -inf where they are incompatible."""
+    """Return the score of shapes, (sources, targets): 1, 0.5, or -inf (`conventions.nearness`)."""
     rows, columns = ({shape: i for i, shape in enumerate(dict.fromkeys(s))} for s in
                      (sources, targets))  # fmt: skip
     table = np.array([[nearness(a, b) for b in columns] for a in rows]).reshape(len(rows), -1)
@@ -112,12 +116,16 @@ def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
 
 
 Step = Iterator[tuple[str, Construction, str]]
+"""Proposals: name of the port's parameter, its construction, and a note."""
 
 
 def _families(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose stacks: a parameter whose extra leading axis indexes a family."""
+    """Propose stacks: parameters whose extra first axis counts the members of a family.
+
+    A family is a group of names that differ in numbers only. The stack may be on either side.
+    """
     for port_is_whole in (True, False):
         rest_o, rest_p = _rest(shapes_o, shapes_p, made)
         wholes, parts = (rest_p, rest_o) if port_is_whole else (rest_o, rest_p)
@@ -164,7 +172,10 @@ def _stack(
 def _siblings(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose fusions: a parameter as long on one axis as several of one module together."""
+    """Propose fusions: parameters as long on one axis as several of one module together.
+
+    The fused parameter may be on either side.
+    """
     for port_is_whole in (True, False):
         rest_o, rest_p = _rest(shapes_o, shapes_p, made)
         wholes, parts = (rest_p, rest_o) if port_is_whole else (rest_o, rest_p)
@@ -196,7 +207,10 @@ def _siblings(
 
 
 def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
-    """Yield groups of parameters with the same ending from sibling modules, in assumed order."""
+    """Yield groups of parameters that may be fused, each in the assumed order of its parts.
+
+    They are in sibling modules and have the same last part of the name.
+    """
     modules = defaultdict(list)
     for name in parts:
         modules[naming.parent(name, 2), naming.leaf(name)].append(name)
@@ -219,7 +233,7 @@ def _join(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Pieces | None:
-    """Return the pieces of a fusion along some axis; None if the shapes do not add up."""
+    """Return the pieces of a fusion along the first axis that fits; None if none does."""
     for axis in range(len(shape)):
         pieces, at = [], 0
         for part in group:
@@ -243,7 +257,17 @@ def _along(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Layout | None:
-    """Return the layout from a part's place in the whole to the part; None if it does not fit."""
+    """Return the layout from a part's place in the fused parameter to the part, else None.
+
+    Args:
+        name: name of the fused parameter.
+        shape: its shape.
+        part: name of the part.
+        own: shape of the part.
+        axis: axis of the fused parameter along which the parts follow one another.
+        conventions: axis orders by name.
+        port_is_whole: whether the fused parameter is the port's rather than the original's.
+    """
     length, remainder = divmod(math.prod(own) * shape[axis], math.prod(shape))
     inside = (*shape[:axis], length, *shape[axis + 1 :])
     if remainder or not 0 < length < shape[axis]:
@@ -260,8 +284,10 @@ def _along(
 def _copies(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose a second use of an original for unmatched parameters of the port, such as a tied
-    head."""
+    """Propose a second use of an original for unmatched parameters of the port.
+
+    An example is an output head that the original ties to the embedding.
+    """
     _, rest_p = _rest(shapes_o, shapes_p, made)
     names = list(shapes_o)
     for port, shape in rest_p.items():

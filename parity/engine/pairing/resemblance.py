@@ -1,4 +1,4 @@
-"""Resemblance: the relation between two arrays that are not equal, and where they differ."""
+"""Resemblance of two arrays that are not equal: their difference, its place, or a linear map."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from parity.engine.pairing.layouts import Layout, candidates, take
 from parity.engine.pairing.value_search import SMALL, elements
 
 SAMPLES = 512
+"""Number of elements compared to choose a layout."""
+# Unrelated arrays of one scale differ by 1.4, and any array differs from zeros by 1.
 FAR = 0.5
-"""Relative L2 above which two arrays are unrelated. Unrelated arrays of one scale have 1.4, and an
-array against zeros has 1."""
+"""Relative L2 difference above which two arrays count as unrelated."""
 HALF = 0.5
-"""Fraction of equal elements, or of an axis, from which equality is not an accident."""
+"""Fraction of equal elements from which two arrays count as related, and fraction of an axis up to
+which the differing indices are listed."""
+# 64 times float32's unit roundoff of 2^-24.
 ROUNDED = 2.0**-18
-"""Relative L2 that scaling in float32 may leave: 64 times its unit roundoff of 2^-24."""
+"""Relative L2 difference that scaling an array in float32 may cause."""
 MOST_RANGES = 4
+"""Most ranges of indices that are listed."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,17 @@ class Resemblance:
     """The layout in which two arrays are nearest, and the remaining difference."""
 
     layout: Layout
+    """Maps the source to the target's shape."""
     distance: float
-    """Relative L2."""
+    """Relative L2 difference, over the target's norm."""
     line: tuple[float, float] | None = None
-    """Factor and summand that map one array to the other, if nothing else differs."""
+    """Factor and summand that map the source to the target up to rounding; None if none do."""
     slices: str = ""
-    """Indices that hold all differences, such as `rows 3, 8:16`; empty if they are everywhere."""
+    """Indices that contain all differences, such as `rows 3, 8:16`; empty if most indices of every
+    axis differ."""
 
     def text(self) -> str:
-        """Describe the difference in words."""
+        """Describe the difference, such as `is 2 times it` or `differs in rows 3, 8:16`."""
         if self.line:
             factor, summand = self.line
             plus = f" plus {summand:.6g}" if summand else ""
@@ -48,7 +54,12 @@ class Resemblance:
 
 
 def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
-    """Describe how `target` resembles `source`, of the same size; None if it does not."""
+    """Return the resemblance of two arrays of one size; None if they are unrelated.
+
+    Args:
+        source: array of the original.
+        target: array of the port.
+    """
     positions = sample_positions(target.size, SAMPLES)
     wanted = elements(target, positions)
     best, layout = (0.0, -np.inf), None
@@ -73,9 +84,10 @@ def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
 
 
 def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """Return the factor and summand that map `x` to `y`, if other than 1 and 0; None without.
+    """Return factor and summand that map `x` to `y` up to float32 rounding.
 
-    Examples are a scale of queries folded into their weights, and a norm's scale stored minus 1.
+    None if there are none, if they are 1 and 0, or if the arrays have at most `SMALL` elements.
+    Examples: a scale of queries multiplied into their weights; a norm's scale stored minus 1.
     """
     x, y = (np.asarray(array, np.float64).reshape(-1) for array in (x, y))
     if x.size <= SMALL or not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -91,7 +103,10 @@ def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
 
 def differing_slices(x: np.ndarray, y: np.ndarray) -> str:
-    """Return the indices along one axis that hold all differences; empty if most of them do."""
+    """Return the indices along one axis that contain all differences, as text.
+
+    Empty if most indices of every axis differ. A single element is named by its index.
+    """
     differs = (x != y) & ~((x != x) & (y != y))
     if differs.sum() == 1:
         return f"one element, {[int(i) for i in np.argwhere(differs)[0]]}"
@@ -106,7 +121,7 @@ def differing_slices(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """Return sorted indices as `3, 8:16`, the first few of them."""
+    """Return sorted indices as text such as `3, 8:16`, at most `MOST_RANGES` ranges."""
     texts = []
     for _, group in itertools.groupby(enumerate(indices), key=lambda entry: entry[1] - entry[0]):
         run = [index for _, index in group]

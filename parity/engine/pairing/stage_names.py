@@ -1,8 +1,8 @@
-"""Similarity of stage names from two libraries that named the parts of one model.
+"""Similarity of the stage names of two implementations of one model.
 
-A name is a path: containers, a layer number, a leaf. Each word is weighted by its rarity among the
-names of both sides, since a word that every name has carries little information. Layer numbers
-should agree.
+A name is a path of words and numbers, such as layer numbers. Words are weighted by their rarity
+among the names of both sides, since a word that every name has carries little information.
+Different numbers reduce the similarity.
 """
 
 from __future__ import annotations
@@ -37,27 +37,33 @@ _SYNONYMS = {
     )
     for word in words
 }
-"""Words with the same meaning in model code, whichever library it is written in."""
+"""Words that mean the same in model code, mapped to one of them."""
+# One library may return a tuple where another returns its only member.
 FIELD_WEIGHT = 0.1
-"""Weight of the index at the end of a name, relative to a word of average rarity. One library
-returns a tuple where another returns its only member, so `layer[0]` almost equals `layer`."""
+"""Weight of a different index at the end of a name, such as `layer[0]` against `layer`, relative to
+a word of average rarity."""
+# Layers differ in nothing but this number, so the factor is small.
 OTHER_LAYER = 0.4
-"""Factor for names whose first numbers differ: layers repeat all other words."""
+"""Factor on the similarity of names whose first numbers differ."""
+# `norm1` may be `norm_0` of the other side, or another norm.
 OTHER_PART = 0.7
-"""Factor for names whose later numbers differ: `norm1` may be `norm_0`, or another norm."""
+"""Factor on the similarity of names for each of their later numbers that differs."""
 LEARNED = 0.95
-"""Similarity of names whose counterparts are paired in another layer: just below the same name."""
+"""Similarity of two names that are paired in another layer, just below that of equal names."""
 
 
 def words(name: str) -> list[str]:
-    """Return the words and numbers of a name in lower case, with synonyms unified."""
+    """Return the words and numbers of a name in lower case, synonyms replaced by one word."""
     lower = [str(word).lower() for word in _WORD.findall(_FIELD.sub("", name))]
     return [_SYNONYMS.get(word) or word for word in lower]
 
 
 def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return the similarity of names, (original, port): 1 for the same name, 0 without a common
-    word. It is twice the weight of the common words over that of both names; weight is rarity."""
+    """Return the similarity of all pairs of names, (original, port), from 0 to 1.
+
+    It is twice the weight of the common words over the weight of the words of both names, reduced
+    if numbers differ. The rarer a word, the larger its weight.
+    """
     if not original or not port:
         return np.zeros((len(original), len(port)))
     bags = [Counter(words(name)) for name in (*original, *port)]
@@ -81,28 +87,33 @@ def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
 
 
 def other_layers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return whether the first numbers of names differ, counted as in `similarity`: (original,
-    port)."""
+    """Return whether the numbers of names indicate different layers, booleans (original, port).
+
+    Layer numbers are compared as in `similarity`: by rank if one side counts from 0, the other
+    from 1.
+    """
     return _same_numbers(original, port) <= OTHER_LAYER
 
 
 def learned(
     pairs: Iterable[tuple[str, str]], original: Sequence[str], port: Sequence[str]
 ) -> np.ndarray:
-    """Return `LEARNED` where the same names are paired in another layer, 0 elsewhere: (original,
-    port).
+    """Return `LEARNED` for pairs of names that are paired in another layer, 0 for all others.
 
     Args:
-        pairs: names (original, port) that belong together.
-        original: names of one side.
-        port: names of the other.
+        pairs: known pairs of names, (original, port).
+        original: names of the original.
+        port: names of the port.
+
+    Returns:
+        An array (original, port).
     """
     votes: dict[str, Counter[str]] = {}
     for one, other in pairs:
         (a, n), (b, m) = _template(one), _template(other)
         if n == m:
             votes.setdefault(a, Counter())[b] += 1
-    # A template that is paired with several others keeps the most frequent one.
+    # A template (name without its layer number) that has several partners keeps the most frequent.
     partner = {a: counter.most_common(1)[0][0] for a, counter in votes.items()}
     columns: dict[tuple[str, str], list[int]] = {}
     for j, name in enumerate(port):
@@ -128,7 +139,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _same_numbers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return a factor for each pair of names: 1, or less where their numbers differ."""
+    """Return a factor for each pair of names, (original, port): 1, or less if numbers differ."""
     one, other = _numbers(original), _numbers(port)
     firsts = [sorted({row[0] for row in rows if row}) for rows in (one, other)]
     # One side may count layers from 0 and the other from 1: compare ranks.

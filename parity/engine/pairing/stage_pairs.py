@@ -1,4 +1,4 @@
-"""Pairs of stages of two sides: the result of an alignment, and pins, which fix pairs by hand."""
+"""Alignment of stages (named intermediates) of two programs, and pins, which fix pairs by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.stage_names import similarity
 
 LISTED = 20
-"""Most stage names that an error lists."""
+"""Most stage names that an error message lists."""
 
 
 class AlignedBy(StrEnum):
@@ -23,11 +23,11 @@ class AlignedBy(StrEnum):
     VALUE = "value"
     """Equal values; names decide only between several stages of the same value."""
     NAME = "name"
-    """Similar names, in order, supported by values."""
+    """Similar names, possibly supported by close values."""
     NEARNESS = "nearness"
-    """Values that are not equal but correlated, and names that do not contradict."""
+    """Close but unequal values; the names are little alike."""
     ORDER = "order"
-    """Equal numbers of stages between two other pairs."""
+    """Place in the order of execution, such as equally many stages between two other pairs."""
     PIN = "pin"
     """A pin set by a person."""
 
@@ -42,9 +42,10 @@ class Pair:
     """Maps the original's array to the port's arrangement of elements."""
     by: AlignedBy
     distance: float
-    """Relative L2 of the port's values from the original's; NaN if either is not finite."""
+    """Relative L2 difference of the port's values from the original's; NaN for NaN or unequal
+    infinities."""
     enclosed: bool = False
-    """Whether values agree again after this stage, so that a difference here affects nothing."""
+    """Whether values agree again soon after this stage, so that a difference here has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Pin:
     port: str | None
     original: str | None
     layout: Layout | None = None
-    """Layout of the pair; None, or a layout that no longer fits the shapes, selects the nearest."""
+    """Arrangement of the port's elements. If it is None or does not fit the shapes, the layout with
+    the smallest difference is used."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class AlignmentError(ValueError):
 def check_pins(
     pins: Sequence[Pin], original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
 ) -> None:
-    """Reject pins that cannot be applied.
+    """Check that all pins can be applied.
 
     Raises:
         AlignmentError: a pin names a stage that does not exist, a stage is pinned twice, or a pin
@@ -129,12 +131,13 @@ def check_pins(
         if not plain_layouts(source, target) or not math.prod(source):
             raise AlignmentError(
                 f"{pin.port!r} {target} of the port is pinned to {pin.original!r} {source} of the "
-                f"original, expected two stages of one size, not 0: remove the pin."
+                f"original, expected two stages with equally many elements, at least one: correct "
+                f"or remove the pin."
             )
 
 
 def _nearest_names(name: str, names: Mapping[str, object], most: int = LISTED) -> Iterator[str]:
-    """Yield names in order of decreasing similarity, then how many were left out."""
+    """Yield the `most` names most similar to `name`, then "and N more" if names are left out."""
     every = list(names)
     alike = similarity([name], every)[0]
     yield from (every[n] for n in np.argsort(-alike, kind="stable")[:most])
@@ -153,7 +156,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _shape_text(
     name: str, alone: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """Return the shape of a stage, and that of its namesake if the sizes differ."""
+    """Return the shape of a stage as text, and that of its namesake if the sizes differ."""
     if name in others and math.prod(others[name]) != math.prod(alone[name]):
         return f"{alone[name]}, {others[name]} on the other side"
     return str(alone[name])

@@ -1,7 +1,7 @@
-"""Search by value: arrays that equal others whole, fused, split, stacked or in part.
+"""Search for arrays with equal values: whole, fused, split, stacked, in part or reordered.
 
-Fingerprints propose candidates: that of a concatenation is the sum of those of its parts. Every
-candidate is then laid out and compared element by element.
+Fingerprints, which add up over the parts of an array, propose candidates. Every candidate is then
+rearranged and compared element by element.
 """
 
 from __future__ import annotations
@@ -36,21 +36,30 @@ from parity.engine.pairing.layouts import (
 )
 
 SMALL = 4
-"""Most elements of an array that may be equal by accident, so that names decide."""
+"""Most elements of an array that two unrelated parameters may share by accident."""
+# 1,500 units have a million sums of two.
 MOST_UNITS = 1500
-"""Most arrays and families for which sums of three are tried: a million sums of two."""
+"""Most arrays and families (names that differ in numbers) for which sums of two and three are
+tried."""
 PROBES = 3
-"""Elements of a lone part that are searched for before places are tried."""
+"""Number of elements of a part that an array must contain before places for the part are tried."""
 MOST_STARTS = 64
-"""Most places along an axis that are tried for a lone part."""
+"""Most places along an axis that are tried for a part."""
 MOST_PERMUTED = 4
-"""Most axes of an array whose rows are looked for in another order."""
+"""Most axes of an array whose rows are searched for in another order."""
+# The gates of a recurrent cell are three or four blocks.
 MOST_BLOCKS = 8
-"""Most blocks in another order: the gates of a recurrent cell are three or four."""
+"""Most blocks of rows that count as reordered."""
 
 
 class Tensors:
-    """Named arrays, read one at a time, optionally rounded to a dtype, with cached fingerprints."""
+    """Named arrays, read one at a time, with cached fingerprints.
+
+    Args:
+        arrays: arrays by name; a mapping may read them lazily.
+        rounding: dtype that wider floating-point arrays are rounded to when read; None: no
+            rounding.
+    """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], rounding: np.dtype | None = None):
         self.arrays, self.rounding = arrays, rounding
@@ -63,17 +72,20 @@ class Tensors:
         array = np.asarray(self.arrays[name])
         if self.rounding is None or not self.rounds(name, self.rounding):
             return array
-        # Narrow formats overflow to infinity, which is compared like any other value.
+        # Values beyond the narrow dtype's range become infinity, compared like any other value.
         with np.errstate(over="ignore"):
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Return whether rounding to `dtype` may change an array, i.e. it is a wider float."""
+        """Return whether rounding to `dtype` may change an array: it is a wider float."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 
     def rounded(self, dtype: np.dtype) -> Tensors:
-        """Return the same arrays rounded to `dtype`; which ones are ambiguous does not change."""
+        """Return the same arrays rounded to `dtype`.
+
+        `ambiguous` gives the same answers as for these arrays.
+        """
         result = Tensors(self.arrays, dtype)
         result._ambiguous = self._ambiguous
         return result
@@ -83,13 +95,16 @@ class Tensors:
         return math.prod(self.shapes[name])
 
     def fingerprint(self, name: str) -> int:
-        """Return the fingerprint, computed once."""
+        """Return the fingerprint of an array, computed on first use."""
         if name not in self._fingerprints:
             self._fingerprints[name] = fingerprint(self[name])
         return self._fingerprints[name]
 
     def ambiguous(self, name: str) -> bool:
-        """Return whether values cannot identify an array: a constant, or very few elements."""
+        """Return whether an array is constant or has at most `SMALL` elements.
+
+        Its values then cannot identify it.
+        """
         if name not in self._ambiguous:
             self._ambiguous[name] = self.size(name) <= SMALL or is_constant(self[name])
         return self._ambiguous[name]
@@ -104,14 +119,14 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def elements(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return elements by flat position, without copying the rest."""
+    """Return the elements of `x` at flat positions, without copying the others."""
     return x[np.unravel_index(positions, x.shape)] if x.ndim else x.reshape(-1)[positions]
 
 
 def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
-    """Return the simplest layout in which `source` equals `target`; None without one.
+    """Return the simplest layout in which `source` equals `target`; None if there is none.
 
-    Like `find_layout`, for arrays whose fingerprints already match.
+    Like `find_layout`, without comparing fingerprints first.
     """
     positions = sample_positions(target.size, SAMPLES)
     wanted = elements(target, positions)
@@ -126,9 +141,18 @@ def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
 def whole_matches(
     originals: Tensors, ports: Tensors, rest_o: Iterable[str], rest_p: Iterable[str]
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[str, dict[str, Layout]]]]]:
-    """Yield arrays of equal content: names of originals, and ports with the layouts of each.
+    """Yield groups of arrays with the same values in any order.
 
-    A missing layout means the same values in an order that is no layout.
+    Args:
+        originals: arrays of the original.
+        ports: arrays of the port.
+        rest_o: names of the original's arrays to consider.
+        rest_p: names of the port's arrays to consider.
+
+    Yields:
+        Names of the original's arrays in the group; and for each of the port's arrays its name and
+        the layouts from originals to it, by the original's name. A layout is missing if the values
+        are in an order that is no layout.
     """
     content = defaultdict(lambda: ([], []))
     sizes = {originals.size(name) for name in rest_o}
@@ -151,7 +175,15 @@ def whole_matches(
 
 
 class Sums:
-    """Fingerprints of arrays and families, and of their sums of two and three."""
+    """Index of sums of fingerprints, to find the parts of a fused or stacked array.
+
+    A unit is one array or a family of arrays. Sums of one, two and three units are found.
+
+    Args:
+        parts: arrays that may be parts.
+        names: names of those to consider.
+        largest: number of elements of the largest whole.
+    """
 
     def __init__(self, parts: Tensors, names: Sequence[str], largest: int):
         names = [name for name in names if parts.size(name) < largest]
@@ -170,11 +202,16 @@ class Sums:
         self.sums, self.pairs = sums[order], np.stack([first[order], second[order]], -1)
 
     def groups(self, size: int, wanted: int) -> Iterator[tuple[str, ...]]:
-        """Yield groups of arrays whose sizes and fingerprints sum to those of a whole."""
+        """Yield groups of names whose sizes and fingerprints sum to those of a whole.
+
+        Args:
+            size: number of elements of the whole.
+            wanted: fingerprint of the whole.
+        """
         target = np.uint64(wanted)
         for i in np.flatnonzero((self.prints == target) & (self.sizes == size)):
             yield self.units[i]
-        # Sums of two, then of three: the remainder to the target is looked up among sums of two.
+        # Sums of two, then of three: the target minus one unit is searched for among sums of two.
         missing = np.concatenate([[target], target - self.prints])
         low = np.searchsorted(self.sums, missing)
         high = np.searchsorted(self.sums, missing, side="right")
@@ -189,9 +226,17 @@ class Sums:
 def compositions(
     wholes: Tensors, parts: Tensors, rest_wholes: Sequence[str], rest_parts: Sequence[str]
 ) -> Iterator[tuple[str, list[tuple[str, Part, Layout]]]]:
-    """Yield arrays that others make up: the name, and for each part its name, place and layout.
+    """Yield arrays that consist of other arrays, with the parts of each.
 
-    The layout maps the place in the whole to the part.
+    Args:
+        wholes: arrays that may be fused or stacked.
+        parts: arrays that they may consist of; each is used at most once.
+        rest_wholes: names of the wholes to consider.
+        rest_parts: names of the parts to consider.
+
+    Yields:
+        The name of the whole; and for each part its name, its place in the whole, and the layout
+        from that place to the part.
     """
     if not rest_wholes or not rest_parts:
         return
@@ -210,10 +255,11 @@ def compositions(
 def dissect(
     array: np.ndarray, parts: Mapping[str, np.ndarray]
 ) -> list[tuple[str, Part, Layout]] | None:
-    """Return where each of `parts` lies in `array`, with its layout; None if they do not fill it.
+    """Return name, place in `array` and layout of each part; None if the parts do not fill it.
 
-    Cuts along one axis are tried, of the array itself and with one axis split into groups (heads,
-    each with its query, key and value); then a stack of cuts.
+    Concatenations along one axis are tried. The axis may also be split into groups first, such as
+    heads, each with its query, key and value. Then stacks of concatenations are tried, with the
+    parts grouped by the first number in their names.
     """
     array = np.ascontiguousarray(array)  # so that reshapes of it are views
     for view, axis in _views(array.shape):
@@ -239,9 +285,9 @@ def dissect(
 
 
 def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
-    """Return where a lone part lies in a larger `array`, with its layout; None if nowhere."""
+    """Return the place of `part` in a larger `array` and the layout; None if it is not found."""
     array = np.ascontiguousarray(array)
-    # Searching a few elements rules out nearly every pair of unrelated arrays in one pass each.
+    # A search for a few elements rules out nearly all unrelated arrays.
     if not all((array == x).any() for x in elements(part, sample_positions(part.size, PROBES))):
         return None
     for view, axis in _views(array.shape):
@@ -279,7 +325,10 @@ def _tile(
 
 
 def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """Yield reshapes of an array and the axis to cut: unchanged, leading axes merged, one split."""
+    """Yield shapes that an array is reshaped to, each with the axis to cut.
+
+    First the unchanged shape, then leading axes merged, then one axis split in two.
+    """
     for axis in range(len(shape)):
         yield shape, axis
     for merged in range(2, len(shape)):
@@ -291,7 +340,13 @@ def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
 
 
 def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Construction:
-    """Return the construction of a port's array from parts of the original."""
+    """Return the construction of a port's array of `shape` from whole arrays of the original.
+
+    Args:
+        shape: shape of the port's array.
+        pieces: for each array of the original its name, its place in the port's array, and the
+            layout from that place to the original's array.
+    """
     return Construction(
         shape,
         tuple(
@@ -302,16 +357,21 @@ def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Constr
 
 
 def part_of(name: str, place: Part, layout: Layout) -> Construction:
-    """Return the construction of a port's array as a part of the original's `name`."""
+    """Return the construction of a port's array as one part of the original's array `name`."""
     return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))
 
 
 def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Construction | None:
-    """Return how `target` holds the rows or columns of `source`, called `name`, in another order.
+    """Return the construction of `target` from `source` with rows or columns reordered, else None.
 
-    The orders are those of blocks, such as the gates of a recurrent cell, and of interleaved
-    halves, such as the rows of a head for another convention of rotary embeddings. Rows must be
-    distinct. None if there is no such order.
+    Two kinds of order are found: reordered blocks, such as the gates of a recurrent cell, and
+    interleaved groups, such as the rows of a head for another convention of rotary embeddings. The
+    rows must be distinct.
+
+    Args:
+        name: name of `source` in the construction.
+        source: array of the original.
+        target: array of the port.
     """
     if source.ndim != target.ndim or source.ndim > MOST_PERMUTED:
         return None
@@ -333,9 +393,15 @@ def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Constructio
 def sum_of(
     names: Sequence[str], arrays: Sequence[np.ndarray], target: np.ndarray
 ) -> Construction | None:
-    """Return how `target` is the sum of two arrays of one shape, or a block of it; None if not.
+    """Return the construction of `target` as the sum of two arrays of one shape, else None.
 
-    The sum is rounded to the target's dtype. Blocks are along the first axis, in any order.
+    The sum is rounded to the target's dtype. `target` may also be a block of the sum along the
+    first axis, or have its rows or columns in another order (`rearranged`).
+
+    Args:
+        names: names of the two arrays in the construction.
+        arrays: the two arrays, of the original.
+        target: array of the port.
     """
     total = (arrays[0] + arrays[1]).astype(target.dtype)
     if total.size % max(1, target.size) or is_constant(target):
@@ -357,8 +423,9 @@ def sum_of(
 
 
 def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return the row of `source` that each row of `target` equals; None unless it is an order of
-    distinct rows other than their own.
+    """Return, for each row of `target`, the index of the equal row of `source`.
+
+    None if rows are not distinct, a row of `target` is not in `source`, or the order is unchanged.
     """
     rows = [np.ascontiguousarray(x.reshape(len(x), -1), np.float64) for x in (source, target)]
     if not (rows[0] == rows[1][0]).all(axis=1).any():
@@ -372,7 +439,10 @@ def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
 
 
 def _blocks(order: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return the runs of an order: start in the target, and start and stop in the source."""
+    """Return the blocks of an order: start in the target, and start and stop in the source.
+
+    A block is a run of consecutive indices. Empty if there are too many or too short blocks.
+    """
     starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1)]
     stops = [*starts[1:], len(order)]
     runs = [
@@ -394,7 +464,10 @@ def _in_blocks(
 
 
 def _interleaved(order: np.ndarray) -> tuple[int, int, int] | None:
-    """Return (a, b, c) such that the order is that of (a, b, c) with the last two exchanged."""
+    """Return (a, b, c) such that `order` is that of a reshape to (a, b, c) with b and c exchanged.
+
+    None if there are no such numbers.
+    """
     n = len(order)
     for b in (d for d in range(2, n // 2 + 1) if n % d == 0):
         for c in (d for d in range(2, n // b + 1) if n // b % d == 0):
@@ -409,7 +482,7 @@ def _interleaving(
 ) -> Layout:
     split = axes[axis]
     before = (*shape[:split], *factors, *shape[split + 1 :])
-    # Axes behind the split one have moved by two.
+    # The split axis became three axes, so later axes moved by two.
     moved = [a if a < split else a + 2 for a in axes]
     order = [*moved[:axis], split, split + 2, split + 1, *moved[axis + 1 :]]
     return Layout(shape, before, tuple(order), tuple(shape[a] for a in axes))

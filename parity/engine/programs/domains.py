@@ -1,8 +1,8 @@
-"""Domains of operations, which a perturbed operand must not leave.
+"""Domains of operations such as sqrt, and reflection of perturbed operands into them.
 
-sqrt(1 - x * x) with x near 1 has an operand near 0, and a perturbation of x * x makes it negative.
-A program in float32 does not compute NaN there, so the perturbed operand is reflected at the edge
-of the domain: its error keeps its size. Source: docs/your-own-port.md "What a tolerance is made
+In sqrt(1 - x * x) with x near 1 a perturbation of x * x may make the operand negative, although the
+program in float32 does not compute NaN there. So the operand is reflected at the boundary of the
+domain, which keeps the size of its error. Source: docs/your-own-port.md "What a tolerance is made
 of".
 """
 
@@ -26,8 +26,9 @@ def inside(name: str, operands: Sequence[Any], where: Callable[..., Any]) -> lis
     """Return the operands of an operation, reflected into its domain.
 
     Args:
-        name: of the operation, as in `DOMAINS`, or `pow`.
-        operands: real arrays of one framework; Python numbers may stand for the second and later.
+        name: name of the operation. Operands are returned unchanged unless it is `pow` or a key of
+            `DOMAINS`.
+        operands: real arrays of one framework; all but the first may be Python numbers.
         where: that framework's `where(condition, x, y)`.
     """
     first, *rest = operands

@@ -1,10 +1,10 @@
-"""Evaluation of a jaxpr that reads and replaces its marks, in its own dtypes or in float64.
+"""Evaluation of a jaxpr that reads and replaces its marks (named intermediates).
 
-Calls, rematerialised regions, branches and scans that contain marks are entered; every other
-equation is bound unchanged, so that each operation gives bit-identical results. A widened
-evaluation enters everything, computes in float64 what the program computes in lower precision, and
-can perturb every result by a random sign times the unit roundoff of the program's dtype. The
-response of the outputs is the noise floor (Monte Carlo arithmetic, Parker 1997).
+In the program's own dtypes, calls, rematerialised regions, branches and scans that contain marks
+are evaluated equation by equation; every other equation runs unchanged, so that each operation
+gives the same bits. A widened evaluation computes everything in float64. It can perturb every
+result by a random sign times the unit roundoff of the program's dtype; the change of the outputs is
+the noise floor (Monte Carlo arithmetic, Parker 1997).
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
 
@@ -38,8 +38,9 @@ from parity.engine.programs.rounding_rules import rounded, wide
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_lin")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+# 2,000 unrolled operations take some 10 s to compile.
 UNROLLED = 2_000
-"""Largest number of operations of a scan that is unrolled to record them: some 10 s to compile."""
+"""Most operations, over all iterations, of a scan that is unrolled to record its operations."""
 FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
 
 
@@ -52,11 +53,13 @@ class Evaluation:
     signs: Signs | None = None
     """Random signs that perturb the result of every operation; None for no perturbation."""
     notices: dict[str, None] = field(default_factory=dict)
-    """Notices of requests that could not be fulfilled, in order, without repetition."""
+    """Remarks for the reader (the keys), such as an operation that has no float64 version; filled
+    by `run`."""
     differentiable: bool = False
-    """Keep the custom derivatives of functions; marks inside these are then not seen."""
+    """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks inside such
+    functions are then not found."""
     recorder: Recorder | None = None
-    """Records every operation outside of branches and long loops."""
+    """Records every operation outside of branches and long loops; None: nothing is recorded."""
 
     def run(
         self,
@@ -65,7 +68,14 @@ class Evaluation:
         marks: Marks,
         changes: Changes | None = None,
     ) -> list[Any]:
-        """Evaluate a jaxpr and return its outputs; its marks are added to `marks`."""
+        """Evaluate a jaxpr and return its outputs.
+
+        Args:
+            closed: the program.
+            arguments: one array for each of its inputs.
+            marks: receives the values of the program's marks.
+            changes: replacements and offsets of marks, by name.
+        """
         return self._inner(closed.jaxpr, closed.consts, arguments, marks, changes or {})
 
     def _inner(
@@ -115,7 +125,7 @@ class Evaluation:
         if eqn.primitive.name == "cond":
             return alone._cond(eqn, inputs, marks, changes)
         if has_marks(eqn):
-            self.notices["marks inside of a while loop have no one value: not seen"] = None
+            self.notices["marks in a while loop are not captured: they have many values"] = None
         return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
 
     def _noted(self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -142,7 +152,7 @@ class Evaluation:
         marks.values[name] = reported = change.reported(value)
         following = change.following(reported)
         if self.recorder is not None:
-            # A new object: the recorder identifies the old one with the operation that made it.
+            # The recorder identifies a value by its Python object, so the mark needs a new one.
             following = following + 0
             self.recorder.note(eqn, inputs, [following], name, name in changes)
         return following
@@ -205,7 +215,7 @@ class Evaluation:
         marks: Marks,
         changes: Changes,
     ) -> Sequence[Any]:
-        """Evaluate a scan one iteration after another, so that its operations are recorded."""
+        """Evaluate a scan without a loop, one iteration after another, to record its operations."""
         p = eqn.params
         constants, carry, rest = loop_inputs(eqn, inputs)
         carry = [_widen(x) for x in carry]
@@ -264,7 +274,7 @@ class Evaluation:
         return outputs
 
     def _shapes(self, inner: ClosedJaxpr, inputs: Sequence[Any], marks: Marks) -> dict[str, Any]:
-        """Return shape and dtype of the marks of a body or branch, in order of execution."""
+        """Return the abstract values (shape and dtype) of the marks in a loop body or branch."""
         shapes: dict[str, Any] = {}
 
         def once(*args: Any) -> None:
@@ -294,7 +304,7 @@ class Evaluation:
         return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
 
     def at(self, turn: Any) -> Evaluation:
-        """Return the evaluation of one iteration of a loop, which draws its own signs."""
+        """Return the settings for one iteration (`turn`) of a loop, which reads other signs."""
         if self.signs is None:
             return self
         return dataclasses.replace(self, signs=self.signs.at(turn))
@@ -307,13 +317,13 @@ class Evaluation:
 
 
 def _few_turns(scan: JaxprEqn) -> bool:
-    """Whether a scan is short enough to be compiled as one operation after another."""
+    """Return whether a scan has few enough operations, over all iterations, to be unrolled."""
     length = scan.params["length"]
     return 0 < length * sum(1 for _ in equations(scan.params["jaxpr"].jaxpr)) <= UNROLLED
 
 
 def _of_type(value: Any, like: Any) -> Any:
-    """Cast a loop carry to the dtype it started with."""
+    """Return a loop carry in the dtype of its initial value; unchanged if that has no dtype."""
     dtype = getattr(like, "dtype", None)
     return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
 

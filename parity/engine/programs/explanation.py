@@ -21,42 +21,45 @@ class Explanation:
     """Explanation of a case; `quantity` is empty if the case passes."""
 
     case: str
+    """Name of the case."""
     edge: str
-    """Edge on which the stages were compared."""
+    """The two runs whose stages (named intermediates) were compared, as `left:right`."""
     quantity: str = ""
-    """Root cause: the first stage that is wrong on correct inputs. If there is none, the first
-    wrong quantity."""
+    """Root cause: the first stage that is wrong given correct inputs. If there is none, the first
+    quantity that fails."""
     value: float = math.nan
-    """Relative L2 error of `quantity`; for a stage, on the oracle's inputs."""
+    """Relative L2 error of `quantity`; that of a stage is computed from the oracle's inputs."""
     tolerance: float = math.nan
+    """Largest `value` that passes."""
     meaning: str = ""
-    """Interpretation for a person, in sentences."""
+    """Interpretation for the reader, in sentences."""
     stages: tuple[Stage, ...] = ()
-    """Stages in order of computation; empty for a stream or trajectory."""
+    """Stages in order of computation; empty for a stream (token-by-token run) or a training
+    trajectory."""
     worst: Worst | None = None
-    """Element of `quantity` with the largest error, if that is a stage."""
+    """Element of `quantity` with the largest error; None if `quantity` is no stage."""
     parameters: tuple[str, ...] = ()
-    """Parameters used by that stage, by torch name."""
+    """Names that the parameters of that stage have in the torch model."""
     note: str = ""
     """Note of the comparison, such as a mismatch of shapes."""
     where: str = ""
-    """Elements of the stage that exceed its tolerance on correct inputs (`engine.where`)."""
+    """Description of the elements of the stage that exceed its tolerance given correct inputs."""
     lines: tuple[Line, ...] = ()
     """Source lines that make the stage wrong, the most likely first."""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing diverges."""
+        """Whether the case passes."""
         return not self.quantity
 
     @property
     def culprit(self) -> Stage | None:
-        """The stage that is wrong on correct inputs; None if every stage is correct."""
+        """The stage named by `quantity`, if it is wrong given correct inputs, else None."""
         return next((s for s in self.stages if s.broken and s.name == self.quantity), None)
 
     @property
     def also_broken(self) -> tuple[str, ...]:
-        """Other stages that are wrong on correct inputs."""
+        """Names of the other stages that are wrong given correct inputs."""
         return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
 
     @property

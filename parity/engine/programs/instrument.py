@@ -27,21 +27,20 @@ def capture(
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
     """Return `function` with its named intermediates as a second result.
 
-    Each operation gives bit-identical results. Under jit the extra outputs can keep XLA from fusing
-    across them, so results are then equal up to rounding only.
-
-    The result can be jitted and differentiated. Arguments must be pytrees of arrays.
+    Each operation gives the same bits as in `function`. Under jit, the extra outputs may prevent
+    fusions, so that results agree only up to rounding. The returned function can be jitted and
+    differentiated. Its arguments must be pytrees of arrays.
 
     Args:
-        function: function to capture.
+        function: function whose intermediates are marked with `checkpoint_name`.
         numbered: name templates for marks that occur more than once, such as once per layer; "{}"
             is the number of earlier occurrences: `{"q": "layers.{}.q"}`.
-        once: whether to reject other marks that occur more than once; otherwise the second one of
-            `name` is called `name#2`.
+        once: whether a mark that occurs more than once and is not in `numbered` is an error;
+            otherwise the second occurrence of `name` is called `name#2`.
         offsets: values added to intermediates, by name. The derivative with respect to a zero
             offset is the cotangent of the intermediate.
-        forced: replacements of intermediates, by name, with which the computation continues. The
-            reported value is still the computed one, from forced inputs.
+        forced: values that replace intermediates, by name, in the rest of the computation. The
+            returned intermediate is still the one that was computed.
 
     Raises:
         ValueError: a mark that is not in `numbered` occurs twice, and `once` is set.
@@ -63,7 +62,7 @@ def capture(
 
 
 def _certain(marks: Marks) -> dict[str, jax.Array]:
-    """Return the values of marks, with NaN for floating marks in branches that were not taken."""
+    """Return the values of marks; NaN for floating-point marks in branches that were not taken."""
     values = dict(marks.values)
     for name, passed in marks.passed.items():
         if jnp.issubdtype(values[name].dtype, jnp.inexact):

@@ -1,7 +1,7 @@
-"""Jaxprs, the programs JAX traces: traversal and evaluation, one equation at a time.
+"""Traversal and step-by-step evaluation of jaxprs, the programs that JAX traces.
 
-What a program requests can be read from its equations, including those inside calls, branches and
-loops. What it computes is observed by evaluating them one by one.
+A jaxpr is a list of equations, some of which contain jaxprs: calls, branches and loops. An open
+jaxpr lacks the values of its constants; a closed one has them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def opened(inner: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """Return a jaxpr without its constants, and its constants; an open one has none.
+    """Return an open jaxpr and the values of its constants; () if `inner` is open already.
 
-    Since JAX 0.11 both classes are one, and its `consts` are empty where it is open.
+    Since JAX 0.11 both classes are one, whose `consts` are empty if the jaxpr is open.
     """
     jaxpr: Any = getattr(inner, "jaxpr", inner)
     return jaxpr, getattr(inner, "consts", ())
@@ -43,7 +43,7 @@ def loop_inputs(
 ) -> tuple[list[Value], list[Value], list[Value]]:
     """Return the inputs of a scan in three groups: constants, carried values, sequences.
 
-    JAX 0.10 has the sizes of the groups among the parameters, 0.11 their trees.
+    JAX 0.10 stores the group sizes in the scan's parameters; JAX 0.11 stores pytrees instead.
     """
     if "num_consts" in scan.params:
         constants, carried = scan.params["num_consts"], scan.params["num_carry"]
@@ -55,13 +55,12 @@ def loop_inputs(
 
 @cache
 def is_hidden(file_name: str) -> bool:
-    """Whether a module of this file sets `__tracebackhide__ = True`.
+    """Return whether the imported module of this file sets `__tracebackhide__ = True`.
 
-    Its lines are then never named as the source of an operation, but those that call it: for
-    helpers through which half of a model computes. pytest hides a function by a local variable of
-    that name.
+    An operation in such a module is reported at the line that calls the module. This is useful for
+    helper modules that most of a model calls. pytest uses a local variable of that name likewise.
     """
-    # Of `vars`: to ask a module for a name may import what it stands for, and fail.
+    # `vars` rather than `getattr`, which may trigger a lazy import that fails.
     named = (vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__"))
     return any(
         names.get("__file__") == file_name and names.get("__tracebackhide__") is True
@@ -94,7 +93,7 @@ def interpret(
 ) -> list[Value]:
     """Evaluate a jaxpr one equation at a time and return its outputs.
 
-    A value is released after the last equation that reads it, to bound the memory needed.
+    A value is released after the last equation that reads it, to limit memory use.
 
     Args:
         jaxpr: an open jaxpr.

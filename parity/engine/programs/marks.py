@@ -1,8 +1,8 @@
-"""Marks: the named intermediate values of a program, and how to replace or offset them.
+"""Marks: the named intermediate values of a JAX program, and changes that replace or offset them.
 
-A mark is a value that `jax.ad_checkpoint.checkpoint_name` was applied to. Inside a loop, each
-iteration gets its own name, `name@iteration`, the outermost loop first; the second occurrence of a
-name is called `name#2`.
+A mark is a value that `jax.ad_checkpoint.checkpoint_name` was applied to. In a loop, the value of
+each iteration is named `name@iteration`; in nested loops, the outermost iteration comes first. The
+second occurrence of a name is called `name#2`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class MarkChange(NamedTuple):
     on: Any = False
     """Whether to replace the value: a bool, which may be traced."""
     value: Any = None
-    """The replacement."""
+    """The replacement; None: the value is kept."""
     offset: Any = None
-    """Added to the reported value, and to what the program continues with unless it is replaced."""
+    """Number or array added to the computed value; None: nothing. If the value is also replaced,
+    the offset changes the reported value only."""
 
     def reported(self, value: Any) -> Any:
-        """Return the value to report for the mark."""
+        """Return the value to report for the mark: the computed one plus the offset."""
         return value if self.offset is None else value + self.offset
 
     def following(self, value: Any) -> Any:
@@ -45,22 +46,24 @@ Changes = Mapping[str, MarkChange]
 
 @dataclass
 class Marks:
-    """Values by mark, in order of execution."""
+    """Values of the marks that an evaluation has reached, in order of execution."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    """Reported values by unique name."""
     passed: dict[str, Any] = field(default_factory=dict)
-    """For marks inside a branch, whether the branch was taken: bool scalars."""
+    """For marks inside a branch, whether the branch was taken: bool scalars by unique name."""
     numbered: Mapping[str, str] = field(default_factory=dict)
-    """Name template of each mark's values; "{}" is the number of earlier occurrences."""
+    """Name templates for marks that occur repeatedly, by mark; "{}" is the number of earlier
+    occurrences."""
     once: bool = False
-    """Whether to reject a mark that occurs twice and is not in `numbered`."""
+    """Whether a mark that occurs twice and is not in `numbered` is an error."""
     names: set[str] = field(default_factory=set)
     """Names used so far."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of occurrences of each mark in `numbered`."""
 
     def name_of(self, name: str) -> str:
-        """Reserve and return the name of a mark's next value.
+        """Reserve and return the unique name of a mark's next value.
 
         Raises:
             ValueError: the mark already has a value and `once` is set.
@@ -74,19 +77,22 @@ class Marks:
         while unique in self.names:
             if self.once:
                 raise ValueError(
-                    f"capture: the mark {unique!r} is passed twice. Give each value a name of its "
-                    f"own, or say how to count them: numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
+                    f"capture: the mark {unique!r} is passed twice. Give each value a different "
+                    f"name, or number them with numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
                 )
             unique, count = f"{name}#{count}", count + 1
         self.names.add(unique)
         return unique
 
     def within(self) -> Marks:
-        """Return empty marks for the body of a loop or a branch; the caller renames them."""
+        """Return empty marks for the body of a loop or a branch, with names unique within it.
+
+        The caller adds them to these marks under their final names.
+        """
         return Marks(once=self.once, numbered={n: f"{n}#{{}}" for n in self.numbered})
 
     def next_names(self, names: Iterable[str]) -> list[str]:
-        """Return the names that values would get, without reserving them."""
+        """Return the unique names that values of these marks would get, without reserving them."""
         ahead = dataclasses.replace(self, names=set(self.names), counts=dict(self.counts))
         return [ahead.name_of(name) for name in names]
 
@@ -101,13 +107,16 @@ def has_marks(eqn: Any) -> bool:
 
 
 def in_turn(name: str, turn: int) -> str:
-    """Return the name of a mark in one iteration of a loop; the outermost loop comes first."""
+    """Return the name `name@turn` of a mark in iteration `turn` of the loop that encloses it.
+
+    The iteration of an outer loop goes before those already in the name.
+    """
     base, _, inner = name.partition("@")
     return f"{base}@{turn}" + (f"@{inner}" if inner else "")
 
 
 def of_turns(changes: Sequence[MarkChange | None], shape: Any) -> MarkChange:
-    """Stack the changes of one mark in all iterations of a loop, for use as input of a scan.
+    """Return the changes of one mark in all iterations, stacked on a leading axis for a scan.
 
     Args:
         changes: one entry per iteration; None for no change.
@@ -130,6 +139,7 @@ class Branches:
     """Union of the marks of all branches of a condition, of which only one is taken."""
 
     shapes: dict[str, jax.ShapeDtypeStruct]
+    """Shape and dtype of each mark, by its name in this union."""
     own: tuple[dict[str, str], ...]
     """For each branch, the name in this union by the name inside the branch."""
 

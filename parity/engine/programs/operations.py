@@ -1,7 +1,7 @@
-"""Finds the first operation of a program that another program does not perform, by its values.
+"""Finds the first operation of a program that another program does not perform.
 
-Between two stages that both programs name there are operations that neither names. The result of
-each is looked up among everything the other program computes, in any order of its elements.
+The operations between two stages (named intermediates) have no names. So the result of each is
+searched for among all arrays that the other program computes, with elements in any order.
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -23,32 +23,34 @@ from parity.engine.measure.metrics import relative_l2
 from parity.engine.programs.jaxprs import aval, is_hidden
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
-"""Packages whose source lines are not part of the port."""
+"""Packages whose source lines are never reported as those of an operation."""
 MASKING = 1e30
-"""Magnitude from which a number stands for minus infinity."""
+"""Magnitude from which a number counts as a mask, that is, stands for minus infinity."""
 SMALLEST_MASK = 16
-"""Fewest elements of a two-valued array that counts as a mask."""
+"""Fewest elements of an array with two distinct values that counts as a mask."""
 NARROWEST = 4
-"""Bytes per element below which a floating dtype is narrower than float32."""
+"""Bytes per element of float32; floating dtypes with fewer count as narrow."""
 FEWEST = 3
-"""Distinct values an array needs to be identifiable; a mask or a constant has fewer."""
+"""Fewest distinct values of an array that can be identified by them; masks and constants have
+fewer."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An evaluated equation of a program."""
+    """An evaluated equation of a jaxpr."""
 
     primitive: str
+    """Name of the JAX primitive."""
     source: tuple[str, ...]
     """`file:line (function)` of the frames outside of libraries, innermost first."""
     parents: tuple[int, ...]
-    """Indices of the operations whose results it read."""
+    """Indices of the operations that computed its operands."""
     mark: str | None = None
-    """Name of the mark; None if the operation is no mark."""
+    """Name of the mark (`checkpoint_name`); None if the operation is no mark."""
     fed: bool = False
-    """Whether the mark's value was replaced by the other program's."""
+    """Whether the mark's value was replaced by that of the other program."""
     narrow: bool = False
-    """Whether the program computes it in a dtype narrower than float32."""
+    """Whether the program computes the result in a dtype narrower than float32."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Recorder:
     _calls: list[JaxprEqn] = field(default_factory=list)
 
     def enter(self, call: JaxprEqn) -> None:
-        """Record that the following operations are inside a call."""
+        """Record that the following operations are inside this call."""
         self._calls.append(call)
 
     def leave(self) -> None:
@@ -78,7 +80,15 @@ class Recorder:
         mark: str | None = None,
         fed: bool = False,
     ) -> None:
-        """Record an operation; of a mark, its name and whether its value was replaced."""
+        """Record an evaluated equation.
+
+        Args:
+            eqn: the equation.
+            inputs: its operands.
+            outputs: its results.
+            mark: name of the mark, if the equation is one.
+            fed: whether the mark's value was replaced.
+        """
         parents = (self._producers.get(id(x)) for x in inputs)
         index = len(self.operations)
         source: tuple[str, ...] = ()
@@ -95,13 +105,14 @@ class Recorder:
         self._producers |= {id(x): index for x in outputs}
 
     def producer(self, value: Any) -> int | None:
-        """Return the operation that computed a value; None if unknown."""
+        """Return the index of the operation that computed a value; None if unknown."""
         return self._producers.get(id(value))
 
     def window(self, last: int) -> list[int]:
-        """Return an operation and those between it and the preceding fed marks, in order.
+        """Return the indices of an operation and of those it depends on, back to replaced marks.
 
-        A mark that was not fed is as wrong as what it marks, so what came before it belongs here.
+        Replaced marks hold correct values. Marks that were not replaced may be wrong, so the
+        operations before them are included; the marks themselves are not.
         """
         inside: set[int] = set()
         waiting = [last]
@@ -115,7 +126,10 @@ class Recorder:
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
 
     def beside(self, stages: Collection[str]) -> list[Operation]:
-        """Return the operations that do not lie between one of `stages` and its predecessors."""
+        """Return the operations that do not belong to the given stages, without marks.
+
+        An operation belongs to a stage if it is in the `window` of the stage's value.
+        """
         inside: set[int] = set()
         for operation in self.operations:
             if operation.mark in stages and operation.parents:
@@ -130,7 +144,7 @@ class Unknown:
     source: tuple[str, ...] = ()
     """Source lines of the operation, innermost first."""
     mask: tuple[str, ...] = ()
-    """Lines, in order, that build the mask it applies, if the other program lacks that mask."""
+    """Source lines that compute the mask it applies, if the other program lacks that mask."""
 
 
 def first_unknown(
@@ -141,13 +155,13 @@ def first_unknown(
 ) -> Unknown | None:
     """Return the first operation whose result is not in `known` and leads to no known result.
 
-    If a known result follows from an operation, it is part of a different algorithm for the same
-    result.
+    If a known result is computed from an operation's result, the operation is part of a different
+    algorithm for the same result. None if there is no such operation with source lines.
 
     Args:
-        operations: in order of execution; the last one is known to be wrong.
-        values: their results.
-        known: everything the other program computed.
+        operations: by index, in order of execution; the last one is known to be wrong.
+        values: their results, by index.
+        known: all arrays that the other program computed.
         same: relative L2 up to which two results are equal.
     """
     index = _Known(known, same)
@@ -178,10 +192,11 @@ def _implicated(
     children: Mapping[int, Sequence[int]],
     unknown: Collection[int],
 ) -> bool:
-    """Whether an unknown result is needed to explain that what follows from it is unknown too.
+    """Return whether an unknown result alone explains an unknown result computed from it.
 
-    A sum of two biases that the original adds one after the other is unknown. If it is added to a
-    product that is wrong already, it is not what made the result wrong.
+    It does not if the later result has another unknown operand. Example: the original adds two
+    biases one after the other, so a port's sum of the biases is unknown, but not wrong. If the sum
+    is added to a product that is unknown, the sum does not explain the wrong result.
     """
     below, waiting = {index}, [index]
     while waiting:
@@ -194,9 +209,9 @@ def _implicated(
 
 
 def common_frame(operations: Iterable[Operation]) -> str:
-    """Return the innermost source line from which all operations are called; "" if there is none.
+    """Return the innermost source line that all operations have in their call stack, else "".
 
-    Operations without source lines do not count.
+    Operations without source lines are ignored.
     """
     sources = [operation.source for operation in operations if operation.source]
     inner, *others = sources or [()]
@@ -204,7 +219,10 @@ def common_frame(operations: Iterable[Operation]) -> str:
 
 
 def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:
-    """Return the first operation that the program computes in a dtype narrower than float32."""
+    """Return the first operation with a narrow result and a source line; None if there is none.
+
+    Narrow: the program computes it in a floating dtype of fewer bytes than float32.
+    """
     found = (operations[i].source for i in sorted(operations) if operations[i].narrow)
     source = next(filter(None, found), None)
     return None if source is None else Unknown(source)
@@ -220,7 +238,10 @@ def _is_narrow(eqn: JaxprEqn) -> bool:
 def _ancestors(
     start: int, operations: Mapping[int, Operation], enter: Callable[[int], bool]
 ) -> set[int]:
-    """Return the operations before `start` reachable through operations that `enter` accepts."""
+    """Return the direct and indirect operands of `start`, as indices of operations.
+
+    The search stops at operations that `enter` rejects; these are not included.
+    """
     inside: set[int] = set()
     waiting = list(operations[start].parents)
     while waiting:
@@ -232,9 +253,10 @@ def _ancestors(
 
 
 class _Known:
-    """Index of arrays by their sorted values; a repeated array matches its unrepeated one.
+    """Index for finding an array among others by its sorted values.
 
-    A mask has two values, so masks are indexed by the fraction of each.
+    An array also matches one that repeats each of its values equally often. Masks, which have only
+    two values, match if the fractions of the two values are equal.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray], same: float) -> None:
@@ -263,13 +285,16 @@ class _Known:
 
 
 def _ordered(array: np.ndarray) -> np.ndarray:
-    """Return the sorted values of an array, without those that stand for minus infinity."""
+    """Return the sorted values of an array, float64, without masks (magnitude >= `MASKING`)."""
     values = np.sort(np.asarray(array, np.float64), axis=None)
     return values[np.abs(values) < MASKING]
 
 
 def _telling(array: np.ndarray) -> bool:
-    """Return whether an array is identifiable by its values; integers such as indices are not."""
+    """Return whether an array can be identified by its values.
+
+    It can if it holds floating-point numbers of which at least `FEWEST` are distinct.
+    """
     if array.dtype.kind != "f":
         return False
     values = _ordered(array)
@@ -300,8 +325,9 @@ def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def source_of_error(error: BaseException) -> str:
-    """Return the innermost source line at which an error was raised, without those of libraries;
-    empty if there is none.
+    """Return the innermost source line at which an error was raised, as `file:line (function)`.
+
+    Lines of libraries are skipped; empty if no line remains.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         path = Path(frame.f_code.co_filename)
@@ -319,7 +345,7 @@ def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
 # The code that evaluates a port also appears in its tracebacks.
 _PARITY = Path(__file__).parents[2]
 _ROOTS = (*_roots(LIBRARIES), *(_PARITY / room for room in ("engine", "sides", "port")))
-# An original in torch has no traced operations, but raises errors from inside torch.
+# A torch program may raise errors from inside torch or NumPy.
 _ERROR_ROOTS = (*_ROOTS, *_roots(("torch", "numpy")))
 
 
@@ -328,9 +354,10 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path relative to the nearest of the current folder and the module search path.
+    """Return a path relative to the deepest enclosing folder on the module search path.
 
-    The nearest one, because an environment may lie inside the current folder.
+    The current folder is considered too. The deepest one is taken because a virtual environment may
+    lie inside the current folder. Unchanged if no such folder encloses the path.
     """
     roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
     nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)

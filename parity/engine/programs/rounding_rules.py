@@ -1,4 +1,4 @@
-"""Float64 counterpart of each jaxpr operation, and the error it makes in its own dtype.
+"""Evaluation of each JAX operation in float64, perturbed by the error that its own dtype causes.
 
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
@@ -26,8 +26,8 @@ UNITS = {
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11,
 }
-"""Unit roundoff by the dtype of an operation. float64 counts as float32, since values are float64
-only because the run is."""
+"""Unit roundoff by the dtype of an operation's result. float64 and complex128 get float32's: a
+program has them only because 64-bit types are enabled for the float64 run."""
 _EXACT = """
 abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp concatenate copy copy_p
 dynamic_slice dynamic_update_slice eq expand_dims floor gather ge gt imag iota is_finite le lt max
@@ -43,16 +43,17 @@ exp exp2 expm1 log log1p tanh erf erfc erf_inv logistic sin cos tan pow rsqrt at
 digamma sinh cosh asin acos atan
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-# Vectorised approximations are not correctly rounded: XLA's and SLEEF's are within 4 units.
+# Vectorised exp, sin and the like are not correctly rounded: XLA's and SLEEF's are within 4 units.
 ELEMENTARY_UNITS = 4.0
 """Error of elementary functions, in unit roundoffs."""
 CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
-"""Operations outside of JAX, which accept and return only the dtypes they were written for."""
+"""Calls of code outside of JAX, which works only in the dtypes it was written for."""
 SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
 
 
 def wide(dtype: Any) -> Any:
-    """Return the dtype that a float64 run uses for the program's `dtype`."""
+    """Return the dtype that a float64 run uses for `dtype`: float64, complex128, or `dtype` itself
+    if it is not floating-point."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jnp.dtype("complex128")
     return jnp.dtype("float64") if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -61,13 +62,14 @@ def wide(dtype: Any) -> Any:
 def rounded(
     eqn: JaxprEqn, inputs: Sequence[Any], signs: Signs | None, notices: dict[str, None]
 ) -> list[Any]:
-    """Evaluate one operation in float64, perturbed by `signs` as its own dtype would round.
+    """Evaluate one operation in float64, perturbed by the rounding error of the program's dtype.
 
     Args:
-        eqn: equation of the original program.
-        inputs: float64 where the program has floats.
-        signs: None to perturb nothing.
-        notices: receives operations that do not exist in float64; they run in their own dtypes.
+        eqn: equation of the program, in the program's dtypes.
+        inputs: operands; floating-point ones are float64.
+        signs: signs of the perturbation; None to perturb nothing.
+        notices: receives a sentence for each operation that has no float64 version; such operations
+            run in their own dtypes.
     """
     unit = max(
         (UNITS.get(aval(v).dtype.name, 0.0) for v in eqn.outvars if hasattr(aval(v), "dtype")),
@@ -83,7 +85,7 @@ def rounded(
             raise NotImplementedError
         outputs = _bound(eqn, inputs)
     except (TypeError, ValueError, NotImplementedError) as error:
-        notices[f"{name} was not done in float64: {type(error).__name__}"] = None
+        notices[f"{name} ran in its own dtype instead of float64: {type(error).__name__}"] = None
         outputs = _bound_as_is(eqn, inputs)
     if signs is None or not unit:
         return outputs
@@ -99,9 +101,10 @@ def rounded(
 
 
 def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> list[Any]:
-    """Perturb one factor of each product in a sum, to simulate the rounding of its partial sums.
+    """Return the operands of a summing operation, perturbed as by the rounding of partial sums.
 
-    The error is then relative to the terms rather than to their sum, which may cancel.
+    One factor of each term is perturbed, so that the error is relative to the terms rather than to
+    their sum, in which they may cancel. The operands of other operations are returned unchanged.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -128,7 +131,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
 
 
 def _sum_units(terms: int) -> float:
-    """Return the error of a sum, in unit roundoffs; see `rounding_noise.summed`."""
+    """Return the error of a sum of `terms` numbers, in unit roundoffs (`rounding_noise.summed`)."""
     return math.sqrt(1 + terms / 11)
 
 
@@ -173,7 +176,7 @@ def _widened(key: str, value: Any, eqn: JaxprEqn) -> Any:
 
 
 def _widened_combiner(inner: ClosedJaxpr | Jaxpr) -> Any:
-    """Return the jaxpr that combines two numbers in a scatter or a reduction, in float64."""
+    """Return a float64 version of the jaxpr that combines two numbers in a scatter or reduction."""
     jaxpr, constants = opened(inner)
     shapes = [jax.ShapeDtypeStruct(aval(v).shape, wide(aval(v).dtype)) for v in jaxpr.invars]
 

@@ -1,4 +1,4 @@
-"""Source lines: where an operation comes from, and the text around it.
+"""Source lines of operations, and excerpts of the text around them.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LINES = 4
-"""Most lines listed for one stage."""
+"""Most source lines listed for one stage."""
 AROUND = 3
-"""Lines of an excerpt before and after the marked one."""
+"""Number of lines that an excerpt shows before and after the marked line."""
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+) \(.*\)")
 
 
@@ -25,7 +25,7 @@ class Line:
     Attributes:
         place: `file:line (function)`.
         why: the reason for suspicion.
-        excerpt: numbered lines around it with a mark at it; empty if the file does not exist here.
+        excerpt: numbered lines around it, itself marked with ">"; empty if the file is not found.
     """
 
     place: str
@@ -34,14 +34,17 @@ class Line:
 
     @classmethod
     def at(cls, place: str, why: str = "") -> Line:
-        """Return a line with the current text around it, since sources change after a run."""
+        """Return a line with its excerpt, to be stored: sources may change after a run."""
         return cls(place, why, excerpt(place))
 
 
 def excerpt(place: str, around: int = AROUND) -> str:
-    """Return the numbered lines around `file:line (function)`; empty if there is no such file.
+    """Return the numbered source lines around a place; empty if the file or line is not found.
 
-    Files are searched for in the current folder and on the module search path.
+    Args:
+        place: `file:line (function)`; a relative file is searched for in the current folder and
+            then on the module search path.
+        around: number of lines before and after.
     """
     found = _PLACE.fullmatch(place)
     if found is None:

@@ -1,10 +1,10 @@
-"""Operations of a program whose results another program never computes, and their source lines.
+"""Finds operations of a program whose numbers another program never computes, and their lines.
 
-Two programs of the same mathematics need not split it into the same arrays: one may work in chunks
-where the other takes the whole sequence. So single numbers are looked up among all numbers that the
-other program computes. In float64, two numbers that agree to 11 digits are taken to be equal. A
-number that the other program never computes is either wrong or belongs to a different algorithm
-with the same result; in the second case a later result is found again.
+Two programs of the same mathematics may arrange it in different arrays: one works in chunks, the
+other on the whole sequence. So single numbers are searched for among all numbers that the other
+program computes. Two float64 numbers that agree to 11 digits count as equal. A number that the
+other program never computes is either wrong or belongs to a different algorithm for the same
+result; in the second case a later result of the operation is found again.
 Source: docs/parity.md "From a stage to a line".
 """
 
@@ -20,12 +20,13 @@ from parity.engine.programs.operations import MASKING, Operation
 from parity.engine.programs.source_lines import LINES, Line
 
 SAME = 1e-11
-"""Distance up to which two numbers are equal, relative to the root mean square of their array: the
-tolerance between two float64 implementations."""
+"""Distance up to which two numbers are equal, relative to the root mean square of their array.
+
+It is the tolerance between two float64 implementations."""
 FEWEST = 3
-"""Distinct numbers that an array needs to be identifiable by its values."""
+"""Fewest distinct numbers of an array that can be identified by its values."""
 CALLERS = 4
-"""Stack frames listed for an operation, including its own."""
+"""Most stack frames listed for an operation, including its own."""
 CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 IDLE = "; correct elsewhere, where there is nothing to mask"
@@ -36,13 +37,17 @@ MOVES = frozenset(
         *("rev", "select_n", "slice", "squeeze", "transpose"),
     )
 )
-"""Primitives that only move numbers: if their result is wrong, an earlier operation was."""
+"""Primitives that only move numbers: a wrong number in their result came from an operand."""
 SELECT = "select_n"
-"""Primitive that chooses elements from one of two arrays by a mask."""
+"""JAX primitive that chooses each element from one of two arrays by a mask (`jnp.where`)."""
 
 
 class Seen:
-    """All numbers that a program computes, and those that its masks keep."""
+    """All numbers that a program computes, and the numbers that each of its masked arrays keeps.
+
+    Args:
+        arrays: all results of the program; magnitudes of at least `MASKING` count as masked.
+    """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
         plain, masked = [], []
@@ -56,9 +61,9 @@ class Seen:
         self._left = [_sorted([left]) for left in masked]
 
     def unseen(self, array: np.ndarray) -> np.ndarray:
-        """Return which elements occur nowhere among the program's numbers: booleans.
+        """Return which elements occur nowhere among the program's numbers, as booleans.
 
-        Integers and values that stand for minus infinity always count as found; NaN never does.
+        Whole numbers and masked elements always count as found; NaN never does.
         """
         return _judged(array) & ~_near(self._numbers, array, _reach(array))
 
@@ -66,20 +71,20 @@ class Seen:
         """Return where a mask keeps what the other program masks, or the reverse.
 
         Args:
-            kept: elements that the mask keeps, booleans.
-            values: the array the mask is applied to.
+            kept: booleans, True where the mask keeps an element.
+            values: the array that the mask is applied to, in the same shape.
 
         Returns:
-            Booleans; None where the other program has no similar masked array.
+            Booleans in the same shape; None if the other program has no similar masked array.
         """
-        # Choose the masked array that shares most numbers with this one: it is the same array.
+        # The masked array that shares most numbers with `values` is taken to be its counterpart.
         reach = _reach(values)
         left = max(
             (_near(numbers, values, reach) for numbers in self._left),
             key=lambda near: int((near & kept).sum()),
             default=np.zeros(values.shape, bool),
         )
-        # Where the number itself is wrong, the mask cannot be judged.
+        # If the number itself is wrong, nothing follows about the mask.
         return (kept != left) & ~self.unseen(values) if (left & kept).any() else None
 
 
@@ -89,9 +94,10 @@ class Suspect:
     it does compute.
 
     Attributes:
-        index: of the operation.
-        wrong: elements of its result that the other program lacks or masks differently, booleans.
-        partly: whether some other elements of its result do occur in the other program.
+        index: index of the operation.
+        wrong: booleans in the shape of its result, True at elements that the other program lacks or
+            masks differently.
+        partly: whether other elements of its result do occur in the other program.
         mask: whether the mask is wrong rather than a number.
     """
 
@@ -103,13 +109,13 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Search:
-    """Result of looking up one program's numbers in another's.
+    """Result of searching for one program's numbers among those of another.
 
     Attributes:
-        operations: operations of the program between the preceding stages and the wrong stage.
-        values: their results in float64.
+        operations: operations from the preceding stages to the wrong stage, by index.
+        values: their results in float64, by index.
         suspects: suspicious operations, in order of execution.
-        fine: operations whose result is correct, or leads to a correct one.
+        fine: indices of the operations whose result is correct, or leads to a correct one.
         original: name of the other program in messages.
         beside: operations of the program in stages that are correct.
     """
@@ -123,11 +129,11 @@ class Search:
 
     @property
     def first(self) -> Suspect | None:
-        """The suspect to look at first.
+        """The most likely cause; None without suspects.
 
-        A wrong mask comes first. Next comes the first operation whose result is partly wrong: since
-        the rest of it is correct, both programs use the same algorithm there. Otherwise it is the
-        first suspect.
+        This is a wrong mask, if there is one. Otherwise it is the first operation whose result is
+        only partly wrong: since the rest is correct, both programs use the same algorithm there.
+        Otherwise it is the first suspect.
         """
         masks = [s for s in self.suspects if s.mask]
         partly = [
@@ -136,7 +142,7 @@ class Search:
         return next(iter((*masks, *partly, *self.suspects)), None)
 
     def lines(self) -> list[Line]:
-        """Return the lines to look at, the most suspicious first."""
+        """Return the source lines to look at, the most suspicious first, at most `LINES`."""
         first = self.first
         if first is None:
             found = self._nearest()
@@ -166,10 +172,11 @@ class Search:
         return found | {f: why for f, why in calls.items() if f not in found} | {applied: APPLIES}
 
     def _idle(self, index: int) -> Callable[[int], bool]:
-        """Return whether another use of a mask's operation has nothing to mask.
+        """Return a test for whether another call of a mask's operation has nothing to mask.
 
-        One of its masks is constant there, unlike here: its result is correct whatever the
-        operation does with that mask.
+        The test takes the index of an operation. It is true if one of that operation's masks is
+        constant but the same mask of operation `index` is not. The result there is then correct
+        whatever the operation does with that mask, so it proves nothing.
         """
         here = self._masks(index)
 
@@ -180,7 +187,10 @@ class Search:
         return idle
 
     def _masks(self, index: int) -> list[bool]:
-        """Return whether each mask of an operation varies: its result, then its operands."""
+        """Return, for the result of an operation and each operand, whether it is a varying mask.
+
+        A varying mask is a boolean array with both values.
+        """
         values = [self.values.get(i) for i in (index, *self.operations[index].parents)]
         return [x is not None and x.dtype.kind == "b" and not x.all() and bool(x.any())
                 for x in values]  # fmt: skip
@@ -214,15 +224,16 @@ class Search:
         return next(iter(self.operations[index].source), "")
 
     def _frame(self, index: int, idle: Callable[[int], bool] = lambda index: False) -> str:
-        """Return the line that distinguishes an operation from correct uses of the same code.
+        """Return the source line that distinguishes an operation from correct runs of its code.
 
-        If the same operation is correct when called from another line, this is the line of the
-        call. If it is correct nowhere, this is its own line. It is empty where nothing
-        distinguishes the two, for example in a loop.
+        If the same code is correct when called from another line, this is the line of the wrong
+        call. If it is correct nowhere, this is the operation's own line. It is empty if both have
+        the same call stack, as two iterations of a loop do.
 
         Args:
-            index: of the operation.
-            idle: whether an operation, by index, would be correct in any case; these do not count.
+            index: index of the operation.
+            idle: returns whether an operation, given by its index, would be correct in any case;
+                such operations are ignored.
         """
         operation = self.operations[index]
         fine = (self.operations[i] for i in self.fine if not idle(i))
@@ -247,11 +258,11 @@ def search(
     original: str = "the original",
     beside: Sequence[Operation] = (),
 ) -> Search:
-    """Look up the numbers of a program among those of another.
+    """Search for the numbers of a program among those of another.
 
     Args:
-        operations: in order of execution; the last one is known to be wrong.
-        values: their results in float64.
+        operations: by index, in order of execution; the last one is known to be wrong.
+        values: their results in float64, by index.
         seen: the numbers of the other program, computed from the same inputs.
         original: name of the other program in messages.
         beside: operations of the program in stages that are correct.
@@ -280,7 +291,7 @@ def search(
 def mask_of(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> list[int]:
-    """Return the operations that compute the mask of a selection, in order."""
+    """Return the indices of the boolean operations that a selection's mask depends on, in order."""
     inside: set[int] = set()
     waiting = [p for p in operations[index].parents if p in values]
     while waiting:

@@ -1,8 +1,8 @@
-"""Compiler options for reference programs, which other programs are measured against.
+"""Compiler options for yardsticks: float64 reference programs that others are compared with.
 
-A float64 reference runs once or a few times, so compilation is most of its cost. XLA's
-optimisations change only the last bits of float64, eight digits below the differences that are
-measured in float32. A program that stands for what users run is never compiled with these options.
+A reference runs once or a few times, so compilation is most of its cost. XLA's optimisations change
+only the last bits of float64, eight digits below the differences that are measured in float32. A
+program that represents what users run is never compiled with these options.
 """
 
 from __future__ import annotations
@@ -15,31 +15,37 @@ from typing import Any
 import equinox as eqx
 import jax
 
-# LLVM's expensive passes speed up a few runs on large arrays hardly at all.
+# LLVM's expensive passes cost more time than they save in a few runs on large arrays.
 LARGE: dict[str, Any] = {"xla_llvm_disable_expensive_passes": True}
 """Compiler options of `jax.jit` for programs that compute large arrays."""
 RUN_OFTEN: dict[str, Any] = LARGE | {"xla_backend_optimization_level": 0}
 """Options for programs that run about thirty times: half the compile time."""
 RUN_ONCE: dict[str, Any] = RUN_OFTEN | {
-    # Fused operations go to LLVM without MLIR before it, which computes some of them several times.
+    # Compiles fused operations with LLVM only, without MLIR; some are then computed several times.
     "xla_cpu_use_fusion_emitters": False,
 }
-"""Options for programs that run once or twice: a quarter of the compile time, and up to eight times
-that to run (docs/speed.md "A night")."""
+"""Options for programs that run once or twice: a quarter of the compile time, but up to eight times
+the run time (docs/speed.md "A night")."""
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], yardstick: bool) -> Callable[..., Any]:
-    """Jit a function of modules, with users' options or, for a yardstick, with `RUN_ONCE`."""
+    """Return a jitted function, cached; arguments may be Equinox modules.
+
+    Args:
+        function: the function to compile.
+        yardstick: whether it is a float64 reference, compiled with `RUN_ONCE`; otherwise it is
+            compiled with JAX's default options, as users do.
+    """
     options: Any = {"compiler_options": known_options(RUN_ONCE)} if yardstick else {}
     return eqx.filter_jit(function, **options)
 
 
 def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the subset of compiler options that this XLA accepts.
+    """Return the subset of compiler options that the installed XLA accepts.
 
-    These are debugging options, which XLA adds and removes between versions, and they are meant for
-    the CPU: the GPU compiler has no optimization level 0.
+    XLA adds and removes these debugging options between versions. On other devices than the CPU,
+    `xla_backend_optimization_level` is left out: the GPU compiler has no level 0.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA rejects the value of an option, or cannot compile here.

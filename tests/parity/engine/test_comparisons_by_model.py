@@ -552,8 +552,8 @@ def test_an_alignment_is_written_as_a_table():
         ([Pin("nowhere", "a")], "'nowhere' of the port, which has no such stage"),
         ([Pin("x", "a"), Pin("y", "a")], "'a' of the original is pinned twice"),
         ([Pin("x", "a"), Pin("x", None)], "'x' of the port is pinned twice"),
-        ([Pin("x", "b")], "expected two stages of one size"),
-        ([Pin("empty", "none")], "expected two stages of one size, not 0"),
+        ([Pin("x", "b")], "expected two stages with equally many elements"),
+        ([Pin("empty", "none")], "expected two stages with equally many elements, at least one"),
     ],
 )
 def test_pins_that_cannot_be_followed(pins, message: str):

@@ -277,7 +277,7 @@ def test_an_original_that_refuses_float64_is_held_stage_by_stage(bug):
     forced = [m for m in report.measurements if m.metric == FORCED]
     assert {m.quantity for m in forced} == {stage.name for stage in report.place.stages}
     assert {m.edge for m in forced} == {PortEdge.ORIGINAL32_PORT64}
-    assert any("no float64 here" in notice for notice in report.notices)
+    assert any("does not run in float64" in notice for notice in report.notices)
     failing = [m.quantity for m in forced if m.verdict is not Verdict.PASS]
     if bug is Bug.NONE:
         assert report.holds and not failing

@@ -283,7 +283,7 @@ def test_edges_are_those_that_both_sides_can_run(original, port, edges):
     )
     rows = [m for m in report.measurements if m.metric == "rel_l2"]
     assert list(dict.fromkeys(m.edge for m in rows)) == [*edges]
-    told = [n for n in report.notices if "has no float64 here: no float64" in n]
+    told = [n for n in report.notices if "does not run in float64: no float64" in n]
     assert len(told) == len(original) + len(port)
     forced = [m for m in report.measurements if m.metric == FORCED]
     # Only where the original's float32 is all there is of it, each stage by itself is a gate.
@@ -315,7 +315,7 @@ def test_a_port_against_float32_alone_is_blamed_stage_by_stage():
 def test_a_port_that_cannot_be_fed_is_compared_all_the_same():
     report = compare(ported(port=Side(stages=OTHER, forced=False), bfloat16=False))
     assert report.holds and report.place == Place(E.PORT32_ORIGINAL32, ())
-    assert report.notices == ("no stage of the port was run on its own: cannot be fed",)
+    assert report.notices == ("stages were not tested one by one on correct inputs: cannot be fed",)
 
 
 def test_what_is_not_asked_for_is_in_the_ledger_with_its_reason():
@@ -374,7 +374,7 @@ def test_results_that_are_left_out_are_in_the_ledger_with_the_reason_given():
     assert entries["cache.ids"] == Entry("cache.ids", Role.OUTPUT, reason="of another shape")
     with pytest.raises(PortError, match="not_compared names other, which no side returns"):
         compare(ported(original, port, not_compared={"other": "x"}))
-    with pytest.raises(PortError, match="no reason for cache: say why"):
+    with pytest.raises(PortError, match="no reason for cache: give each name a reason"):
         compare(ported(original, port, not_compared={"cache": " "}))
 
 
@@ -412,7 +412,7 @@ def test_a_side_that_is_not_deterministic_fails_from_where_it_differs(side: str,
 
 
 def test_a_loss_is_a_scalar_that_both_sides_return():
-    with pytest.raises(PortError, match=r"got 'result'; there are result \(1, 4\)"):
+    with pytest.raises(PortError, match=r"got 'result'; the outputs .* are result \(1, 4\)"):
         compare(ported(loss="result"))
     with pytest.raises(PortError, match="got 'other'"):
         compare(ported(loss="other"))
@@ -550,11 +550,11 @@ SENTENCES = {
     ),
     "a derivative and a stage": (
         [row("grad/w", stage=-1), row("s", stage=3)],
-        "s fails on port64:original64, no single stage does",
+        "s fails on port64:original64; no stage was found that is wrong by itself",
     ),
     "with its note": (
         [row("s", note="expected shape")],
-        "s fails on port64:original64, no single stage does: expected shape",
+        "s fails on port64:original64; no stage was found that is wrong by itself: expected shape",
     ),
     "not comparable": (
         [row("s", Verdict.NOT_COMPARABLE, note="no tolerance")],
@@ -752,7 +752,7 @@ def test_a_pair_of_other_shapes_and_a_mask_are_explained():
         (flat.reshape(2, 3), flat.reshape(2, 3).T, turned, 2 * EQUAL, 1.0,
          "expected shape (2, 3), received (3, 2)"),
         (flat, flat, identity((6,)), 0.0, math.nan,
-         "infinite: say Port(masked_outputs=True) if these are masks"),
+         "infinite: set Port(masked_outputs=True) if these are masks"),
         (flat, flat, identity((6,)), 0.0, 1.0, ""),
         (flat[3:], flat[3:], identity((3,)), 0.0, math.nan, ""),
     )  # fmt: skip

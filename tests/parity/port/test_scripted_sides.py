@@ -103,7 +103,7 @@ def test_the_best_run_of_a_side_without_float64_is_that_in_float32():
     side = Scripted(answer)
     runs = SideRuns(side, None)
     assert runs.wide is None and runs.best is runs.narrow
-    assert runs.notices == ("scripted has no float64 here: no float64",)
+    assert runs.notices == ("scripted does not run in float64: no float64",)
     side.asked.clear()
     runs.differentiate({})
     assert side.asked == [Run(cotangents={})]
@@ -503,7 +503,7 @@ def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():
         return bfloat16(how) and how.rounding is not None
 
     stages, rows, notices = narrow_of(low(1.0, refuses=rounded), low(0.5))
-    assert notices == ("bfloat16 of the port is reported and not gated: no such run",)
+    assert notices == ("the port's errors in bfloat16 have no tolerance: no such run",)
     assert math.isnan(stages[1].floor)
     assert ("out", "error_over_original") in {(m.quantity, m.metric) for m in rows}
     assert not any(m.metric == "rel_l2" for m in rows if m.quantity == "out")

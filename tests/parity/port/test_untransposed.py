@@ -96,9 +96,8 @@ def test_it_is_named_where_no_name_says_where_it_is_used() -> None:
 def test_two_of_one_stage_are_named_together() -> None:
     _, report = made("up", "down", coarse=True)
     assert {*report.untransposed} == {"block.up.kernel", "block.down.kernel"}
-    assert all(
-        "with it and the others here the other way" in note for note in report.untransposed.values()
-    )
+    both = "with it and the other matrices listed here transposed"
+    assert all(both in note for note in report.untransposed.values())
 
 
 def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:

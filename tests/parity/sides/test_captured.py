@@ -287,7 +287,7 @@ def test_derivatives_in_another_direction_are_refused(folder: Path) -> None:
         {"output.y": own["output.y"]},
         own | {"output.other": own["output.y"]},
     ):
-        with pytest.raises(SideError, match=r"another direction: capture it with comparison_runs"):
+        with pytest.raises(SideError, match=r"capture the side with comparison_runs"):
             captured.run(Run(cotangents=other))
 
 
@@ -430,12 +430,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "fields that are missing": (
         lambda f: rewritten(f, {"runs": [], "inputs": [{"name": "x"}]}),
-        "has a manifest without",
+        "the manifest of the capture .* lacks",
     ),
     "no file": (lambda f: (f / "parameters-000.safetensors").unlink(), "cannot be read from param"),
     "half a file": (
         lambda f: os.truncate(f / "parameters-000.safetensors", 400),
-        "cannot be read from parameters-000.*copy or capture it again",
+        "cannot be read from parameters-000.*copy the capture again, or capture the side again",
     ),
     "another weight": (
         lambda f: tensors(f, "parameters-000.safetensors", lambda a: a["0"].fill(1)),

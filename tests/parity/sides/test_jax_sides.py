@@ -339,7 +339,7 @@ def test_torch_tensors_bfloat16_parameters_and_random_keys_are_taken_as_they_are
     factor = rule(PortEdge.PORT32_PORT64, Kind.BLOCK).noise_factor
     exact = wide.stages["output[0]"]
     assert relative_l2(np.float64(expected), exact) <= factor * relative_l2(noise, exact)
-    assert wide.notices == ("it draws random numbers: its float32 program is evaluated in float64",)
+    assert wide.notices == ("it draws random numbers, so its float32 program is run in float64",)
     low = side.run(Run(Precision.BFLOAT16))
     assert low.stages["output[0]"].dtype == jnp.bfloat16
     # Computed in bfloat16, and not merely stored: further away than the nearest such numbers are.
@@ -356,7 +356,7 @@ def test_a_function_that_refuses_float64_has_its_float32_program_widened():
     side = FunctionSide(strict, WEIGHTS, X)
     wide = side.run(WIDE)
     assert wide.notices == (
-        "float64 is refused (TypeError): its float32 program is evaluated in float64",
+        "it rejects float64 (TypeError), so its float32 program is run in float64",
     )
     exact = FunctionSide(mlp, WEIGHTS, X).run(WIDE)
     assert relative_l2(wide.stages[OUTPUT], exact.stages[OUTPUT]) <= EXACT

@@ -371,7 +371,7 @@ def test_a_stage_inside_of_torch_func_is_named_as_not_seen():
     module = Rows()
     trace = TorchSide(module, X).run(WIDE)
     assert [*trace.stages] == ["outside", OUTPUT]
-    assert trace.notices == ("not seen, inside of torch.func: the results of inside",)
+    assert trace.notices == ("results inside torch.func are not captured: inside",)
     one_by_one = module.double()(torch.from_numpy(X).double())
     assert relative_l2(trace.stages[OUTPUT], one_by_one.detach().numpy()) <= EXACT
     assert TorchSide(model(), X).run(WIDE).notices == ()

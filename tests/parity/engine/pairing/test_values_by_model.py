@@ -232,7 +232,7 @@ def test_a_construction_is_written_piece_by_piece():
     assert Construction.from_json(made.to_json()) == made
     a, b = draw(4, 3), draw(3, 2, seed=1)
     assert np.array_equal(made.from_original({"a": a, "b": b}), np.concatenate([b.T, a[:2]]))
-    with pytest.raises(KeyError, match="a, b of the original"):
+    with pytest.raises(KeyError, match="expected the array a, b of the original"):
         made.from_original({"c": a})
     # A gradient goes back by the transposed map: <A x, y> = <x, A* y>, piece by piece.
     y = draw(4, 3, seed=2)

@@ -203,7 +203,7 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
 
     result, marks, notices = evaluate(loop, X)
     assert np.array_equal(result, loop(X)) and not marks.values
-    assert notices == ("marks inside of a while loop have no one value: not seen",)
+    assert notices == ("marks in a while loop are not captured: they have many values",)
     value, notices = widened(loop, X)
     assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
 
@@ -374,7 +374,9 @@ def test_what_has_no_float64_is_done_as_it_is_and_noticed():
 
     value, notices = widened(called, X)
     assert close(value, 2 * (X + 1))
-    assert [n.partition(":")[0] for n in notices] == ["pure_callback was not done in float64"]
+    assert [n.partition(":")[0] for n in notices] == [
+        "pure_callback ran in its own dtype instead of float64"
+    ]
 
 
 # What rounding does
