@@ -1,8 +1,8 @@
-"""Comparison of two checkpoints from outside on a text: whole, or layer by layer.
+"""Comparison of a user's torch and JAX checkpoint on a text: whole, or layer by layer.
 
 `files` opens checkpoints and compares stored values. `triangle` compares models that fit into
-memory, `Walk` larger ones layer by layer. `deployment` writes a folder for megalodon-hf and
-compares it with the model.
+memory; `Walk` compares larger ones layer by layer. `deployment` writes a folder for megalodon-hf
+and verifies it.
 """
 
 from parity.checkpoint_pair.deployment import Export, ExportError, export_pretrained

@@ -1,9 +1,9 @@
-"""Export of a folder, verified before it is put in place: tensors, configuration and logits.
+"""Export of a model as a folder for megalodon-hf, verified before it is put in place.
 
-The folder is read back and compared with the model bit by bit. It is then loaded by megalodon-hf's
-`from_pretrained` and by ours, and both run one text. Logits must meet the triangle's tolerance for
-JAX against megalodon-hf, with a noise floor measured for these weights and this text. Source:
-docs/guide.md "Deployment".
+The folder is read back and compared with the model bit by bit. Then megalodon-hf (with
+`from_pretrained`) and the JAX model both load it and run one text. Their logits may differ by the
+tolerance of the parity suite for JAX against megalodon-hf, with a noise floor measured for these
+weights and this text. Source: docs/guide.md "Deployment".
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 TOKENS = 40
-"""Largest number of tokens of the text, which the oracle runs eleven times in float64."""
+"""Largest number of tokens of the text; the oracle runs it eleven times in float64."""
 EDGE = MegalodonEdge.JAX32_REFERENCE32
+"""Pair of sides whose tolerance applies: JAX against megalodon-hf, both float32."""
 
 
 class ExportError(ValueError):
-    """The exported folder differs from the model; it was removed again."""
+    """The exported folder differs from the model. It was removed; an earlier export is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A written folder, and what was verified of it."""
+    """An exported folder, and the result of its verification."""
 
     folder: Path
     verified: bool
-    """Whether megalodon-hf loaded the folder and its logits are within the bound."""
+    """Whether megalodon-hf loaded the folder and its logits agree with the JAX model's."""
     reason: str
-    """How it was verified, or why it was not."""
+    """The verification in words, or the reason why there was none."""
     record: dict[str, Any]
     """Content of the folder's `export.json`."""
 
@@ -72,10 +73,11 @@ def export_pretrained(
     verify: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> Export:
-    """Write a folder for megalodon-hf, and verify it before it is put in place.
+    """Write a folder that megalodon-hf can load, and verify it before it is put in place.
 
-    Verification needs memory for the weights in float32 on both sides and once in float64.
-    `megalodon-numerics parity --torch FOLDER --layerwise` compares a folder that is too large.
+    Verification needs memory for the weights twice in float32 and once in float64. For a model that
+    is too large for that, set `verify` to False and run `megalodon-numerics parity --torch FOLDER
+    --layerwise` afterwards.
 
     Args:
         model: the model to export.
@@ -84,12 +86,13 @@ def export_pretrained(
         generation: generation settings: a mapping, a JSON file, or a folder with one.
         dtype: storage dtype of all but the sensitive parameters; None: unchanged.
         max_shard_size: largest size of a weights file in bytes.
-        verify: verify the folder. Without megalodon-hf it is only read back, as the record states.
+        verify: verify the folder. If megalodon-hf is not installed, the folder is only read back;
+            `Export.reason` then says so.
         report: called with a line of progress per step.
 
     Raises:
         ExportError: the folder differs from the model. The message names the first differing
-            tensor, field or logit, with the bound. The new folder is removed, an earlier one kept.
+            tensor, configuration field or logit. The new folder is removed, an earlier one kept.
         FileNotFoundError, ValueError: see `megalodon_jax.deployment.write_pretrained`.
     """
 
@@ -120,15 +123,19 @@ def export_pretrained(
 
 
 def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
-    """Check bit by bit that a folder holds these tensors.
+    """Check that a folder has exactly these tensors, bit by bit.
+
+    Args:
+        expected: tensors by name.
+        folder: folder with safetensors, in one file or in shards.
 
     Raises:
-        ExportError: it does not; the message names the first difference.
+        ExportError: a tensor is missing, extra or different; the message names the first one.
     """
     held = open_tensors(checkpoint_file(folder))
     for name in (*expected, *held):
         if name not in held or name not in expected:
-            where = "missing from" if name in expected else "of no parameter, in"
+            where = "missing from" if name in expected else "no parameter of the model, but is in"
             raise ExportError(f"export: {name} is {where} the folder.")
     for name, tensor in expected.items():
         found = held[name]
@@ -143,11 +150,18 @@ def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def verified(folder: Path, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Run a folder in megalodon-hf and in JAX; return the record of a successful verification.
+    """Load a folder with megalodon-hf and with JAX, and compare parameters and logits.
+
+    Args:
+        folder: the exported folder.
+        report: called with a line of progress per step.
+
+    Returns:
+        The fields `verified` (True), `reason` and `logits` of the folder's `export.json`.
 
     Raises:
         ExportError: the two differ; the message names the first tensor, field or logit.
-        ReferenceUnavailableError: megalodon-hf cannot run.
+        ReferenceUnavailableError: megalodon-hf cannot run here.
     """
     report("loading the folder in megalodon-hf")
     theirs = Deployed.load(folder)
@@ -162,7 +176,9 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
     for name, tensor in theirs.tensors():
         stored = "model.embed.weight" if name == HEAD and config.tied else name
         if stored not in weights:
-            raise ExportError(f"export: megalodon-hf has {name}, which is not in the folder.")
+            raise ExportError(
+                f"export: megalodon-hf has a parameter {name}, which is not in the folder."
+            )
         _check_equal(name, weights[stored], tensor, 0, "megalodon-hf")
     report("running both sides, and the noise floor")
     ids = text(config)
@@ -188,7 +204,10 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
 
 
 def text(config: MegalodonConfig) -> np.ndarray:
-    """Return token ids (1, L) without padding; longer than a chunk if chunks are short."""
+    """Return random token ids (1, L) without padding, the same in every run.
+
+    L is a little more than a chunk, but at most `TOKENS`.
+    """
     length = min(config.chunk_size + max(1, config.chunk_size // 8), TOKENS)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (1, max(2, length)))
     pad = config.pad_token_id
@@ -198,7 +217,7 @@ def text(config: MegalodonConfig) -> np.ndarray:
 
 
 def _plain(config: MegalodonConfig) -> MegalodonConfig:
-    """Return the configuration in float32 with default GEMM backend."""
+    """Return the configuration with float32 dtypes and the default GEMM backend."""
     return dataclasses.replace(config.with_dtype("float32"), gemm_backend="default")
 
 
@@ -211,7 +230,18 @@ def _check_config(expected: MegalodonConfig, found: MegalodonConfig, what: str) 
 def _check_equal(
     name: str, expected: np.ndarray, found: np.ndarray, start: int, side: str = "the folder"
 ) -> None:
-    """Check that two arrays have equal bits; `start` is their first row in the tensor."""
+    """Check that two arrays, which are rows of tensor `name`, are bit-identical.
+
+    Args:
+        name: name of the tensor.
+        expected: rows of the model's tensor.
+        found: the same rows on the other side.
+        start: index of the first of these rows in the tensor.
+        side: name of the other side, for the message.
+
+    Raises:
+        ExportError: the arrays differ.
+    """
     if found.shape != expected.shape:
         raise ExportError(
             f"export: {name} has shape {found.shape} in {side}, not {expected.shape}."
@@ -235,7 +265,7 @@ def _first_logit(ours: np.ndarray, theirs: np.ndarray, bound: float, error: floa
         return f"export: logits have shape {ours.shape} in JAX, {theirs.shape} in megalodon-hf."
     rows, positions = ours.shape[:2]
     places = [(r, p) for r in range(rows) for p in range(positions)]
-    # The first position beyond the bound; earlier ones within it may differ harmlessly.
+    # Name the first position whose error exceeds the bound; earlier ones differ within it.
     over = [at for at in places if not relative_l2(ours[at], theirs[at]) <= bound] or places
     row, position = over[0]
     pair = ours[over[0]].astype(np.float64), theirs[over[0]].astype(np.float64)

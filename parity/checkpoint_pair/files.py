@@ -1,8 +1,7 @@
-"""Checkpoints from outside: opened lazily, and compared by name and value.
+"""Users' checkpoints: opened without reading all data, and compared by name and value.
 
-Only headers are read when opening. Tensors are read on access, by rows where possible, so that a
-checkpoint larger than memory can be traversed. Source: docs/parity.md "Big checkpoints",
-docs/parity.md "Fail closed".
+Opening reads only headers. Tensors are read on access, by rows where possible, so that a checkpoint
+may be larger than memory. Source: docs/parity.md "Big checkpoints", docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from parity.engine.measure.measurement import Verdict
 from parity.engine.measure.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
-# Fields that do not affect an uncached evaluation: precision, streams and training.
+"""End of the names of tensors that are no parameters; they are ignored."""
+# Fields of the configuration that do not affect an uncached evaluation: precision, streams and
+# training.
 _SILENT = frozenset(
     {
         *("max_cache_len", "cache_unbounded", "max_positions", "mask_ema"),
@@ -40,27 +41,32 @@ _SILENT = frozenset(
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint: configuration, and tensors by torch name."""
+    """An open checkpoint: configuration and tensors."""
 
     label: str
-    """Name of the side in error messages: "torch" or "jax"."""
+    """Name of the side in messages: "torch" or "jax"."""
     path: Path
     config: MegalodonConfig
     tensors: dict[str, Tensor]
+    """Parameters by torch name."""
     lazy: bool
-    """Whether tensors are read from disk one by one."""
+    """Whether tensors are read from disk when they are used; False: they are in memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors in float32, in which they are compared."""
+        """Number of bytes of all tensors in float32, the dtype in which they are compared."""
         return 4 * sum(math.prod(t.shape) for t in self.tensors.values())
 
     def wide(self, name: str) -> np.ndarray:
-        """Return a tensor in float32."""
+        """Return the tensor called `name` in float32."""
         return self.tensors[name].read().astype(np.float32)
 
     def problems(self, config: MegalodonConfig) -> list[WeightRow]:
-        """Return mismatches between these tensors and the weights of `config`, from headers."""
+        """Return the tensors that a model of this configuration would reject; no values are read.
+
+        Missing, extra and differently shaped tensors, and those of a dtype that is no float, get a
+        row "not comparable" each. Empty if all fit.
+        """
         table = {row.name: row.shape for row in weight_table(config)}
         allowed = set(table) | ({HEAD} if config.tied else set())
         rows = [self._problem(n, f"missing, expected {table[n]}") for n in table if n not in self]
@@ -74,7 +80,7 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Return a failure if the head of a tied model differs from the embedding."""
+        """Return one failing row if the head is tied but stored with other values, else []."""
         if not self.config.tied or HEAD not in self or EMBEDDING not in self:
             return []
         row = compare_values(HEAD, self.tensors[EMBEDDING], self.tensors[HEAD])
@@ -92,25 +98,29 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class WeightRow:
-    """Result of comparing one parameter."""
+    """Result of comparing one parameter, or one field of the configurations."""
 
     name: str
+    """Torch name of the parameter, or `config.<field>`."""
     verdict: Verdict
     note: str = ""
+    """The difference in words; may be empty."""
     rel_l2: float = math.nan
+    """Relative L2 difference in float32; NaN if values were not compared or are not finite."""
     hashes: tuple[str, str] = ("", "")
     """Hashes of the values in float32, torch side first; equal hashes mean equal values."""
 
 
 def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
-    """Open a checkpoint lazily: a directory, a safetensors file or index, or a torch file.
+    """Open a checkpoint and read its headers.
 
-    A torch file (`.bin`, `.pt`) is read as a whole, since a pickle cannot be read lazily.
+    A torch file (`.bin`, `.pt`) is read as a whole, since a pickle cannot be read in parts.
 
     Args:
-        label: name of the side in error messages.
-        path: a Hugging Face or native directory, or a file.
-        config: the configuration or its `config.json`; None: the one beside the file.
+        label: name of the side in messages: "torch" or "jax".
+        path: a Hugging Face directory, one of this project, a safetensors file or index, or a torch
+            file.
+        config: the configuration or the path of its `config.json`; None: the one beside the file.
 
     Raises:
         FileNotFoundError: there is no checkpoint or no configuration.
@@ -120,7 +130,7 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
     file = checkpoint_file(path)
     if not isinstance(config, MegalodonConfig):
         config = read_config(file.parent / "config.json" if config is None else config)
-    # Weights are compared, so the GEMM backend of a run is irrelevant.
+    # The GEMM backend is an option of a run and irrelevant for weights.
     config = dataclasses.replace(config, gemm_backend="default")
     named = unprefixed(open_tensors(file), str(file)).items()
     tensors = {name: t for name, t in named if not name.endswith(_BUFFER)}
@@ -129,7 +139,7 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
 
 
 def converted(theirs: Stored) -> Stored:
-    """Convert a torch checkpoint by this project's loader; return it as the JAX side.
+    """Load a torch checkpoint into the JAX model; return the model's weights as the JAX side.
 
     Raises:
         ValueError: the checkpoint does not match its configuration.
@@ -140,7 +150,10 @@ def converted(theirs: Stored) -> Stored:
 
 
 def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[WeightRow]:
-    """Return the fields by which two configurations differ mathematically."""
+    """Return a row "not comparable" for each field that makes two configurations different models.
+
+    Fields that do not affect an uncached evaluation, such as dtypes, are ignored.
+    """
     left, right = theirs.to_dict(), ours.to_dict()
     left["rope_base"], right["rope_base"] = theirs.effective_rope_base, ours.effective_rope_base
     left["output_size"], right["output_size"] = theirs.tied, ours.tied
@@ -152,7 +165,11 @@ def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[W
 
 
 def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
-    """Compare two tensors of equal shape by value in float32, a few rows at a time."""
+    """Compare two tensors of equal shape by value in float32, a few rows at a time.
+
+    The result passes only if all values are finite and equal. A difference of stored dtypes alone
+    is noted, but passes.
+    """
     digests = [hashlib.sha256()] * 2
     spoiled, difference, scale, only_rounded = [0, 0], 0.0, 0.0, True
     for rows in row_blocks(theirs.shape):
@@ -184,7 +201,7 @@ def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
 
 
 def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
-    """Compare every parameter of two checkpoints that both match `theirs.config`."""
+    """Yield the comparison of every parameter of two checkpoints that match `theirs.config`."""
     for row in weight_table(theirs.config):
         yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
 

@@ -1,15 +1,15 @@
 """Layer-by-layer comparison of two checkpoints larger than memory.
 
-One layer is read on each side, applied to the activations, compared and dropped. Memory is bounded
-by the largest layer and the activations: of the embedding only the rows of the text are read, and
-the head is applied in blocks of the vocabulary.
+Each layer is read on both sides, applied to the activations, compared and dropped. So memory holds
+one layer and the activations. Only the embedding's rows for the text are read, and the head is
+applied in blocks of the vocabulary.
 
 There are two runs. In the free run each side continues with its own activations. In the forced run
-both sides and the oracle are fed the reference's activations, so that differences come from this
-layer. Only forced errors have a tolerance: the rules of `parity.tolerances`, with a noise floor
-measured for this layer and input. A free error needs none, since it is at most the amplified error
-of its input plus the forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First
-divergence".
+all sides get the reference's activations as input of each layer, so that a difference arises in
+that layer. The reference is megalodon-hf or, where it is missing, the oracle rounded to float32.
+Only forced errors have a tolerance: the rules of `parity.tolerances`, with a noise floor measured
+for this layer and input. Free errors need none: they are at most the amplified error of the input
+plus the forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First divergence".
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.tolerance_table import NoiseFloors
 
 WIDE = 1 << 22
-"""Largest number of parameters of a layer that JAX also runs in float64."""
+"""Largest number of parameters of a layer with which JAX also runs it in float64."""
 LOGITS_AT_ONCE, HEAD_AT_ONCE = 1 << 19, 1 << 20
-"""Largest numbers of elements of the logits and of the head that are in memory at once."""
+"""Largest numbers of elements of the logits, and of the head, that are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Effect of one layer on the difference between the two sides."""
+    """Errors of one step (embedding, layer, final norm or head) of the comparison."""
 
     name: str
     """`embed`, `layers.{i}`, `norm` or `logits`."""
     free: float
-    """Relative L2 between the sides in the free run."""
+    """Relative L2 difference of the outputs in the free run."""
     forced: float
-    """Relative L2 in the forced run: the difference that this step introduces."""
+    """Relative L2 difference of the outputs in the forced run: the error made in this step."""
     amplification: float
-    """Factor by which the step multiplies the relative error of its input; NaN if that is 0."""
+    """Factor by which the step multiplies the relative error of its input; NaN if the input has no
+    error, or there is none."""
     share: float
-    """Largest fraction of a tolerance used by a gate of this step; infinite if it has none."""
+    """Largest fraction of a tolerance that a gate of this step uses; infinite if it has no gate."""
     where: str
-    """Intermediate and edge of that gate."""
+    """Intermediate and edge of the gate that `share` belongs to; empty if there is none."""
 
 
 @dataclass
@@ -70,18 +71,23 @@ class LayerwiseResult:
     """Results of a layer-by-layer comparison."""
 
     steps: list[Step] = field(default_factory=list)
+    """Errors per step, in order of computation."""
     weights: list[WeightRow] = field(default_factory=list)
+    """Comparison of the stored parameters."""
     measurements: list[Measurement] = field(default_factory=list)
+    """Errors of intermediates in the forced run, with tolerances."""
     losses: tuple[float, float] = (math.nan, math.nan)
-    """Mean negative log-likelihood in nats in the free run: JAX, and the reference."""
+    """Mean negative log-likelihood in nats in the free run: of JAX, and of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """Activations before and after a step."""
+    """Input and output activations of a step, (B, L, D)."""
 
     free: np.ndarray
+    """JAX's own input, in the free run."""
     fed: np.ndarray
+    """The reference's input, which all sides get in the forced run."""
     moved: np.ndarray
     """JAX's output for `free`."""
     going: np.ndarray
@@ -92,11 +98,14 @@ class Walk:
     """Compares two checkpoints of one configuration layer by layer.
 
     Args:
-        theirs: the torch side, used by the oracle and the reference.
+        theirs: the torch side, whose weights the oracle and megalodon-hf use.
         ours: the JAX side; its tensors must match the configuration of `theirs`.
-        ids: token ids (B, L) int32, in range.
-        live: run megalodon-hf; otherwise the oracle, rounded to float32, replaces it.
+        ids: token ids (B, L) int32, below the vocabulary size.
+        live: run megalodon-hf; False: the oracle, rounded to float32, is the reference.
         report: called with a line of progress per step.
+
+    Raises:
+        ReferenceUnavailableError: `live` is set, but megalodon-hf cannot run here.
     """
 
     def __init__(
@@ -116,8 +125,8 @@ class Walk:
         return_freed_memory()
 
     def run(self) -> LayerwiseResult:
-        """Compare embedding, layers, final norm and logits."""
-        # Non-finite values fail their gates; NumPy's warnings are not needed.
+        """Compare embedding, layers, final norm and logits; return all results."""
+        # Non-finite values fail their gates, so NumPy need not warn about them.
         with np.errstate(all="ignore"):
             free, fed = self._embed()
             for index in (*range(self.config.num_layers), FINAL):
@@ -129,7 +138,8 @@ class Walk:
         self._table(EMBEDDING)
         ours, theirs = looked_up(self.ours, self.ids), looked_up(self.theirs, self.ids)
         exact = {"embed": looked_up(self.theirs, self.ids, np.float64)}
-        # Table and intermediate are each perturbed by one unit roundoff with random signs.
+        # As elsewhere, weights (here the table) and intermediates are each perturbed by one unit
+        # roundoff with random signs. Two independent perturbations give sqrt(2).
         floors = {"embed": math.sqrt(2) * UNIT_ROUNDOFF}
         live = {"embed": theirs} if self.reference else None
         self._compare("embed", "embed", {"embed": ours}, live, exact, floors)
@@ -197,7 +207,18 @@ class Walk:
         wide: dict[str, np.ndarray] | None = None,
         flow: _Flow | None = None,
     ) -> None:
-        """Compare one step on every edge, and record its effect on the error."""
+        """Compare the intermediates of a step between all sides, and record its errors.
+
+        Args:
+            name: name of the step.
+            last: name of its output among the intermediates.
+            ours: JAX's intermediates in float32, in the forced run.
+            theirs: megalodon-hf's; None if it does not run.
+            exact: the oracle's.
+            floors: noise floors by intermediate.
+            wide: JAX's intermediates in float64; None if the layer is too large.
+            flow: activations of both runs; None for the embedding, which has no input activations.
+        """
         rows = self._edge(MegalodonEdge.JAX64_ORACLE, floors).run(wide, exact) if wide else []
         rows += self._edge(MegalodonEdge.JAX32_ORACLE, floors).run(ours, exact)
         if theirs:
@@ -215,7 +236,7 @@ class Walk:
     def _note(self, name, last, rows: list[Measurement], out, forced, amplification) -> None:
         rows = [row for row in rows if row.verdict is not Verdict.INFO or row.quantity == "logits"]
         if not math.isfinite(out):
-            # Even if all forced errors pass, one side may have diverged.
+            # All forced errors may pass although one side has diverged in the free run.
             at = self._edge(MegalodonEdge.JAX32_REFERENCE32, {})
             rows.append(at.missing(last, "not finite in the free run on at least one side"))
         self.outcome.measurements += rows
@@ -236,7 +257,7 @@ class Walk:
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:
-    """Return the largest used fraction of a tolerance, with its intermediate and edge."""
+    """Return the largest used fraction of a tolerance, and its intermediate and edge as text."""
     gates = [row for row in rows if row.verdict is not Verdict.INFO]
     shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]
     share = max(shares, default=math.inf)

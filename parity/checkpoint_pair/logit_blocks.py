@@ -1,4 +1,4 @@
-"""Comparison of logits in blocks of the vocabulary, so that (B, L, V) is never in memory.
+"""Comparison of logits in blocks of the vocabulary, so that (B, L, V) is never in memory at once.
 
 Source: docs/parity.md "Metrics", docs/parity.md "Big checkpoints".
 """
@@ -23,14 +23,15 @@ _FORCED = {
 
 
 class LogitsApart:
-    """Sums over blocks of logits; each block is (B, L, V').
+    """Errors and losses of logits, accumulated over blocks of the vocabulary.
 
-    `ours` and `theirs` are the sides fed the reference's hidden states; `exact` and `noise` are the
-    oracle without and with a perturbation of one unit roundoff; `free` is JAX with its own hidden
-    states. Without a reference, `exact` replaces `theirs`.
+    A block has logits (B, L, V') by side: `ours` (JAX) and `theirs` (megalodon-hf) computed from
+    the reference's hidden states, `free` (JAX) from JAX's own, `exact` by the oracle, and `noise`
+    by the oracle with perturbations of one unit roundoff. If megalodon-hf does not run, `exact`
+    stands in for `theirs`.
 
     Args:
-        labels: (B, L) int32, not shifted; -100 is ignored.
+        labels: token ids (B, L) int32, not shifted; -100 is ignored.
     """
 
     def __init__(self, labels: np.ndarray):
@@ -41,7 +42,12 @@ class LogitsApart:
         self.live = False
 
     def add(self, start: int, **sides: np.ndarray | None) -> None:
-        """Add the logits of a block of the vocabulary that begins with token `start`."""
+        """Add a block of the vocabulary.
+
+        Args:
+            start: first token id of the block.
+            sides: logits (B, L, V') by side; `theirs` may be None.
+        """
         self.live = sides["theirs"] is not None
         given = {name: block for name, block in sides.items() if block is not None}
         given = {"theirs": given["exact"]} | given
@@ -56,7 +62,10 @@ class LogitsApart:
                 reader.add(start, wide[name])
 
     def error(self, actual: str, expected: str) -> float:
-        """Return the relative L2 error between two sides; NaN if either is not finite."""
+        """Return the relative L2 error of side `actual` against side `expected`.
+
+        It is NaN if either has a value that is not finite.
+        """
         difference, scale = self._apart[actual, expected]
         if not (math.isfinite(difference) and math.isfinite(scale)):
             return math.nan
@@ -64,14 +73,18 @@ class LogitsApart:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Noise floor of the logits, by quantity."""
+        """Noise floor of the logits, as a dictionary by quantity."""
         return {"logits": self.error("noise", "exact")}
 
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
-        """Return the gates of the forced logits, and metrics of the free-running ones.
+        """Return measurements of the logits.
+
+        Logits from the reference's hidden states have tolerances. Those from JAX's own (`free`)
+        give two metrics for information: agreement of the most probable token, and difference of
+        losses.
 
         Args:
-            edge: returns the comparison of an edge, with these `floors`.
+            edge: returns the settings of the comparison of an edge, with these `floors`.
         """
         rows = []
         for name, pair in _FORCED.items():
@@ -90,12 +103,16 @@ class LogitsApart:
         return [*rows, *info]
 
     def losses(self) -> tuple[float, float]:
-        """Return the mean negative log-likelihood in nats: free-running JAX, and the reference."""
+        """Return the mean negative log-likelihood in nats of `free` and of `theirs`."""
         return self._readers["free"].nll(), self._readers["theirs"].nll()
 
 
 class Reader:
-    """Computes best token and log-likelihood of targets (B, L) from blocks of logits."""
+    """Accumulates most probable token and log-likelihood of the targets over blocks of logits.
+
+    Args:
+        targets: token that each position should predict, (B, L); -100: none.
+    """
 
     def __init__(self, targets: np.ndarray):
         self.targets = targets
@@ -105,7 +122,7 @@ class Reader:
         self._chosen = np.full(targets.shape, np.nan)
 
     def add(self, start: int, logits: np.ndarray) -> None:
-        """Add logits (B, L, V'), float64, of a block that begins with token `start`."""
+        """Add logits (B, L, V'), float64, of a block whose first token id is `start`."""
         peak = logits.max(axis=-1)
         self.best = np.where(peak > self._peak, start + logits.argmax(axis=-1), self.best)
         top = np.maximum(peak, self._peak)
@@ -116,7 +133,10 @@ class Reader:
         self._chosen[here] = logits[here, self.targets[here] - start]
 
     def nll(self) -> float:
-        """Return the mean over valid targets; NaN if a target was in no block."""
+        """Return the mean negative log-likelihood of the targets in nats.
+
+        It is 0 without targets, and NaN if a target was in no block.
+        """
         counted = self.targets != -100
         values = self._peak + np.log(self._total) - self._chosen
         return float(np.mean(values[counted])) if counted.any() else 0.0

@@ -1,4 +1,4 @@
-"""A single layer of each implementation, with only that layer's weights in memory.
+"""Single layers of JAX, megalodon-hf and oracle, with only one layer's weights in memory.
 
 Source: docs/parity.md "Big checkpoints".
 """
@@ -33,27 +33,29 @@ from parity.megalodon.perturbation import of_weight
 from parity.megalodon.reference import LiveReference
 
 FINAL = -1
-"""Index of the final norm."""
+"""Index that stands for the final norm."""
 FEW_SEEDS = 1
+"""Number of seeds for the noise floor of an expensive layer."""
 CHEAP = 1e8
-"""Tokens times parameters of a layer up to which its floor uses `SEEDS` seeds, else `FEW_SEEDS`.
+"""Largest product of tokens and a layer's parameters at which its noise floor gets `SEEDS` seeds.
 
-The response of a large tensor is a mean over its elements, so one seed is nearly exact.
+Beyond it `FEW_SEEDS` are enough: the response of a large tensor is a mean over its elements, so one
+seed is nearly exact.
 """
 
 
 def prefix_of(index: int) -> str:
-    """Return the prefix of the torch names of a layer or of the final norm."""
+    """Return the prefix of the torch names of a layer's parameters, or of the final norm's."""
     return "model.norm." if index == FINAL else f"model.layers.{index}."
 
 
 def last_intermediate(index: int) -> str:
-    """Return the name of the output of a layer or of the final norm."""
+    """Return the name of the intermediate that is the output of a layer, or of the final norm."""
     return "norm" if index == FINAL else f"layers.{index}.{BLOCK_INTERMEDIATES[-1].name}"
 
 
 def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
-    """Return the embedded ids (B, L, D), reading only the used rows of the table."""
+    """Return the embeddings (B, L, D) of token ids; only the used rows of the table are read."""
     used, place = np.unique(ids, return_inverse=True)
     rows = stored.tensors[EMBEDDING].take(used).astype(dtype)[place.reshape(ids.shape)]
     config = stored.config
@@ -61,10 +63,10 @@ def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.nd
 
 
 class JaxLayer:
-    """A layer of the JAX model, or its final norm, in float32 and optionally in float64.
+    """A layer of the JAX model, or its final norm, with its weights in memory.
 
     Args:
-        ours: the JAX side.
+        ours: the JAX checkpoint.
         config: configuration of both sides.
         index: index of the layer, or `FINAL`.
     """
@@ -76,11 +78,11 @@ class JaxLayer:
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of parameters (elements) of the layer."""
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Compare the parameters held by the module with the torch side's, by name."""
+        """Compare the parameters that the module runs with, with those of the torch checkpoint."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():
@@ -90,7 +92,10 @@ class JaxLayer:
         return rows
 
     def run(self, x: np.ndarray, dtype: str = "float32") -> dict[str, np.ndarray]:
-        """Return the intermediates, by full name, for activations x (B, L, D)."""
+        """Return the layer's intermediates by name, given activations x (B, L, D).
+
+        `dtype` is "float32" or "float64".
+        """
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             module, x_in = self._module(dtype), jnp.asarray(x, dtype)
             if self.index == FINAL:
@@ -107,14 +112,15 @@ class JaxLayer:
         return replace_leaves(self._frame(dtype), weights)
 
     def _frame(self, dtype: str) -> Any:
-        # Only the residual scale depends on the index; equal frames share a compiled program.
+        # Only the residual scale of `rescale_nffn` depends on the index. Without it, all layers
+        # share one frame, and so one compiled program.
         index = self.index if self.config.rescale_nffn or self.index == FINAL else 0
         return _frame(self.config.with_dtype(dtype), index)
 
 
 @lru_cache(maxsize=4)
 def _frame(config: MegalodonConfig, index: int) -> Any:
-    """Return the module with shapes in place of arrays."""
+    """Return a layer or the final norm with shapes in place of arrays."""
     if index != FINAL:
         return eqx.filter_eval_shape(MegalodonBlock, config, index, key=jax.random.key(0))
     sizes = config.model_dim, config.norm_num_groups, config.norm_eps, config.norm_affine
@@ -144,16 +150,15 @@ def _projected(x, head, config: MegalodonConfig):
 
 
 class ReferenceLayer:
-    """One layer of megalodon-hf in float32, whose weights are replaced for each layer.
-
-    Its model has a vocabulary of four, so that only the layer takes memory.
+    """A single layer of megalodon-hf in float32, into which the weights of any layer are loaded.
 
     Raises:
-        ReferenceUnavailableError: megalodon-hf cannot run.
+        ReferenceUnavailableError: megalodon-hf cannot run here.
     """
 
     def __init__(self, config: MegalodonConfig):
         self.config = config
+        # A vocabulary of four, so that embedding and head take no memory.
         vocabulary = {"vocab_size": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         small = replace(config, num_layers=1, output_size=-1, **vocabulary)
         zeros = {row.name: np.zeros(row.shape, np.float32) for row in weight_table(small)}
@@ -163,12 +168,18 @@ class ReferenceLayer:
             parameter.data = parameter.new_empty(0)
 
     def run(self, theirs: Stored, index: int, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the intermediates of a layer or the final norm for activations x (B, L, D)."""
+        """Return the intermediates of a layer or the final norm, given activations x (B, L, D).
+
+        Args:
+            theirs: the torch checkpoint.
+            index: index of the layer, or `FINAL`.
+            x: input activations.
+        """
         if index == FINAL:
             with self._filled(self._model.model.norm, theirs, index) as norm:
                 return {"norm": _array(norm(self._tensor(x))[0])}
         if self.config.rescale_nffn and index != self._index:
-            # The constructor derives the residual scale from the index.
+            # The residual scale follows from the index that the constructor gets.
             block = type(self._block)(self._model.config, index)
             self._block, self._index = block.requires_grad_(False).eval(), index
         intermediates: dict[str, np.ndarray] = {}
@@ -185,12 +196,12 @@ class ReferenceLayer:
         return intermediates
 
     def logits(self, x: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """Return the product of x (B, L, D) and rows of the head (V', D), computed by torch."""
+        """Return logits (B, L, V') from x (B, L, D) and rows of the head (V', D), by torch."""
         return _array(self._tensor(x) @ self._tensor(head).T)
 
     @contextlib.contextmanager
     def _filled(self, module: Any, theirs: Stored, index: int) -> Iterator[Any]:
-        """Load a module's weights within a context; outside it they take no memory."""
+        """Load the weights of layer `index` into a module within this context; free them after."""
         for name, parameter in module.named_parameters():
             tensor = theirs.tensors[prefix_of(index) + name]
             parameter.data = parameter.new_empty(tensor.shape)
@@ -213,15 +224,16 @@ class ReferenceLayer:
         )
 
     def _tensor(self, array: np.ndarray) -> Any:
-        # Only `parity.megalodon.reference` may import torch; a parameter can create tensors too.
+        # Only `parity.megalodon.reference` may import torch, so a parameter creates the tensor.
         return self._model.model.embed.weight.new_tensor(np.asarray(array, np.float32))
 
 
 def return_freed_memory() -> None:
-    """Make the C library return every large buffer to the system when it is freed (glibc).
+    """Make the C library (glibc) return buffers above 256 KiB to the system when they are freed.
 
-    By default it keeps freed buffers of up to 32 MiB. They do not fit the next layer's tensors, so
-    the process would grow with the number of layers. Affects the whole process.
+    By default glibc keeps freed buffers of up to 32 MiB. They do not fit the next layer's tensors,
+    so the process would grow with the number of layers. The setting affects the whole process. It
+    has no effect with other C libraries.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if set_option is not None:
@@ -237,7 +249,12 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 class OracleLayer:
-    """A layer of the oracle, or its final norm, with weights read on access."""
+    """A layer of the oracle, or its final norm, whose weights are read when they are used.
+
+    Args:
+        theirs: the torch checkpoint.
+        index: index of the layer, or `FINAL`.
+    """
 
     def __init__(self, theirs: Stored, index: int):
         self.theirs, self.index = theirs, index
@@ -246,12 +263,13 @@ class OracleLayer:
         self.size = sum(math.prod(t.shape) for t in named)
 
     def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
-        """Return the intermediates in float64 for activations x (B, L, D).
+        """Return the layer's intermediates by name, float64.
 
         Args:
-            x: the input.
-            rng: perturbs the input, every weight and every intermediate by one unit roundoff with
-                random signs; None: no perturbation.
+            x: input activations (B, L, D).
+            rng: generator of signs for the noise floor. It perturbs the input and every
+                intermediate by one unit roundoff, and weights by `perturbation.of_weight`. None:
+                unperturbed.
         """
         intermediates: dict[str, np.ndarray] = {}
 
@@ -269,13 +287,24 @@ class OracleLayer:
         return intermediates
 
     def floors(self, x: np.ndarray, exact: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the RMS response of every intermediate to one unit roundoff, as relative L2."""
+        """Return the noise floor of every intermediate as relative L2, by name.
+
+        Args:
+            x: input activations (B, L, D).
+            exact: unperturbed intermediates, from `run`.
+        """
         seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
         return floors(exact, lambda rng: self.run(x, rng), seeds)
 
 
 class Widened:
-    """Weights in float64, by name without `prefix`; read on access and not kept."""
+    """Weights of a checkpoint in float64, read at each access and not kept in memory.
+
+    Args:
+        stored: the checkpoint.
+        prefix: beginning of the weights' names, which keys lack.
+        rng: generator of signs that perturb the weights; None: unperturbed.
+    """
 
     def __init__(self, stored: Stored, prefix: str, rng: np.random.Generator | None):
         self._stored, self._prefix, self._rng = stored, prefix, rng

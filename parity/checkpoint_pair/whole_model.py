@@ -1,4 +1,4 @@
-"""Comparison of a whole checkpoint from outside on a text: the triangle with gradients.
+"""Comparison of two whole checkpoints on a text: JAX, oracle and megalodon-hf, with gradients.
 
 Source: docs/parity.md "The triangle", docs/parity.md "Tolerances".
 """
@@ -35,20 +35,22 @@ def text_case(
     weights: Mapping[str, np.ndarray] | None = None,
     digest: str | None = None,
 ) -> Case:
-    """Return the case of a checkpoint on a text.
+    """Return a user's checkpoint and text as a case.
 
     Args:
         name: name of the case.
         config: configuration of the model.
-        ids: token ids (B, L) int32.
-        weights: float32 arrays by torch name; None if they are compared layer by layer.
-        digest: replaces the weights in the hash if there are none.
+        ids: token ids (B, L) int32; they are the labels too.
+        weights: float32 arrays by torch name; None: the case has no weights, because they are
+            compared layer by layer.
+        digest: text that identifies the weights in the case's hash; None: the hash covers the
+            weights themselves.
     """
     labels = ids
     if config.output_size > 0:
         labels = np.where(ids < config.output_size, ids, IGNORED).astype(np.int32)
-    case = Case(name, "a checkpoint from outside", length=ids.shape[1], batch_size=ids.shape[0])
-    # Other cases compute these properties; here they are given.
+    case = Case(name, "a user's checkpoint", length=ids.shape[1], batch_size=ids.shape[0])
+    # These are cached properties, which other cases compute. Here their values are set directly.
     given: dict[str, Any] = {"config": config, "weights": dict(weights or {})}
     given["batch"] = Batch(ids, labels, np.ones(ids.shape, bool))
     vars(case).update(given)
@@ -60,16 +62,19 @@ def text_case(
 
 
 def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> list[Measurement]:
-    """Compare two checkpoints that fit in memory on the whole triangle, with gradients.
+    """Compare two checkpoints that fit in memory: JAX, oracle and megalodon-hf, with gradients.
 
-    Noise floors are measured for this checkpoint and text with the oracle.
+    Noise floors are measured with the oracle, for this checkpoint and text.
 
     Args:
-        theirs: the torch side, used by the oracle and the reference.
-        ours: the weights of the JAX model.
+        theirs: the torch checkpoint, whose weights the oracle and megalodon-hf use.
+        ours: the JAX checkpoint; its tensors must match the configuration of `theirs`.
         ids: token ids (B, L) int32.
-        live: whether megalodon-hf can run. Otherwise its edges are missing, and one row is "not
+        live: run megalodon-hf. False: it is not compared with, and one measurement is "not
             comparable".
+
+    Raises:
+        ReferenceUnavailableError: `live` is set, but megalodon-hf cannot run here.
     """
     weights = {row.name: theirs.wide(row.name) for row in weight_table(theirs.config)}
     case = text_case("checkpoint", theirs.config, ids, weights)
@@ -80,17 +85,18 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
         wide=Fixed(mine, JaxSubject("float64")),
         subject=Fixed(mine, JaxSubject("float32")),
     )
-    # Non-finite values fail their gates; NumPy's warnings are not needed.
+    # Non-finite values fail their gates, so NumPy need not warn about them.
     with np.errstate(all="ignore"):
         noise = {case.name: {"hash": case.hash, "responses": noise_responses(case)}}
         return [_about_the_checkpoint(row) for row in suite.case(case, NoiseFloors(noise))]
 
 
 def _about_the_checkpoint(row: Measurement) -> Measurement:
-    """Turn rows that depend more on the two libraries' products than on weights into information.
+    """Return a measurement of `error_over_reference` without its tolerance; others unchanged.
 
-    The error of a healthy projection of 1024 features is 1.4 times as large in XLA as in torch. So
-    the rule that JAX is at least as accurate as the reference applies to the case matrix only.
+    The rule that JAX is no less accurate than megalodon-hf applies to the committed cases only. At
+    larger sizes the ratio depends more on the libraries than on the weights: a correct projection
+    of 1024 features has 1.4 times torch's error in XLA.
     """
     if row.metric != "error_over_reference" or math.isnan(row.value):
         return row
@@ -99,25 +105,25 @@ def _about_the_checkpoint(row: Measurement) -> Measurement:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A subject with fixed weights, used for any case."""
+    """A JAX model that runs `case`, with its weights, whatever case it is asked for."""
 
     case: Case
     subject: JaxSubject
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the named arrays of the case given to the constructor."""
+        """Return the named arrays of `self.case`; the argument is ignored."""
         return self.subject.run(self.case)
 
 
 class Absent:
-    """Placeholder for a reference that cannot run."""
+    """Stands in for megalodon-hf where it cannot run: it has no results."""
 
     kind = "absent"
     omits = "everything"
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Return no provenance."""
+        """An empty dictionary: there are no results."""
         return {}
 
     def gives(self, quantity: str) -> bool:
@@ -125,14 +131,14 @@ class Absent:
         return False
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Raise the error of a missing recording."""
+        """Raise RecordingError, so that the suite reports the comparison as not comparable."""
         raise RecordingError("megalodon-hf did not run")
 
     def weights(self, case: Case) -> None:
-        """Return None."""
+        """Return None: no weights are available."""
 
     low_precision = run
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return no results."""
+        """Return an empty dictionary: there are no results."""
         return {}

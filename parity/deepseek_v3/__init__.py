@@ -1,7 +1,8 @@
-"""The second architecture: DeepSeek-V3's MLA and experts in JAX, compared with Transformers.
+"""The second architecture, MLA + MoE: DeepSeek-V3 in JAX, compared with Transformers.
 
-`comparison` is its suite, by the engine for any port. Its probes and training are in
-`stability.moe`. The names that stored runs use are here, because reading them needs no JAX.
+MLA is multi-head latent attention, MoE a mixture of experts. `comparison` compares the model as any
+user's port (`parity.port`). Probes and training are in `stability.moe`. The name below is that of
+stored runs; it is defined here so that reading a run does not import JAX.
 """
 
 SUBJECT = "mla-moe"

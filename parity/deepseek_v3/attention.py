@@ -19,16 +19,16 @@ from parity.deepseek_v3.config import MLAMoEConfig
 
 
 class LayerCache(NamedTuple):
-    """Cache of one layer for S positions: (B, S, rank + rotary), independent of the heads."""
+    """Cache of one layer for S positions; its size does not depend on the number of heads."""
 
     latent: Float[Array, "B S R"]
-    """Compressed and normalised keys and values."""
+    """Keys and values of all heads, compressed to R numbers per position and normalised."""
     rotary: Float[Array, "B S r"]
-    """The rotary key shared by all heads, rotated."""
+    """Rotary key that all heads share, already rotated."""
 
 
 class RMSNorm(eqx.Module):
-    """`x * rsqrt(mean(x^2) + eps) * weight`, in at least float32; the weight starts at 1."""
+    """RMSNorm, `x * rsqrt(mean(x^2) + eps) * weight`, in at least float32; weight starts at 1."""
 
     weight: Float[Array, " D"]
     eps: float = eqx.field(static=True)
@@ -37,36 +37,40 @@ class RMSNorm(eqx.Module):
         self.weight, self.eps = jnp.ones(dim, jnp.float32), eps
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Normalise the last axis; the dtype is that of `x`."""
+        """Normalise the last axis of `x`; the result has the dtype of `x`."""
         wide = x.astype(widened(x.dtype))
         scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         return (wide * scale * self.weight.astype(wide.dtype)).astype(x.dtype)
 
 
 class Linear(eqx.Module):
-    """`x W^T`; a narrower weight, such as float8, is explicitly widened to the dtype of `x`."""
+    """Linear map `x W^T` without bias, in the dtype of `x`, to which the weight is cast."""
 
     weight: Float[Array, "*experts out in"]
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
-        """Map the last axis."""
+        """Apply the map to the last axis of `x`."""
         return x @ self.weight.astype(x.dtype).T
 
 
 class Draw:
-    """Draws successive weights, N(0, std), float32."""
+    """Draws initial float32 weights of successive layers from N(0, std^2)."""
 
     def __init__(self, key: jax.Array, std: float):
         self.key, self.std = key, std
 
     def __call__(self, *shape: int) -> Linear:
-        """Return a layer with a weight of this shape."""
+        """Return a `Linear` with a new weight of this shape."""
         self.key, now = jax.random.split(self.key)
         return Linear(self.std * jax.random.normal(now, shape, jnp.float32))
 
 
 class Attention(eqx.Module):
-    """Multi-head latent attention (report, equations 1 to 11)."""
+    """Multi-head latent attention (report, equations 1 to 11).
+
+    Fields have DeepSeek-V3's names. Queries are compressed by `q_a_proj` and expanded by
+    `q_b_proj`, or computed by `q_proj` alone if `q_lora_rank` is None.
+    """
 
     q_proj: Linear | None
     q_a_proj: Linear | None
@@ -104,17 +108,17 @@ class Attention(eqx.Module):
         absorbed: bool = False,
         scope: str = "",
     ) -> tuple[Float[Array, "B L D"], LayerCache]:
-        """Attend to all earlier positions.
+        """Attend from each token to itself and all earlier ones; return the output and the cache.
 
         Args:
             x: normalised hidden states.
-            positions: positions of the tokens.
-            past: latents to continue, with room for L more; None starts a new cache.
-            filled: number of filled positions in `past`.
+            positions: position of each token, for the rotation.
+            past: cache to continue, with room for L more positions; None starts a new one.
+            filled: number of positions of `past` that are filled.
             absorbed: multiply queries, instead of latents, by the key matrix, so that keys per head
                 are never computed (report, section 2.1.1, and DeepSeek-V2, appendix). The result
                 is equal up to rounding.
-            scope: prefix of the names of intermediates.
+            scope: prefix of the names of intermediates, such as `layers.0.`.
         """
         q_nope, q_rot = self.queries(x, positions, scope)
         now = self.compress(x, positions, scope)
@@ -132,7 +136,7 @@ class Attention(eqx.Module):
     def queries(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> tuple[Float[Array, "B L H n"], Float[Array, "B L H r"]]:
-        """Return the non-rotary part and the rotated part of the queries."""
+        """Return the queries in two parts: the part without a position, and the rotated part."""
         if self.q_proj is not None:
             q = self.q_proj(x)
         else:
@@ -146,14 +150,14 @@ class Attention(eqx.Module):
     def compress(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> LayerCache:
-        """Return the cache entries of the tokens."""
+        """Return the cache entries of tokens with hidden states `x`."""
         both = self.kv_a_proj_with_mqa(x)
         latent, rot = jnp.split(both, [self.config.kv_lora_rank], axis=-1)
         latent = checkpoint_name(self.kv_a_layernorm(latent), f"{scope}kv_latent")
         return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
 
     def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
-        """Return the matrices that compute keys and values from a latent, by head."""
+        """Return the matrices that expand a latent to non-rotary keys and to values, per head."""
         c = self.config
         both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
         return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]
@@ -161,7 +165,10 @@ class Attention(eqx.Module):
     def scores(
         self, q_nope: Array, q_rot: Array, kept: LayerCache, *, absorbed: bool = False
     ) -> Float[Array, "B H L S"]:
-        """Return attention logits before the mask, in at least float32."""
+        """Return scaled attention logits before the mask, in at least float32.
+
+        `kept` is the cache of the keys; `absorbed` as in `__call__`.
+        """
         keys = self.expand()[0].astype(q_nope.dtype)
         if absorbed:
             plain = jnp.einsum(
@@ -189,7 +196,10 @@ class Attention(eqx.Module):
 def rotate(
     x: Float[Array, "B L H r"], positions: Num[Array, "B L"], config: MLAMoEConfig
 ) -> Float[Array, "B L H r"]:
-    """Rotate pairs of the last axis by position times `config.rotations()`; angles in float32."""
+    """Rotate pairs of the last axis by position times `config.rotations()`.
+
+    Angles are computed in at least float32. The result has the dtype of `x`.
+    """
     wide = widened(x.dtype)
     rates = jnp.asarray(config.rotations(), wide)
     angles = (positions.astype(wide)[..., None] * rates)[:, :, None]
@@ -200,13 +210,14 @@ def rotate(
         first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = jnp.split(x.astype(wide), 2, axis=-1)
-    # Pairs are returned as halves: products of two rotated vectors do not depend on the order.
+    # The result has first elements of all pairs, then second ones. That order does not matter: only
+    # products of two rotated vectors are used.
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return which of S keys each of L queries sees, after `before` earlier positions."""
+    """Return which of S keys each of L queries attends to, if the first is at position `before`."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

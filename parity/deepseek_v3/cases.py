@@ -1,6 +1,6 @@
-"""The five configurations compared with Transformers' DeepSeek-V3, with weights and inputs.
+"""The five cases compared with Transformers' DeepSeek-V3: configuration, weights and inputs.
 
-Weights and text are determined by the fields of a case, bytewise equal on every machine. Source:
+The fields of a case determine its weights and token ids, byte for byte on every machine. Source:
 docs/mla-moe.md "Parity".
 """
 
@@ -20,7 +20,7 @@ from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 
 BUFFER = "e_score_correction_bias"
-"""Name of the router's selection bias: it has no gradient, and is a buffer in the reference."""
+"""Name of the router's selection bias. It has no gradient, and is a buffer in Transformers."""
 TINY = MLAMoEConfig(
     vocab_size=24,
     hidden_size=16,
@@ -39,25 +39,33 @@ TINY = MLAMoEConfig(
     num_experts_per_tok=2,
     min_moe_layer=1,
 )
+"""Configuration of the cases, which change single fields of it: two layers, the second sparse."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration with weights and text, all determined by the fields."""
+    """One configuration with weights and token ids, all determined by the fields."""
 
     name: str
     why: str
+    """Feature that the case tests, in words, for the page and for lists of cases."""
     config: MLAMoEConfig
     length: int = 14
+    """Tokens per row."""
     batch: int = 1
+    """Number of rows."""
     bias: float = 0.0
-    """Standard deviation of the selection bias."""
+    """Standard deviation of the selection bias; 0: the bias is 0."""
     draw: int = 0
-    """Number of the draw of weights and text; levels are pooled over several draws (`pooled`)."""
+    """Number of the random draw of weights and token ids. `comparison.pooled` pools the errors of
+    several draws."""
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """Weights by DeepSeek-V3's names, float32, all different from their initial values."""
+        """Weights by DeepSeek-V3's names, float32.
+
+        All differ from their initial values, except a selection bias of standard deviation 0.
+        """
         rng = np.random.default_rng([0, self.draw] if self.draw else 0)
         drawn = {}
         for name, leaf in named_leaves(abstract(self.config)).items():
@@ -74,12 +82,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Case name in measurements, distinct from other architectures' cases."""
+        """Name of the case in measurements; it differs from names of Megalodon's cases."""
         return f"{SUBJECT} {self.name}"
 
     @property
     def hash(self) -> str:
-        """Hash of configuration, weights and text; equal hashes mean equal work."""
+        """Hash (16 hex digits) of configuration, weights and ids; equal hashes mean equal work."""
         digest = hashlib.sha256(json.dumps(self.config.to_hf(), sort_keys=True).encode())
         for name in sorted(self.weights):
             digest.update(name.encode() + self.weights[name].tobytes())
@@ -87,7 +95,7 @@ class Case:
         return digest.hexdigest()[:16]
 
     def model(self) -> MLAMoEForCausalLM:
-        """Return our model with these weights."""
+        """Return the JAX model with these weights."""
         return build(self.config, self.weights, self.name)
 
 
@@ -130,7 +138,7 @@ CASES = (
 
 
 def by_name(name: str) -> Case:
-    """Return a case by name.
+    """Return the case called `name`.
 
     Raises:
         ValueError: there is no such case.

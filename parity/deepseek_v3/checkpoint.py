@@ -1,6 +1,7 @@
 """Strict reading and writing of DeepSeek-V3 directories: `config.json` and safetensors.
 
-Names are paths of the pytree, except that experts are stacked here and separate modules there.
+Tensor names are the paths of the pytree, with one exception: the experts of a layer are one stacked
+array in JAX and separate tensors in files.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @cache
 def abstract(config: MLAMoEConfig) -> MLAMoEForCausalLM:
-    """Return a model with shapes and dtypes instead of arrays."""
+    """Return a model of this configuration with shapes and dtypes in place of arrays."""
     return eqx.filter_eval_shape(MLAMoEForCausalLM, config, key=jax.random.key(0))
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename tensors to ours: `experts.0.up_proj.weight`, ... become one `experts.up_proj`.
+    """Return tensors under the JAX model's names, with the experts of each layer stacked.
+
+    `experts.0.up_proj.weight`, `experts.1.up_proj.weight`, ... become `experts.up_proj.weight` with
+    the expert as first axis. Other tensors are unchanged.
 
     Raises:
-        ValueError: numbers of experts have gaps, or shapes differ.
+        ValueError: numbers of experts have gaps, or shapes of experts differ.
     """
     found: dict[str, dict[int, np.ndarray]] = {}
     result = {}
@@ -53,15 +57,15 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         shapes = {part.shape for part in parts.values()}
         if sorted(parts) != list(range(len(parts))) or len(shapes) > 1:
             raise ValueError(
-                f"{name}: experts {sorted(parts)} of shapes {sorted(shapes)}; expected all from 0 "
-                "on, of one shape."
+                f"{name}: found experts {sorted(parts)} of shapes {sorted(shapes)}; expected "
+                "experts numbered from 0 without gaps, all of one shape."
             )
         result[name] = np.stack([parts[i] for i in range(len(parts))])
     return result
 
 
 def unstacked(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Rename tensors to DeepSeek-V3's: the inverse of `stacked`."""
+    """Return tensors under DeepSeek-V3's names, one per expert: the inverse of `stacked`."""
     result = {}
     for name, tensor in tensors.items():
         array, (layer, experts, rest) = np.asarray(tensor), name.partition(".experts.")
@@ -75,16 +79,24 @@ def unstacked(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def build(
     config: MLAMoEConfig, tensors: Mapping[str, np.ndarray], source: str = "state dict"
 ) -> MLAMoEForCausalLM:
-    """Build the model from a state dict with DeepSeek-V3's names, keeping its dtypes.
+    """Build the model from tensors with DeepSeek-V3's names, which keep their dtypes.
+
+    Args:
+        config: configuration of the model.
+        tensors: all parameters; a tied head may be included.
+        source: name of the tensors' origin, for error messages.
 
     Raises:
-        ValueError: names or shapes do not match the configuration; all problems are listed.
+        ValueError: names or shapes do not match the configuration; up to 20 problems are listed.
     """
     frame, held = abstract(config), stacked(tensors)
     expected = {name: leaf.shape for name, leaf in named_leaves(frame).items()}
     head = held.pop(_HEAD, None) if config.tie_word_embeddings else None
     if head is not None and not np.array_equal(head, held.get(_EMBEDDING, head)):
-        raise ValueError(f"{source}: {_HEAD} differs from {_EMBEDDING} although it is tied.")
+        raise ValueError(
+            f"{source}: {_HEAD} differs from {_EMBEDDING}, but the configuration ties them "
+            "(tie_word_embeddings)."
+        )
     if problems := shape_problems(expected, held):
         raise ValueError(
             f"{source} does not fit the configuration, {len(problems)} problem(s):\n  "
@@ -94,17 +106,21 @@ def build(
 
 
 def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
-    """Load a DeepSeek-V3 directory: `config.json` beside safetensors, whole or in shards.
+    """Load the model from a DeepSeek-V3 directory.
+
+    The directory has a `config.json` and safetensors, in one file or in shards. Dtypes are kept.
 
     Raises:
-        FileNotFoundError: there is no `config.json` or no weights.
-        ValueError: it has another architecture, is quantised or corrupt, or configuration and
-            weights do not match.
+        FileNotFoundError: there is no `config.json`, or there are no weights.
+        ValueError: the checkpoint has another architecture, is quantised or corrupt, or
+            configuration and weights do not match.
     """
     path = Path(folder)
     file = path / "config.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{file} not found: expected a DeepSeek-V3 directory.")
+        raise FileNotFoundError(
+            f"{file} not found: expected a DeepSeek-V3 directory, with config.json and safetensors."
+        )
     fields = read_json_object(file)
     if fields.get("quantization_config"):
         raise ValueError(
@@ -120,10 +136,10 @@ def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
 
 
 def save(model: MLAMoEForCausalLM, folder: str | os.PathLike[str]) -> None:
-    """Write `config.json` and `model.safetensors` in Transformers' format.
+    """Write the model to a folder, as `config.json` and `model.safetensors` for Transformers.
 
-    Files are written aside and renamed, the configuration last, so that a folder with a
-    `config.json` is complete.
+    Each file is written under another name and then renamed, the configuration last. So a folder
+    with a `config.json` is complete, unless it held another checkpoint before.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

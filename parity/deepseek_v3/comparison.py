@@ -1,7 +1,8 @@
-"""Parity with Transformers' DeepSeek-V3 as a port like any other, in five configurations.
+"""Comparison of the JAX model with Transformers' DeepSeek-V3, as any user's port.
 
-The reference runs in float32, and in float64 with its casts to float32 lifted. Without
-Transformers, committed recordings are used. Source: docs/mla-moe.md "Parity"; `parity.port`.
+Transformers runs in float32, and in float64 with its internal casts to float32 disabled. Where it
+is not installed, committed recordings of its results are used. Source: docs/mla-moe.md "Parity";
+`parity.port`.
 """
 
 from __future__ import annotations
@@ -58,21 +59,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Found:
-    """Result of comparing a case."""
+    """Result of comparing the JAX model with Transformers on a case."""
 
     case: Case
     report: Report
+    """Report of `parity.port.compare`."""
     measurements: tuple[Measurement, ...]
-    """Measurements of the report, and gates on the chosen experts."""
+    """Measurements of `report`, and those of the experts that tokens are routed to."""
 
     @property
     def gates(self) -> tuple[Measurement, ...]:
-        """Measurements with a tolerance."""
+        """All measurements that are not for information only."""
         return tuple(m for m in self.measurements if m.verdict != "info")
 
     @property
     def broken(self) -> tuple[Measurement, ...]:
-        """Gates that do not pass."""
+        """Gates that fail or are not comparable."""
         return tuple(m for m in self.gates if m.verdict != "pass")
 
     @property
@@ -81,7 +83,11 @@ class Found:
         return len(self.gates) - len(self.broken)
 
     def worst(self, quantity: str, *edges: str) -> float:
-        """Return the relative L2 of a quantity on the first of the edges that was measured."""
+        """Return the first measured relative L2 error of a quantity on one of the given edges.
+
+        Raises:
+            StopIteration: the quantity was measured on none of them.
+        """
         return next(
             m.value
             for m in self.measurements
@@ -90,14 +96,21 @@ class Found:
 
 
 def forward(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss, with marks on logits and intermediates; `positions` as in `traced`."""
+    """Return the loss; logits and intermediates are named with `checkpoint_name`.
+
+    `positions` as in `traced`.
+    """
     return model.losses(ids, positions)[0]
 
 
 def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss, with marks on logits, intermediates and gradients.
+    """Return the loss; logits, intermediates and gradients are named with `checkpoint_name`.
 
-    Positions are an input, so that the noise floor includes the rounding of rotation angles.
+    Args:
+        model: the JAX model.
+        ids: token ids (B, L).
+        positions: position of each token, (B, L) float32. They are an input, so that the noise
+            floor includes the rounding of rotation angles.
     """
 
     value, gradients = eqx.filter_value_and_grad(forward)(model, ids, positions)
@@ -108,11 +121,11 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
-    """Return our model on a case as a side with marks; its programs are compiled once.
+    """Return the JAX model on a case as a side for `parity.port`; it caches compiled programs.
 
     Args:
-        case: the case.
-        model: another model, for example with a planted defect; None: ours.
+        case: configuration, weights and inputs.
+        model: a model to use instead, for example with a planted defect; None: that of the case.
     """
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
@@ -125,14 +138,15 @@ def compare(
     gradients: bool = True,
     device: str = "cpu",
 ) -> Found:
-    """Compare our model with the reference's results of a case.
+    """Compare the JAX model with Transformers' results of a case.
 
     Args:
-        case: the case.
-        answer: results of the reference.
-        ours: a side from `side`, to reuse its compiled programs or to compare another model.
+        case: configuration, weights and inputs.
+        answer: Transformers' results, from `answer`, `live` or `recorded`.
+        ours: a result of `side`, to reuse its compiled programs or to compare another model; None:
+            a new one.
         gradients: also compare gradients, which take most of the time.
-        device: name of the default device in measurements.
+        device: device named in the measurements.
     """
     ours = side(case) if ours is None else ours
     found = ours.run()
@@ -148,7 +162,7 @@ def compare(
         device=device,
         work=work.hash,
     )
-    # Recordings do not need torch, whose import takes seconds.
+    # `one_thread` imports torch, which takes seconds and which recordings do not need.
     with reference.one_thread() if answer.kind == "live" else nullcontext():
         report = compare_port(port)
     rows = [replace(row, suite=SUBJECT) for row in report.measurements]
@@ -159,7 +173,10 @@ def compare(
 
 
 def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bool) -> Work:
-    """Return the work that identifies rows across runs: our numbers and the marks of `traced`."""
+    """Return the work that identifies measurements across runs.
+
+    Its hash covers the JAX model's parameters and inputs, and the names of compared quantities.
+    """
     trained = [n for n in ours.parameters() if not n.endswith(BUFFER)] if gradients else []
     marks = [name for name in stages if name != OUTPUT]
     order = (*marks, *map(Quantity.gradient, trained), OUTPUT)
@@ -167,7 +184,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
 
 
 def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list[Measurement]:
-    """Compare float64 with the few recorded quantities, which are not a complete run."""
+    """Compare in float64 the few quantities that are recorded in it (`RECORDED64`)."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
     comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
@@ -175,16 +192,18 @@ def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list
 
 
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
-    """Measure a case over `parity.pooling.DRAWS` draws of weights and text, its own first.
+    """Measure errors of a case, pooled over several random draws of weights and token ids.
+
+    There are `parity.pooling.DRAWS` draws; the first is the case itself.
 
     Args:
-        case: the case.
-        live: run the reference on every draw. Recordings hold only the first, so without the live
-            reference only our own error is pooled.
-        device: name of the default device in measurements.
+        case: configuration, and weights and inputs of the first draw.
+        live: run Transformers on every draw too. False: only the rounding error of the JAX model is
+            measured, because recordings exist for the first draw alone.
+        device: device named in the measurements.
 
     Raises:
-        ReferenceUnavailableError: the reference cannot run here.
+        ReferenceUnavailableError: `live` is set, but Transformers cannot run here.
     """
     draws = []
     for number in range(DRAWS):
@@ -199,7 +218,7 @@ def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
 
 
 def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
-    """Return token ids and positions (B, L)."""
+    """Return token ids (B, L) int32 and positions (B, L) float32."""
     positions = np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
     return jnp.asarray(case.ids), jnp.asarray(positions)
 
@@ -207,7 +226,11 @@ def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
 def _flips(
     case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Recorded, device: str
 ) -> list[Measurement]:
-    """Count tokens routed to other experts despite a clear margin, by layer."""
+    """Measure, per sparse layer, how many tokens Transformers routes to other experts.
+
+    A difference is counted only if rounding of the router logits cannot explain it
+    (`expert_flips`).
+    """
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
     bounds = {
@@ -230,7 +253,13 @@ def _flips(
 def chosen(
     logits: np.ndarray, bias: np.ndarray, config: MLAMoEConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return experts (T, k) and margins (T,) from router logits (T, E), as the router does."""
+    """Return the experts (T, k) that the router chooses from its logits, and margins (T,).
+
+    Args:
+        logits: router logits (T, E).
+        bias: selection bias (E,).
+        config: numbers of groups and experts, and the scoring function.
+    """
     scores = scores_of(jnp.asarray(logits), config)
     experts, margin = choose(scores + jnp.asarray(bias, scores.dtype), config)
     return np.asarray(experts), np.asarray(margin)
@@ -239,16 +268,16 @@ def chosen(
 def expert_flips(
     ours: np.ndarray, theirs: np.ndarray, margin: np.ndarray, logits: np.ndarray, bound: float
 ) -> float:
-    """Count tokens whose set of experts differs although the margin exceeds the bound.
+    """Count tokens whose set of experts differs although their choice has a clear margin.
 
-    A score changes by at most half as much as its logit. So logits within the relative L2 `bound`
-    cannot change a choice whose margin is above `bound |logits|`.
+    A margin is clear above `bound |logits|`: a score changes by at most half as much as its logit,
+    so logits whose relative L2 error is within `bound` cannot change such a choice.
 
     Args:
-        ours, theirs: experts (T, k), in any order.
-        margin: margins (T,) from `router.choose`.
-        logits: the reference's router logits (T, E).
-        bound: largest allowed relative L2 of the logits.
+        ours, theirs: experts (T, k) chosen by the two sides, in any order.
+        margin: margins (T,) of Transformers' choice (`router.choose`).
+        logits: Transformers' router logits (T, E).
+        bound: largest allowed relative L2 error of the logits.
     """
     differs = (np.sort(ours, -1) != np.sort(theirs, -1)).any(-1)
     clear = margin > bound * np.linalg.norm(logits)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 MODEL_TYPE = "deepseek_v3"
+"""`model_type` in the `config.json` of a DeepSeek-V3 checkpoint."""
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """RoPE extended beyond its training length (YaRN), as given by `rope_scaling`."""
+    """YaRN: RoPE extended beyond the trained length. Fields are those of `rope_scaling`."""
 
     factor: float
     original_max_position_embeddings: int
@@ -29,22 +30,23 @@ class Yarn:
 
     @property
     def amplitude(self) -> float:
-        """Factor on cosine and sine."""
+        """Factor on cosine and sine of the rotation angles."""
         if self.mscale and self.mscale_all_dim:
             return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
         return self.temperature(1.0)
 
     def temperature(self, scale: float) -> float:
-        """Return `0.1 scale ln(factor) + 1` (YaRN, section 3.4); 1 without extension."""
+        """Return `0.1 scale ln(factor) + 1` (YaRN, section 3.4); 1 if `factor` is at most 1."""
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class MLAMoEConfig:
-    """All settings that determine names, shapes and mathematics.
+    """Configuration of the model, with DeepSeek-V3's field names.
 
     Raises:
-        ValueError: fields contradict each other; the message names both.
+        ValueError: a field has an invalid value, or fields contradict each other; the message names
+            them and their values.
     """
 
     vocab_size: int = 256
@@ -52,7 +54,7 @@ class MLAMoEConfig:
     num_hidden_layers: int = 6
     num_attention_heads: int = 4
     q_lora_rank: int | None = 96
-    """Width of compressed queries; None projects them directly."""
+    """Width of compressed queries; None: queries are not compressed."""
     kv_lora_rank: int = 64
     """Width of compressed keys and values; a cache holds these and the rotary key."""
     qk_nope_head_dim: int = 32
@@ -66,17 +68,18 @@ class MLAMoEConfig:
     num_experts_per_tok: int = 4
     n_group: int = 4
     topk_group: int = 2
-    """Number of expert groups a token may choose from, by the sum of their best two scores."""
+    """Number of expert groups that a token may choose experts from: those whose best two scores
+    have the largest sums."""
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"
     """"sigmoid" (DeepSeek-V3) or "softmax"."""
     min_moe_layer: int = 4
-    """Layers before this one are dense; DeepSeek's `first_k_dense_replace`."""
+    """Number of dense layers, which come first; DeepSeek's `first_k_dense_replace`."""
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_interleave: bool = True
-    """Whether rotated pairs are neighbouring elements; otherwise elements i and i + half."""
+    """Whether RoPE rotates pairs of neighbouring elements; False: pairs of i and i + half."""
     rope_scaling: Yarn | None = None
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
@@ -137,22 +140,25 @@ class MLAMoEConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """Width of a query or key per head, both parts."""
+        """Width of a query or key per head: non-rotary and rotary part."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def score_scale(self) -> float:
-        """Factor on products of queries and keys."""
+        """Factor on the products of queries and keys: 1/sqrt(width), times YaRN's if extended."""
         yarn = self.rope_scaling
         stretch = yarn.temperature(yarn.mscale_all_dim) if yarn and yarn.mscale_all_dim else 1.0
         return self.qk_head_dim**-0.5 * stretch**2
 
     def is_moe(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has routed experts."""
+        """Return whether a layer, counted from 0, has routed experts."""
         return layer >= self.min_moe_layer
 
     def rotations(self) -> np.ndarray:
-        """Return radians per position, float64 (qk_rope_head_dim / 2,)."""
+        """Return the rotation rate of each pair in radians per position.
+
+        The result is float64, (qk_rope_head_dim / 2,).
+        """
         d, theta, yarn = self.qk_rope_head_dim, self.rope_theta, self.rope_scaling
         plain = theta ** (-np.arange(0, d, 2) / d)
         if yarn is None:
@@ -164,16 +170,16 @@ class MLAMoEConfig:
 
         low = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
         high = min(math.ceil(pair_that_turns(yarn.beta_slow)), d - 1)
-        # Avoids division by zero; the value 0.001 is Transformers'.
+        # 0.001 avoids a division by zero; it is the value that Transformers uses.
         width = high - low or 0.001
         stretched = np.clip((np.arange(d // 2) - low) / width, 0.0, 1.0)
         return plain * (1.0 - stretched) + plain / yarn.factor * stretched
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the fields in the format of a DeepSeek-V3 `config.json`."""
+        """Return the configuration as the content of a DeepSeek-V3 `config.json`."""
         held = asdict(self)
         held["first_k_dense_replace"] = held.pop("min_moe_layer")
-        # Training fields unknown to DeepSeek-V3 are written only if they are used.
+        # DeepSeek-V3 does not know these two fields of training; they are written only if used.
         if self.activation_limit is None:
             held.pop("activation_limit")
         if not self.dropout:
@@ -187,11 +193,13 @@ class MLAMoEConfig:
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> MLAMoEConfig:
-        """Read the fields of a DeepSeek-V3 `config.json`; irrelevant ones are ignored.
+        """Return the configuration from the content of a DeepSeek-V3 `config.json`.
+
+        Fields that this model does not use are ignored.
 
         Raises:
-            ValueError: it describes another architecture or an unsupported feature, or its numbers
-                contradict each other.
+            ValueError: the content describes another architecture or an unsupported feature, or
+                fields contradict each other.
         """
         if (kind := given.get("model_type")) != MODEL_TYPE:
             raise ValueError(
@@ -217,8 +225,8 @@ class MLAMoEConfig:
         for name, value in expected.items():
             if (found := given.get(name, value)) not in (value, None):
                 raise ValueError(
-                    f"config.json has {name}={found!r}, but {value!r} follows from its other "
-                    "fields and this model."
+                    f"config.json has {name}={found!r}, which this model does not support: given "
+                    f"the other fields, expected {value!r}."
                 )
 
 
@@ -229,7 +237,9 @@ def _yarn(given: Any, whole: Mapping[str, Any]) -> Yarn | None:
     if kind in (None, "default"):
         return None
     if kind != "yarn":
-        raise ValueError(f"config.json: rope_scaling of type {kind!r}; this model knows 'yarn'.")
+        raise ValueError(
+            f"config.json: rope_scaling has the type {kind!r}; this model supports only 'yarn'."
+        )
     known = {f.name for f in fields(Yarn)}
     held = {n: v for n, v in given.items() if n in known and v is not None}
     held.setdefault("original_max_position_embeddings", whole.get("max_position_embeddings"))
@@ -243,7 +253,7 @@ def _yarn(given: Any, whole: Mapping[str, Any]) -> Yarn | None:
 
 _MAY_BE_ZERO = ("min_moe_layer",)
 SMALL = MLAMoEConfig()
-"""Widths chosen by this project: docs/mla-moe.md "Limits"."""
+"""Default configuration. This project chose its widths: docs/mla-moe.md "Limits"."""
 SIZES = {
     "small": SMALL,
     "medium": replace(
@@ -294,7 +304,7 @@ SIZES = {
 
 
 def by_size(name: str) -> MLAMoEConfig:
-    """Return the configuration of a size.
+    """Return the configuration of a size, one of the names in `SIZES`.
 
     Raises:
         ValueError: there is no such size.

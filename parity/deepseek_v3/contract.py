@@ -1,7 +1,7 @@
-"""Gates that a case of the second architecture must report, by configuration and reference.
+"""Contract: the gates (measurements with a tolerance) that a case of MLA + MoE must report.
 
-Stages are those of the reference, parameters those of our model; nothing is computed.
-Source: docs/verdicts.md "Contract".
+They follow from the names of stages, which Transformers' results give, and of parameters, which the
+JAX model gives. Nothing is run. Source: docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ LIVE = (
     PortEdge.ORIGINAL32_ORIGINAL64,
     PortEdge.PORT32_ORIGINAL32,
 )
-"""Edges of all quantities if both sides run in float64."""
+"""Edges (pairs of sides) on which all quantities are compared if Transformers runs live."""
 RECORDED = (PortEdge.PORT32_PORT64, PortEdge.ORIGINAL32_PORT64, PortEdge.PORT32_ORIGINAL32)
-"""Edges of all quantities if the original is a float32 recording."""
+"""Edges (pairs of sides) on which all quantities are compared if Transformers is a float32
+recording."""
 
 
 def gates(case: Case, answer: Recorded, ours: Side) -> Iterator[Gate]:
@@ -35,8 +36,8 @@ def gates(case: Case, answer: Recorded, ours: Side) -> Iterator[Gate]:
 
     Args:
         case: the case.
-        answer: results of the reference, for the names of its stages and whether it is live.
-        ours: our model as a side, for the names of its parameters.
+        answer: Transformers' results; only names of stages, and whether they are live, are used.
+        ours: the JAX model as a side; only names of its parameters are used.
     """
     live = answer.kind == "live"
     stages = [name for name in answer.stages if not name.endswith(CHOSEN)]

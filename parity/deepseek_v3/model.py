@@ -1,8 +1,8 @@
-"""A compact decoder with multi-head latent attention and sparse experts; cached inference.
+"""DeepSeek-V3's decoder: multi-head latent attention, sparse experts, and cached inference.
 
-Paths of parameters are the names of a DeepSeek-V3 checkpoint, except that a layer's experts are
-stacked. Activations have the dtype of the embedding. Norms, softmax, router and the sum over
-experts are computed in at least float32. Source: DeepSeek-V3 technical report, section 2.1.
+Parameters have the names of a DeepSeek-V3 checkpoint, except that a layer's experts are stacked.
+Activations have the dtype of the embedding. Norms, softmax, router and the sum over experts are
+computed in at least float32. Source: DeepSeek-V3 technical report, section 2.1.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from parity.deepseek_v3.router import Router, Routing, counts, z_loss
 
 
 class Cache(NamedTuple):
-    """Latents of all layers, and the number of filled positions."""
+    """Cache of all layers, for inference."""
 
     layers: tuple[LayerCache, ...]
     length: Int[Array, ""]
+    """Number of filled positions, the same in every row."""
 
 
 class BlockOutput(NamedTuple):
-    """Output of every block, dense or sparse, so that callers need not distinguish them."""
+    """Output of a block, dense or sparse."""
 
     hidden: Float[Array, "B L D"]
     routing: Routing | None
+    """Experts chosen for the B * L tokens; None in a dense block."""
     cache: LayerCache
 
 
 class Output(NamedTuple):
-    """Output of the model."""
+    """Logits of a forward pass, with the routing of its tokens and the updated cache."""
 
     logits: Float[Array, "B L V"]
     routing: dict[int, Routing]
-    """Routing of the sparse layers, by layer."""
+    """Experts chosen for the B * L tokens, by index of the sparse layer."""
     cache: Cache
 
 
 class MLP(eqx.Module):
-    """SwiGLU, dense: `down(silu(gate x) * up x)`."""
+    """Dense SwiGLU: `down(silu(gate x) * up x)`."""
 
     gate_proj: Linear
     up_proj: Linear
@@ -59,7 +61,7 @@ class MLP(eqx.Module):
         self.down_proj = draw(dim, hidden)
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Map the last axis."""
+        """Apply SwiGLU to the last axis of `x`."""
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -76,10 +78,10 @@ class Experts(eqx.Module):
         self.down_proj = draw(E, D, hidden)
 
     def __call__(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
-        """Apply its experts to every token, and return the weighted sum of their outputs.
+        """Apply to every token the experts chosen for it; return the weighted sum of their outputs.
 
-        Copies of tokens are sorted by expert, so that each expert is one product over its rows. The
-        sum has the dtype of the weights, which is at least float32.
+        Copies of tokens are sorted by expert, so that each expert is one product over its rows.
+        Outputs are summed in the dtype of the routing weights, at least float32.
         """
         T, k = routing.chosen.shape
         order = jnp.argsort(routing.chosen.reshape(-1))
@@ -89,7 +91,12 @@ class Experts(eqx.Module):
         return jnp.zeros((T, x.shape[1]), said.dtype).at[tokens].add(said).astype(x.dtype)
 
     def each(self, rows: Float[Array, "n D"], load: Int[Array, " E"]) -> Float[Array, "n D"]:
-        """Apply the experts to rows sorted by expert; `load` is the number of rows of each."""
+        """Apply each expert to its rows.
+
+        Args:
+            rows: copies of tokens, sorted by expert.
+            load: number of rows of each expert.
+        """
 
         def product(layer: Linear, x: Array) -> Array:
             weight = layer.weight.astype(x.dtype).swapaxes(1, 2)
@@ -100,7 +107,7 @@ class Experts(eqx.Module):
 
 
 class MoE(eqx.Module):
-    """Routed experts, plus shared ones applied to every token (report, equation 12)."""
+    """Routed experts, plus shared experts that apply to every token (report, equation 12)."""
 
     gate: Router
     experts: Experts
@@ -116,7 +123,10 @@ class MoE(eqx.Module):
     def __call__(
         self, x: Float[Array, "B L D"], scope: str = ""
     ) -> tuple[Float[Array, "B L D"], Routing]:
-        """Map (B, L, D); also return the routing of its B * L tokens."""
+        """Return the output and the routing of the B * L tokens.
+
+        `scope` is a prefix of the names of intermediates, such as `layers.0.`.
+        """
         flat = x.reshape(-1, x.shape[-1])
         logits = checkpoint_name(self.gate.logits(flat), f"{scope}router_logits")
         routing = self.gate.route(logits)
@@ -124,7 +134,7 @@ class MoE(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then a dense or sparse MLP, each with a norm before and a residual connection."""
+    """One layer: attention, then a dense or sparse MLP, each after a norm and with a residual."""
 
     input_layernorm: RMSNorm
     self_attn: Attention
@@ -152,7 +162,10 @@ class Block(eqx.Module):
         scope: str = "",
         key: jax.Array | None = None,
     ) -> BlockOutput:
-        """Map (B, L, D); arguments as for `Attention`, plus the dropout key (None: no dropout)."""
+        """Apply the layer to hidden states; arguments as for `Attention`.
+
+        `key` is the dropout key; None: no dropout.
+        """
         attention_key, mlp_key = split_key(key, 2)
         normed = checkpoint_name(self.input_layernorm(x), f"{scope}attn_norm")
         attended, kept = self.self_attn(
@@ -172,7 +185,7 @@ class Block(eqx.Module):
 
 
 class Decoder(eqx.Module):
-    """Embedding, blocks, final norm."""
+    """Embedding, blocks and final norm, without the head."""
 
     embed_tokens: Linear
     layers: tuple[Block, ...]
@@ -180,10 +193,16 @@ class Decoder(eqx.Module):
 
 
 class MLAMoEForCausalLM(eqx.Module):
-    """The language model; a tied head is the embedding."""
+    """DeepSeek-V3 as a language model: decoder and head.
+
+    Args:
+        config: sizes and flags.
+        key: random key of the initial weights.
+    """
 
     model: Decoder
     lm_head: Linear | None
+    """The head; None if it is tied to the embedding."""
     config: MLAMoEConfig = eqx.field(static=True)
 
     def __init__(self, config: MLAMoEConfig, *, key: jax.Array):
@@ -208,9 +227,9 @@ class MLAMoEForCausalLM(eqx.Module):
 
         Args:
             ids: token ids.
-            positions: None: counted from 0, or from the end of the cache.
-            cache: from `empty_cache` or an earlier call; None: attend to `ids` only.
-            absorbed: see `Attention`; None: only with a cache.
+            positions: position of each token; None: counted from 0, or on from the cache's end.
+            cache: result of `empty_cache` or of an earlier call; None: attend to `ids` only.
+            absorbed: as in `Attention`; None: True if there is a cache.
             key: dropout key in training; None: no dropout.
         """
         B, L = ids.shape
@@ -241,9 +260,15 @@ class MLAMoEForCausalLM(eqx.Module):
         *,
         key: jax.Array | None = None,
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """Return the next-token loss in nats and, separately, the router's z-loss (0 if dense).
+        """Return the mean next-token loss in nats, and further losses by name.
 
-        With a key, dropout is applied as in training.
+        The only further loss is `router_z`, the router's z-loss, averaged over sparse layers and
+        not weighted; 0 if all layers are dense.
+
+        Args:
+            ids: token ids.
+            positions: as in `__call__`.
+            key: dropout key in training; None: no dropout.
         """
         out = self(ids, positions, key=key)
         loss = next_token_loss(out.logits, ids, dtype=widened(out.logits.dtype))

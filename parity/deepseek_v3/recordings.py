@@ -19,34 +19,38 @@ from parity.sides.side import AS_IS, OUTPUT, Precision, Run, Side, SideError, Tr
 
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
 RENEW = "megalodon-numerics parity record --subject mla-moe"
+"""Command that records Transformers' results again; named in error messages."""
 RECORDED64 = ("logits", OUTPUT)
 """Quantities recorded in float64 as well; recording all would double the size."""
 OF_LOSS = {OUTPUT: np.ones((), np.float32)}
-"""Cotangents with which gradients are those of the loss."""
+"""Cotangents of a run that asks for the gradients of the loss, which is the output."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Results of the reference for a case, as a side of a port and under our names."""
+    """Transformers' results for a case, live or recorded, under the JAX model's names."""
 
     side: Side
+    """Transformers (or its recording) as a side for `parity.port`."""
     stages: dict[str, str]
-    """The side's stage names, by our names."""
+    """Names of the stages of `side`, by the JAX model's names."""
     float32: dict[str, np.ndarray]
-    """Intermediates, the loss as `output`, gradients as `grad/<parameter>`, experts stacked."""
+    """Float32 results by name: intermediates, the loss as `output`, and gradients as
+    `grad/<parameter>` with experts stacked."""
     float64: dict[str, np.ndarray]
     """The quantities `RECORDED64` in float64."""
     chosen: dict[str, np.ndarray]
-    """Chosen experts of each token (T, k), by `layers.{i}`."""
+    """Experts chosen for each token, (T, k) int32, by `layers.{i}`."""
     kind: str
     """"live" or "recorded"."""
     versions: dict[str, str]
+    """Versions of torch and transformers."""
     refusal: str
-    """Error message when it is simply cast to float64; empty if it runs."""
+    """Error message of Transformers' model if it is only cast to float64; empty if it runs then."""
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Alignment of the stages by name, so that gates do not depend on values."""
+        """Pairs of stages, given by name so that no search by value decides what is compared."""
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()
@@ -54,11 +58,11 @@ class Recorded:
 
 
 class RecordedSide:
-    """The reference's recorded float32 run as a side; it supports no other runs.
+    """A recorded float32 run of Transformers as a side for `parity.port`; no other run is possible.
 
     Args:
         case: the case.
-        arrays: float32 arrays by our names, see `Recorded`.
+        arrays: recorded arrays, as `Recorded.float32`.
     """
 
     kind = "torch"
@@ -67,7 +71,7 @@ class RecordedSide:
         self.case, self.arrays = case, arrays
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return the weights by the reference's names."""
+        """Return the weights by Transformers' names."""
         return self.case.weights
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -75,17 +79,18 @@ class RecordedSide:
         return {"0": self.case.ids}
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Return the recorded run.
+        """Return the recorded run, with gradients if `how` asks for those of the loss.
 
         Raises:
-            SideError: another run is requested, or gradients of anything but the loss.
+            SideError: `how` asks for another precision, for rounding or replaced values, or for
+                gradients of anything but the loss.
         """
         if how.precision is not Precision.FLOAT32 or how.rounding is not None or how.forced:
             raise SideError(
-                "recordings hold a float32 run only; other runs need the live reference"
+                "a recording has a float32 run only; for other runs install transformers"
             )
         if how.cotangents is not None and dict(how.cotangents) != OF_LOSS:
-            raise SideError("recordings hold derivatives of the loss only")
+            raise SideError("a recording has only derivatives of the loss, not of other outputs")
         gradients = {n: a for n, a in self.arrays.items() if Quantity(n).role is Role.GRADIENT}
         stages = {n: a for n, a in self.arrays.items() if n not in gradients and n != OUTPUT}
         named = {Quantity(n).name: a for n, a in gradients.items() if how.cotangents is not None}
@@ -94,10 +99,10 @@ class RecordedSide:
 
 @reference.one_thread()
 def live(case: Case) -> Recorded:
-    """Run the reference on a case.
+    """Run Transformers on a case, in float32 and float64, and return its results.
 
     Raises:
-        ReferenceUnavailableError: the reference cannot run here.
+        ReferenceUnavailableError: Transformers cannot run here.
     """
     side = reference.side(case.config.to_hf(), case.weights, case.ids)
     stages = reference.stages(side)
@@ -120,7 +125,12 @@ def live(case: Case) -> Recorded:
 
 
 def named(found: Trace, stages: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Rename the results of a live run to ours; experts are stacked, the loss is the output."""
+    """Return the results of a run of Transformers under the JAX model's names, experts stacked.
+
+    Args:
+        found: a run with gradients of the loss.
+        stages: names of its stages, by the JAX model's names.
+    """
     gradients = stacked(found.gradients)
     return {
         **{name: found.stages[theirs] for name, theirs in stages.items()},
@@ -130,10 +140,10 @@ def named(found: Trace, stages: Mapping[str, str]) -> dict[str, np.ndarray]:
 
 
 def recorded(case: Case, folder: Path = FOLDER) -> Recorded:
-    """Return the recorded results of the reference.
+    """Return Transformers' recorded results of a case.
 
     Raises:
-        RecordingError: there is no recording of exactly this work by a supported version.
+        RecordingError: there is no recording of exactly this case by a supported version.
     """
     path = folder / f"{case.name}.safetensors"
     made = recordings.read_provenance(path, RENEW)
@@ -160,7 +170,11 @@ def recorded(case: Case, folder: Path = FOLDER) -> Recorded:
 
 
 def answer(case: Case, which: str = "auto") -> Recorded:
-    """Return the reference's results: "live", "recorded", or "auto": live if it can run.
+    """Return Transformers' results of a case.
+
+    Args:
+        case: the case.
+        which: "live", "recorded", or "auto": live if Transformers can run here, else recorded.
 
     Raises:
         ReferenceUnavailableError, RecordingError: see `live` and `recorded`.
@@ -170,7 +184,7 @@ def answer(case: Case, which: str = "auto") -> Recorded:
 
 
 def record(case: Case, folder: Path = FOLDER) -> Path:
-    """Run the reference on a case and record its results; raises as `live`."""
+    """Run Transformers on a case, write its results, and return the file; raises as `live`."""
     said = live(case)
     arrays = {f"float32/{n}": a for n, a in said.float32.items()}
     arrays |= {f"float64/{n}": a for n, a in said.float64.items()}
@@ -180,7 +194,8 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
 
 
 def record_all(names: Collection[str] = ()) -> Iterator[Path]:
-    """Run the reference on the named cases (default: all) and yield the written files; raises as
-    `record`.
+    """Run Transformers on the named cases (default: all) and yield the written files.
+
+    Raises as `record`, and ValueError for an unknown name.
     """
     yield from map(record, map(by_name, names) if names else CASES)

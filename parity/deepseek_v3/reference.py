@@ -1,7 +1,7 @@
-"""Transformers' DeepSeek-V3 with given weights, live, as a side of a port.
+"""The live reference: Transformers' DeepSeek-V3 with given weights, as a side for `parity.port`.
 
-In float64 its norms, rotations, softmax and router still cast to float32, and the sum over experts
-then fails. The side lifts those casts and changes nothing else.
+Cast to float64, its norms, rotations, softmax and router still cast to float32, and the sum over
+experts then fails. The side disables those casts and changes nothing else.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from parity.sides import TorchSide
 
 NAME = "transformers DeepseekV3ForCausalLM"
+"""Name of the reference in the provenance of recordings."""
+# Supported versions of transformers: from LEAST, below BELOW.
 LEAST, BELOW = (4, 57), (5, 0)
 INSTALL = install("dev")
 CHOSEN = "chosen"
+"""Last part of the name of the stage with the experts chosen for each token."""
 _INTERMEDIATES = {
     "attn_norm": "input_layernorm",
     "q_latent": "self_attn.q_a_layernorm",
@@ -39,7 +42,7 @@ _INTERMEDIATES = {
 
 
 def why_unavailable() -> str | None:
-    """Return why it cannot run here, or None if it can, without heavy imports."""
+    """Return why the reference cannot run here, without importing it; None if it can run."""
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed; {INSTALL}"
@@ -51,7 +54,7 @@ def why_unavailable() -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return name and versions of the live reference."""
+    """Return the reference's name, and the installed versions of transformers and torch."""
     versions = {name: metadata.version(name) for name in ("transformers", "torch")}
     return {"reference": NAME, "versions": versions}
 
@@ -59,18 +62,18 @@ def provenance() -> dict[str, Any]:
 def side(
     fields: Mapping[str, Any], weights: Mapping[str, np.ndarray], ids: np.ndarray
 ) -> TorchSide:
-    """Return the reference as a side whose output is the next-token loss in nats.
+    """Return the reference as a side whose output is the mean next-token loss in nats.
 
-    Gates have no submodules for their results. So router logits (T, E) and the experts of each
-    token (T, k), as floats, are added as stages below each gate.
+    A gate (router) of Transformers has no submodule for its results. So submodules are added whose
+    outputs are the router logits (T, E) and, as floats, the experts chosen for each token (T, k).
 
     Args:
-        fields: fields of its configuration.
-        weights: float32 weights, by its names.
+        fields: fields of Transformers' configuration.
+        weights: float32 weights, by Transformers' names.
         ids: token ids (B, L).
 
     Raises:
-        ReferenceUnavailableError: it cannot run here.
+        ReferenceUnavailableError: the reference cannot run here.
     """
     if reason := why_unavailable():
         raise ReferenceUnavailableError(reason)
@@ -89,9 +92,9 @@ def side(
 
 
 def stages(reference: TorchSide) -> dict[str, str]:
-    """Return the side's stage names, by our names.
+    """Return the names of the side's stages (module paths), by the JAX model's names.
 
-    Our names are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
+    The latter are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
     """
     model: Any = reference.module
     known = dict(model.named_modules())
@@ -106,9 +109,8 @@ def stages(reference: TorchSide) -> dict[str, str]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Restrict torch to one thread within a context. Its threads would be slower here, and the
-    order of its sums would depend on the machine. Has no effect without torch.
-    """
+    """Restrict torch to one thread within this context; no effect if the reference cannot run."""
+    # More threads would be slower at these sizes, and make the order of sums machine-dependent.
     if why_unavailable():
         yield
         return
@@ -123,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
 
 def float64_refusal(reference: TorchSide) -> str:
-    """Return the error message of the model when simply cast to float64, or ""."""
+    """Return the error message of the model if it is only cast to float64; "" if it runs."""
     import torch
 
     model = copy.deepcopy(reference.module).to(torch.float64)
@@ -145,20 +147,22 @@ def _model(fields: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
     ).eval()
     if fields.get("tie_word_embeddings"):
         weights = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
-    # Copied: torch must not share memory with arrays that JAX may own.
+    # `np.array` copies: torch must not share memory with arrays that JAX may own.
     model.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
     return model
 
 
 def _make_rates(rotary: Any, _inputs: Any) -> None:
-    """Compute the rotation rates during the run, in float64 if the run is. A precomputed float32
-    table has rounding errors that exceed any real difference.
+    """Compute the rotation rates anew in each run, in float64 if the run is float64.
+
+    The float32 table that Transformers stores has rounding errors that would hide real differences
+    in float64. A pre-forward hook of the module `rotary`.
     """
     rotary.inv_freq, _ = rotary.rope_init_fn(rotary.config, "cpu")
 
 
 def _watch(gate: Any) -> None:
-    """Add submodules to a gate whose results are its logits and its choice."""
+    """Add submodules to a gate whose outputs are its logits and the experts it chooses."""
     from torch.nn import Identity
     from torch.nn.functional import linear
 
@@ -169,7 +173,7 @@ def _watch(gate: Any) -> None:
         gate.router_logits(linear(x.float(), gate.weight.float()))
 
     def choice(gate: Any, inputs: Any, result: Any) -> None:
-        # Cast to floats, because integers are not stages.
+        # Cast to floats, because only floating-point outputs count as stages.
         gate.chosen(result[0].to(gate.weight.dtype))
 
     gate.register_forward_pre_hook(logits)

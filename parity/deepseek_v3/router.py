@@ -1,4 +1,4 @@
-"""The router: scores, choice of experts and their weights, all in at least float32.
+"""The router: scores of experts, choice of experts and their weights, in at least float32.
 
 Source: DeepSeek-V3 technical report, equations 12 to 16; node-limited choice, section 2.1.2.
 """
@@ -21,20 +21,22 @@ TINY = 1e-20
 
 
 class Routing(NamedTuple):
-    """Routing of a layer's T tokens."""
+    """Experts of a layer for each of T tokens, and their weights."""
 
     logits: Float[Array, "T E"]
+    """Router logits."""
     chosen: Int[Array, "T k"]
-    """Chosen experts, in no particular order."""
+    """Indices of the chosen experts, in no particular order."""
     weights: Float[Array, "T k"]
-    """Weights of their outputs."""
+    """Factors on the outputs of the chosen experts."""
 
 
 class Router(eqx.Module):
-    """Scores tokens against experts; the selection bias affects the choice but not the weights."""
+    """Chooses experts for tokens, and the weights of their outputs."""
 
     weight: Float[Array, "E D"]
     e_score_correction_bias: Float[Array, " E"]
+    """Selection bias: added to scores for the choice of experts, but not for their weights."""
     config: MLAMoEConfig = eqx.field(static=True)
 
     def logits(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
@@ -43,7 +45,7 @@ class Router(eqx.Module):
         return x.astype(wide) @ self.weight.astype(wide).T
 
     def route(self, logits: Float[Array, "T E"]) -> Routing:
-        """Choose experts by score plus bias; weight them by score alone."""
+        """Choose experts by score plus selection bias; weight them by score alone."""
         config = self.config
         scores = scores_of(logits, config)
         chosen, _ = choose(scores + self.bias(scores.dtype), config)
@@ -53,12 +55,12 @@ class Router(eqx.Module):
         return Routing(logits, chosen, weights * config.routed_scaling_factor)
 
     def bias(self, dtype: DTypeLike) -> Float[Array, " E"]:
-        """Return the selection bias; it has no gradient and is updated by load (`balanced`)."""
+        """Return the selection bias in `dtype`, with zero gradient; `balanced` updates it."""
         return jax.lax.stop_gradient(self.e_score_correction_bias.astype(dtype))
 
 
 def scores_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Float[Array, "T E"]:
-    """Return the affinity between tokens and experts, in [0, 1]."""
+    """Return the score of each expert for each token, in [0, 1]: sigmoid or softmax of logits."""
     if config.scoring_func == "softmax":
         return jax.nn.softmax(logits, axis=-1)
     return jax.nn.sigmoid(logits)
@@ -69,11 +71,13 @@ def choose(
 ) -> tuple[Int[Array, "T k"], Float[Array, " T"]]:
     """Return the chosen experts (T, k) and the margin of the choice (T,).
 
-    `topk_group` groups are chosen by the sum of their best two scores, then `num_experts_per_tok`
-    experts within them. A gap is the difference between the last chosen and the first rejected
-    value. The margin is the smaller of the experts' gap and half the groups' gap, since sums of two
-    scores change twice as much. An error below half the margin in every score cannot change the
-    choice. The margin is infinite if there is no choice.
+    First `topk_group` groups of experts are chosen, by the sum of their best two scores. Then
+    `num_experts_per_tok` experts are chosen within those groups, by score.
+
+    An error below half the margin in every score cannot change the choice. A gap is the difference
+    between the last chosen and the first rejected value. The margin is the smaller of the gap
+    between experts and half the gap between groups, because sums of two scores change twice as
+    much. It is infinite if all groups and experts are chosen.
 
     Experts of rejected groups are excluded (-inf). Transformers gives them 0 instead, which differs
     if score plus bias is negative.
@@ -101,15 +105,22 @@ def _top(values: Float[Array, "T n"], k: int) -> tuple[Float[Array, " T"], Int[A
 
 
 def counts(routing: Routing) -> Int[Array, " E"]:
-    """Return the number of tokens of each expert: int32, exact up to 2^31."""
+    """Return the number of tokens routed to each expert: int32, exact below 2^31."""
     experts = routing.logits.shape[-1]
     return jnp.zeros(experts, jnp.int32).at[routing.chosen.reshape(-1)].add(1)
 
 
 def balanced(bias: Float[Array, " E"], load: Int[Array, " E"], rate: float) -> Float[Array, " E"]:
-    """Return the selection bias after one step: raised for experts with fewer tokens than the mean.
+    """Return the selection bias after one training step.
 
-    Source: auxiliary-loss-free balancing, DeepSeek-V3 report section 2.1.2; `rate` is its gamma.
+    It is raised by `rate` for experts with fewer tokens than the mean, and lowered for those with
+    more. Source: auxiliary-loss-free balancing, DeepSeek-V3 report section 2.1.2; `rate` is its
+    gamma.
+
+    Args:
+        bias: selection bias before the step.
+        load: number of tokens of each expert in the step (`counts`).
+        rate: size of a change.
     """
     wide = load.astype(jnp.float32)
     step = rate * jnp.sign(jnp.mean(wide) - wide)

@@ -1,7 +1,7 @@
-"""Items on a Ray cluster, which places them by their needs and retries when a worker dies.
+"""Runs items on a Ray cluster, which places them by their needs and retries when a worker dies.
 
-Needs the package `ray`. All scheduling decisions are Ray's: this module declares the needs of items
-and converts Ray's results and errors to `Answer`s. Source: docs/many-machines.md.
+Ray makes all scheduling decisions. This module declares the needs of items and converts Ray's
+results and errors to `Answer`s. It requires the package `ray`. Source: docs/many-machines.md.
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ class RayExecutor:
     name = "ray"
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect to a cluster: at an address, "auto" for the one this machine belongs to, or None
-        to start one on this machine.
+        """Connect to a Ray cluster.
+
+        Args:
+            address: `host:port` of the cluster; "auto": the cluster this machine belongs to; None:
+                start a cluster on this machine.
 
         Raises:
             ItemError: Ray is not installed, or no cluster responds at the address.
         """
-        # No usage statistics are sent.
+        # Ray would send usage statistics by default.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # On a cluster started here, lack of memory counts like any other worker death.
+        # On a cluster started here, a worker killed for lack of memory is retried as often as one
+        # that died for another reason.
         os.environ.setdefault("RAY_task_oom_retries", str(ATTEMPTS - 1))
         try:
             import ray
@@ -69,21 +73,24 @@ class RayExecutor:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ItemError(_nobody(address, error)) from error
         if handler is not None and threading.current_thread() is threading.main_thread():
-            # Ray would end the process with the signal's number, but an interrupted night exits
-            # with 3.
+            # ray.init replaced the handler of SIGTERM by one that ends the process with the number
+            # of the signal. An interrupted nightly run must exit with 3, so restore ours.
             signal.signal(signal.SIGTERM, handler)
         self.starts: Any = ray.remote(num_cpus=0)(Starts).remote()
         self._seen: tuple[float, dict[str, tuple[str, float]]] = 0.0, {}
         self._waiting: set[str] = set()
-        """Names of items without an answer."""
+        """Names of submitted items that have no answer yet."""
 
     @property
     def workers(self) -> int:
-        """Number of processors of the cluster."""
+        """Number of processors of the cluster: the most items that may run at a time."""
         return int(sum(node.get("CPU", 0) for node in self._nodes())) or 1
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items and return their futures, in the same order."""
+        """Submit items and return the futures of their answers, in the same order.
+
+        An item that fits on no node gets the answer `NOT_RUN` at once.
+        """
         nodes, futures = self._nodes(), []
         remote = self.ray.remote(_perform)
         expected = Identity.here()
@@ -102,17 +109,23 @@ class RayExecutor:
         return futures
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker its current item and its start time, at most two seconds old."""
+        """Return, by worker, the item it runs and when it started (`time.time`).
+
+        The result may be two seconds old.
+        """
         when, seen = self._seen
         if time.time() - when > 2:
             with suppress(Exception):
                 seen = self.ray.get(self.starts.running.remote(), timeout=2)
             self._seen = time.time(), seen
-        # A worker that finished and received nothing since is idle.
+        # `seen` has the last item of every worker. A worker whose last item has an answer is idle.
         return {worker: at for worker, at in seen.items() if at[0] in self._waiting}
 
     def _answer(self, item: Item, task: Future[Any]) -> Future[Answer]:
-        """Return a future for the answer of a task, or for the failure of its workers."""
+        """Return a future for the answer of an item, given the future of its Ray task.
+
+        If the task fails, because its workers died or Ray raised an error, the answer is `FAILED`.
+        """
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
         errors = self.ray.exceptions
@@ -132,7 +145,7 @@ class RayExecutor:
         return answer
 
     def close(self) -> None:
-        """Disconnect from the cluster, which cancels what still runs there for this driver."""
+        """Disconnect from the cluster; items of this driver that still run there are cancelled."""
         self.ray.shutdown()
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -140,7 +153,7 @@ class RayExecutor:
 
 
 def _check_answers(address: str | None) -> None:
-    """Reject an address at which nobody listens; Ray itself would retry for minutes."""
+    """Raise `ItemError` if nothing listens at `host:port`; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and "://" not in host and port.isdecimal():
         try:
@@ -157,14 +170,18 @@ def _nobody(address: str | None, error: Exception) -> str:
 
 
 class Starts:
-    """Actor that records which worker started which item: Ray does not tell a task its attempt."""
+    """Ray actor that records which worker started which item.
+
+    It counts the attempts of each item, because Ray does not tell a task which attempt it is.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.at: dict[str, tuple[str, float]] = {}
+        """Item that each worker started last, and when, by worker."""
 
     def began(self, item: str, worker: str) -> int:
-        """Record that a worker starts an item; return the number of the attempt."""
+        """Record that a worker starts an item; return the number of this attempt, from 1."""
         self.counts[item] = self.counts.get(item, 0) + 1
         if self.counts[item] > 1:
             # The worker that ran it before is dead.
@@ -173,31 +190,33 @@ class Starts:
         return self.counts[item]
 
     def running(self) -> dict[str, tuple[str, float]]:
-        """Return by worker the item it started last, and when."""
+        """Return the item that each worker started last, and when (`time.time`), by worker."""
         return self.at
 
 
 def kernel_variables() -> dict[str, str]:
-    """Return the driver's variables that select kernels, to be set for every worker.
+    """Return the driver's environment variables that select kernels, to be set for every worker.
 
-    By default Ray sets each worker's thread count to the processors of its item, which changes the
-    order of summation compared with a local process. An empty OMP_NUM_THREADS prevents that.
+    OMP_NUM_THREADS is included, empty if the driver has none. Otherwise Ray would set it to the
+    number of processors of the item, which changes the order of sums compared with a local process.
     """
     return {"OMP_NUM_THREADS": "", **settings()}
 
 
 def options(item: Item) -> dict[str, Any]:
-    """Return the Ray options of an item: resources, environment, and number of retries."""
+    """Return the options of an item's Ray task: resources, environment, and number of retries."""
     needs = item.needs
     environment = dict(needs.environment)
     if needs.threads is not None:
-        # Libraries count their processors once, so a different number needs another worker.
+        # Libraries count their processors once, so an item that needs another number must not run
+        # in the same worker. Ray starts another worker where the environment differs.
         environment["MEGALODON_NUMERICS_THREADS"] = str(needs.threads)
     asked: dict[str, Any] = {
         "name": item.name,
         "num_cpus": needs.cpus,
         "max_retries": ATTEMPTS - 1,
-        # An exception is the item's fault, and is returned as an answer (`item.perform`).
+        # An exception of the item's function is no reason to retry; `item.perform` turns it into an
+        # answer.
         "retry_exceptions": False,
     }
     if needs.gpus:
@@ -212,7 +231,7 @@ def options(item: Item) -> dict[str, Any]:
 
 
 def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
-    """Run an item on a worker of the cluster."""
+    """Run an item in this worker of the cluster, and record the attempt in the actor `starts`."""
     import ray
 
     worker = f"{os.uname().nodename}:{os.getpid()}"
@@ -223,10 +242,10 @@ def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
 
 @contextmanager
 def _without_empty_threads() -> Iterator[None]:
-    """Remove an empty OMP_NUM_THREADS within this context.
+    """Remove OMP_NUM_THREADS within this context if it is empty, and restore it afterwards.
 
-    It must be restored: before every task Ray checks the variable, and sets a number if it is
-    missing.
+    It must be restored, because Ray checks the variable before every task and sets a number if it
+    is missing.
     """
     empty = os.environ.get("OMP_NUM_THREADS") == ""
     if empty:

@@ -1,4 +1,4 @@
-"""Interface of an executor, and of what receives lines of its progress."""
+"""Interfaces of executors and of progress callbacks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Protocol, runtime_checkable
 from parity.executors.item import Answer, Item
 
 Log = Callable[[str], None]
-"""Receives one line of progress."""
+"""Callback that receives one line of progress, as text."""
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs items: `start` returns one future per item; a failed item is an answer, no exception."""
+    """Runs items in parallel.
+
+    An item that fails, or cannot run, is reported by its `Answer`; its future raises no exception.
+    """
 
     name: str
+    """Kind of executor: "local" or "ray"."""
 
     @property
     def workers(self) -> int:
@@ -24,13 +28,13 @@ class Executor(Protocol):
         ...
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items and return their futures, in the same order."""
+        """Start items and return the futures of their answers, in the same order."""
         ...
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker its current item and the start time."""
+        """Return, by worker, the name of the item it runs and when that started (`time.time`)."""
         ...
 
     def close(self) -> None:
-        """End all running items."""
+        """End all running items; they get no answer."""
         ...

@@ -1,8 +1,9 @@
 """Identity of the program in this process: its code, package versions, and settings.
 
-The code of a nightly run is fixed when it starts. It is identified by the content of the packages
-on disk including their data (recordings, noise floors, texts, pinned runs), not by a commit, and
-documents do not count. Nothing that computes is imported here.
+Two processes with equal identities compute the same on equal processors. The code is identified by
+the content of this project's packages, including their data (recordings, noise floors, texts,
+pinned runs) but not their documents; a commit would not cover uncommitted changes. The identity of
+a nightly run is fixed when it starts. NumPy, JAX and torch are not imported here.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from pathlib import Path
 from parity.executors.inputs import digest_of_file, files_below
 
 ROOT = Path(__file__).parents[2]
+"""Folder that contains the packages."""
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
+"""Packages whose files are the code of a run."""
 NUMERICS = (
     "jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "equinox", "optax", "autograd", "flax",
     "jaxtyping", "safetensors", "torch", "transformers", "megalodon-hf",
 )  # fmt: skip
-"""Packages whose versions may change results; those not installed have no version."""
+"""Other packages whose versions may change results; those not installed have no version."""
 PREFIXES = (
     "JAX_", "XLA_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_", "NPY_",
     "CUBLAS_", "NVIDIA_TF32_",
@@ -39,24 +42,23 @@ HARMLESS = (
     "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG",
     "JAX_TRACEBACK", "JAX_DEBUG", "XLA_PYTHON_CLIENT",
 )  # fmt: skip
-"""Prefixes of exceptions among them: paths of caches, logging, and memory allocation."""
+"""Prefixes of variables that match `PREFIXES` but change no result: caches, logging, memory."""
 _HEADER, _WORD = 16, 0xFFFFFFFF
-"""Length of the header of a bytecode file in bytes, and the largest value of its fields (PEP
-552)."""
+"""Bytes in the header of a bytecode file, and mask of one of its 32-bit fields (PEP 552)."""
 DOCUMENTS = ("README.md",)
-"""Files in the packages that no program reads."""
+"""Names of files in the packages that no program reads; they do not count as code."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that determines the results of a process, besides its work and its processor."""
+    """Everything that determines the results of a process, apart from its inputs and processor."""
 
     code: str
-    """Digest of the packages (`code`)."""
+    """Digest of the files of `PACKAGES` (`code`)."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of Python and of `NUMERICS`."""
+    """Versions of Python and of `NUMERICS`, by name."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that change results."""
+    """Values of environment variables that may change results, by name."""
 
     @classmethod
     def here(cls) -> Identity:
@@ -64,7 +66,7 @@ class Identity:
         return cls(code(), versions(), settings())
 
     def differences(self, other: Identity) -> list[str]:
-        """Describe how another process differs from this one."""
+        """Return a text per difference, "name, this value → the other's"; empty if equal."""
         found = []
         if self.code != other.code:
             found.append(f"code {self.code} → {other.code}")
@@ -77,17 +79,17 @@ class Identity:
 
 @cache
 def code() -> str:
-    """Return the digest of the packages as they were at the first call in this process."""
+    """Return the digest of `PACKAGES`, read at the first call in this process (12 hex digits)."""
     return _digest(_first_files())
 
 
 def code_on_disk() -> str:
-    """Return the digest of the packages as they are now."""
+    """Return the digest of `PACKAGES` as they are on disk now (12 hex digits)."""
     return _digest(package_files())
 
 
 def package_files() -> dict[str, str]:
-    """Return the current digest of every file of the packages, by name."""
+    """Return the current digest of every file of `PACKAGES`, by path such as `parity/taps.py`."""
     found: dict[str, str] = {}
     for package in PACKAGES:
         for name, path in files_below(ROOT / package):
@@ -95,23 +97,23 @@ def package_files() -> dict[str, str]:
                 try:
                     found[f"{package}/{name}"] = digest_of_file(path)
                 except FileNotFoundError:
-                    # An editor may rename a file while it saves.
+                    # An editor may have renamed the file while saving.
                     continue
     return found
 
 
 def changed_files() -> list[str]:
-    """Return the files of the packages that changed since the first call in this process."""
+    """Return the files of `PACKAGES` that were changed since `code` or this was first called."""
     first, now = _first_files(), package_files()
     return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
 
 
 def stale_bytecode() -> list[str]:
-    """Return the source files for which Python would run bytecode of a different source.
+    """Return the source files for which Python would run outdated bytecode (a stale `.pyc`).
 
-    Python accepts stored bytecode by the source's size and mtime, both of which can be preserved
-    when a file is replaced. The ctime cannot, so bytecode older than the ctime is compared with
-    what the source compiles to.
+    Python trusts bytecode if size and mtime of the source match. Both can stay the same when a file
+    is replaced, but its ctime cannot. So bytecode that is older than the source's ctime is compared
+    with newly compiled bytecode.
     """
     found = []
     for package in PACKAGES:
@@ -138,14 +140,22 @@ def _is_stale(source: Path, stored: Path) -> bool:
 
 
 class Watch:
-    """Checks the packages for changes, at most once per interval: a check takes a few ms."""
+    """Checks `PACKAGES` for changes, at most once per interval, because a check takes a few ms.
+
+    Args:
+        every: length of the interval in seconds.
+    """
 
     def __init__(self, every: float = 1.0) -> None:
         self.every = every
         self._looked = -every
 
     def changed(self, now: bool = False) -> list[str]:
-        """Return the changed files; empty if the last check was just before, unless `now`."""
+        """Return `changed_files()`.
+
+        If the last check was less than `every` seconds ago, return an empty list without a check,
+        unless `now`.
+        """
         if not now and time.monotonic() - self._looked < self.every:
             return []
         found = changed_files()
@@ -155,7 +165,7 @@ class Watch:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Return the versions of Python and of the packages that compute."""
+    """Return the versions of Python and of the installed packages of `NUMERICS`, by name."""
     found = {"python": platform.python_version()}
     for package in NUMERICS:
         try:
@@ -166,7 +176,11 @@ def versions() -> Mapping[str, str]:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of an environment that change results; an empty one counts as unset."""
+    """Return the variables that may change results (`PREFIXES`), by name; empty ones are left out.
+
+    Args:
+        environment: variables by name; None: those of this process.
+    """
     environment = os.environ if environment is None else environment
     return {
         name: value

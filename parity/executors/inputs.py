@@ -1,7 +1,8 @@
-"""Digests of the files an item reads, which depend on content and not on paths.
+"""Digests of the files that a work item reads.
 
-An input is named by the path of a file or a folder, or by `module:NAME`: the Python files of an
-installed package, which may lie elsewhere on another machine.
+An input is named by the path of a file or folder, or by `module:NAME`, which stands for the Python
+files of an installed package. Digests depend on content, not on where a folder or package lies, so
+they can be compared between machines.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from pathlib import Path
 MISSING = "missing"
 """Digest of an input that does not exist."""
 MODULE = "module:"
-# Kernels count time in steps of some milliseconds, so two changes within one step share a stamp.
+"""Prefix of the name of an installed package."""
+# Kernels count time in steps of some milliseconds. Two changes within one step give the same stamp.
 _SETTLED = 0.1
-"""Seconds after its last change from which a file's stamp identifies its content."""
+"""Seconds that a file must be unchanged before its stamp (size, times) identifies its content."""
 _Stamp = tuple[int, int, int, int]
 _digests: dict[str, tuple[_Stamp, str]] = {}
 
 
 def contents(names: Iterable[str]) -> dict[str, str]:
-    """Return the current digest of each input by its name."""
+    """Return the current digest of each input, by name; see `content`."""
     return {name: content(name) for name in names}
 
 
 def changed(inputs: Mapping[str, str]) -> list[str]:
-    """Return the names of inputs whose content does not match their digest."""
+    """Return the names of inputs whose current content does not match the given digest."""
     return [name for name, digest in inputs.items() if content(name) != digest]
 
 
 def content(name: str) -> str:
-    """Return the current digest of an input; `MISSING` if it does not exist."""
+    """Return the digest of an input's current content.
+
+    It is `MISSING` if the input does not exist, is an empty folder, or cannot be read.
+    """
     if name.startswith(MODULE):
         files = _module_files(name.removeprefix(MODULE))
     else:
@@ -50,10 +55,10 @@ def content(name: str) -> str:
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a folder and its subfolders, with their relative names.
+    """Yield the relative path and the path of every file of a folder and its subfolders.
 
-    Hidden files, compiled Python and anything but regular files are skipped (reading a pipe would
-    never end).
+    Hidden files and folders, compiled Python, and anything but regular files are skipped: reading a
+    pipe would never end.
     """
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
@@ -64,10 +69,10 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file, read again only if its stamp changed.
+    """Return the SHA-256 of a file in hex; it is read again only if its size or times changed.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     before = _stamp(path)
     known = _digests.get(str(path))
@@ -75,14 +80,17 @@ def digest_of_file(path: Path) -> str:
         return known[1]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # A file that was written during the read, or just before it, is read again next time.
+    # The digest of a file that was written during or just before the read is not cached.
     if _stamp(path) == before and time.time() - before[3] / 1e9 > _SETTLED:
         _digests[str(path)] = before, digest
     return digest
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Return a stamp that changes with a file. Its ctime, unlike its mtime, cannot be set back."""
+    """Return size, mtime, inode and ctime of a file, which change if its content does.
+
+    Unlike the mtime, the ctime cannot be set back.
+    """
     state = path.stat()
     return state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns
 

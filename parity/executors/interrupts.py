@@ -1,7 +1,7 @@
-"""Interrupts and child processes: a driver and everything it started end within seconds.
+"""Interrupts: SIGINT or SIGTERM ends a driver and all processes it started within seconds.
 
-Python runs a signal handler between two bytecode instructions, but a single call that compiles a
-program can take minutes. So a thread watches as well, and ends the process if the handler did not.
+Python runs signal handlers only between bytecode instructions, and one call that compiles a program
+can take minutes. So a thread waits too, and ends the process if the handler could not.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 GRACE = 3.0
-"""Seconds after SIGINT or SIGTERM in which a process may stop by itself."""
+"""Seconds after SIGINT or SIGTERM that a process has to stop by itself before it is killed."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+"""Option of Linux's `prctl`: signal that a process gets when its parent dies."""
 # Saved before `parity.engine.programs.exits` replaces it while user code runs.
 _exit = os._exit
 _answers: list[int] = []
-"""Exit codes set by `end_with`."""
+"""Exit codes set by `end_with`; the last one counts."""
 _notes: list[Callable[[int], None]] = []
-"""Callbacks that receive the exit code of an interrupted process before it ends."""
+"""Callbacks that are called with the exit code just before an interrupted process ends."""
 _groups: set[int] = set()
-"""Process groups of this driver's workers."""
+"""Process ids of this driver's workers; each leads a process group of the same number."""
 
 
 @contextmanager
 def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
-    """Make SIGINT and SIGTERM raise one KeyboardInterrupt within this context, and end the process
-    with exit code `code` if it is still running `grace` seconds later.
+    """Within this context, end the process with exit code `code` soon after SIGINT or SIGTERM.
 
-    Further signals are ignored: a second one would interrupt the cleanup after the first.
+    The first signal raises KeyboardInterrupt. The process ends when the context is left, or after
+    `grace` seconds by force; workers are killed with it. Further signals are ignored: they would
+    interrupt the cleanup. `end_with` changes the exit code unless the process ends by force.
+    Outside of the main thread, where Python allows no signal handlers, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -52,7 +55,8 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         raise KeyboardInterrupt
 
     def watch() -> None:
-        # The kernel writes the number of each signal to the pipe, whatever Python is doing.
+        # Python's C code writes the number of each signal to the pipe at once, even while no
+        # bytecode runs (`set_wakeup_fd`).
         while received := os.read(reader, 1):
             if received[0] in _SIGNALS:
                 time.sleep(grace)
@@ -69,7 +73,8 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         yield
     finally:
         if interrupted.is_set():
-            # All that was opened has been closed. Python's own shutdown takes seconds with JAX.
+            # All contexts inside have been left. End without Python's shutdown, which takes seconds
+            # with JAX.
             end_groups()
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
@@ -107,44 +112,44 @@ def _repeating(hook: Callable[[Any], Any], interrupt: Callable[..., None]) -> Ca
 
 
 def end_with(code: int) -> None:
-    """Set the exit code of a process for which an interrupt is the normal end."""
+    """Set the exit code after an interrupt, for a program that is normally ended by one."""
     _answers.append(code)
 
 
 def noted_by(note: Callable[[int], None]) -> None:
-    """Register a callback for the exit code of an interrupted process, called before it ends."""
+    """Register a callback that gets the exit code just before an interrupted process ends."""
     _notes.append(note)
 
 
 def lead_group() -> None:
-    """Make this worker the leader of a process group that will contain all its children."""
+    """Make this process the leader of a new process group, which its children will belong to."""
     with suppress(OSError):
         os.setpgid(0, 0)
 
 
 def end_own_group() -> None:
-    """Kill this worker and all processes it started."""
+    """Kill this process and all processes of the group that it leads."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     _exit(1)
 
 
 def started_group(pid: int) -> None:
-    """Register the process of a worker, which will lead its group."""
+    """Register a worker by its process id, to be killed by `end_groups`."""
     _groups.add(pid)
 
 
 def end_group(pid: int) -> None:
-    """Kill a worker and all processes it started."""
+    """Kill a worker, given its process id, and all processes it started."""
     _groups.discard(pid)
-    # Before it runs its first line, the worker is not yet in its own group.
+    # A worker that has not run its first line leads no group yet, so kill the process itself too.
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def end_groups() -> None:
-    """Kill every worker of this process and all processes they started."""
+    """Kill every registered worker and all processes they started."""
     for pid in list(_groups):
         end_group(pid)
 
@@ -152,10 +157,19 @@ def end_groups() -> None:
 def run_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module as a program that ends when this process ends, for whatever reason.
+    """Run a module as a program in a subprocess, which is killed if this process ends.
+
+    Args:
+        module: dotted name, as for `python -m`.
+        arguments: command-line arguments.
+        environment: all environment variables of the subprocess.
+        timeout: seconds after which the subprocess is killed.
+
+    Returns:
+        Exit code, stdout and stderr; a nonzero exit code raises nothing.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `timeout` seconds.
+        subprocess.TimeoutExpired: the program took longer than `timeout` seconds.
     """
     program = (
         "import runpy, sys; from parity.executors.interrupts import end_with_parent; "
@@ -169,9 +183,9 @@ def run_module(
 
 
 def end_with_parent(parent: int) -> None:
-    """Make the system kill this process when its parent, process `parent`, ends.
+    """Make this process end when its parent, the process with id `parent`, has ended.
 
-    Where the system cannot do so, a thread checks once a second.
+    Linux kills it at once. On other systems a thread checks once a second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -181,7 +195,7 @@ def end_with_parent(parent: int) -> None:
             time.sleep(1.0)
         _exit(1)
 
-    # The parent may have ended before the call above.
+    # The parent may have ended before `prctl` was called.
     if os.getppid() != parent:
         _exit(1)
     threading.Thread(target=look, daemon=True).start()

@@ -1,8 +1,7 @@
-"""Work items as plain data: their requirements, and their answers from some worker.
+"""Work items and their answers as plain data, which can be sent to another machine.
 
-An item names its function by path, so that it can travel to another machine; its arguments and its
-value are JSON. Nothing that computes is imported here, because a worker's environment variables
-must be set before JAX, torch and NumPy are imported.
+An item names its function by an import path; its arguments and its return value are JSON. This
+module imports neither JAX, torch nor NumPy: a worker must set environment variables before that.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from parity.executors.identity import Identity, Watch, code, settings
 from parity.executors.inputs import changed
 from parity.executors.machine import FLAGS, UNKNOWN, host, threads
 
-# One worker may have died for another reason, and two of the same shortage of memory.
+# Three, because one worker may die for a reason other than the item, and a second one because both
+# ran short of memory at the same time.
 ATTEMPTS = 3
-"""Workers that an item may kill before it counts as failed."""
+"""Number of workers that may die while they run an item, before the item counts as failed."""
 _PACKAGES = Watch()
 _PROCESSORS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 class ItemError(ValueError):
-    """An item, or a set of them, cannot be run; the message says what was expected."""
+    """Items or an executor cannot be used as given; the message says what was expected."""
 
 
 class State(StrEnum):
@@ -45,7 +45,9 @@ class State(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
+    """Its function raised an exception, its workers died, or a worker's program differs."""
     NOT_RUN = "not run"
+    """No worker has the resources that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,20 @@ class Needs:
     """Resources that an item needs on its machine."""
 
     cpus: int = 1
-    """Number of processors it keeps busy."""
+    """Number of processors that the item keeps busy."""
     gpus: float = 0
-    """Number of accelerators, or the fraction of one that it shares with other items."""
+    """Number of accelerators; below 1: fraction of one that is shared with other items."""
     memory: int = 0
-    """Peak memory in bytes; 0 for no requirement."""
+    """Peak memory in bytes; 0: no requirement."""
     device: str = ""
-    """Class of accelerator, such as H100; empty for any."""
+    """Class of accelerator, such as H100; empty: any accelerator."""
     threads: int | None = None
-    """Number of processors its process may use, as if the machine had no more; None for all."""
+    """Number of processors that the process may use, as if the machine had no more; None: all."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables set before anything is imported, for example of a simulated host."""
+    """Environment variables set before anything is imported, for example to simulate a host."""
 
     def __str__(self) -> str:
-        """Describe the required devices."""
+        """Return the required accelerators as text, such as `1 H100`."""
         return f"{self.gpus:g} {self.device or 'GPU'}"
 
 
@@ -75,32 +77,34 @@ class Item:
     """A piece of work, `function(**arguments)`, for any machine that satisfies `needs`."""
 
     name: str
+    """Name of the item, unique within a sweep."""
     function: str
-    """Path as `module:name`."""
+    """Import path of the function, as `module:name`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values."""
+    """Keyword arguments of the function: JSON values."""
     needs: Needs = Needs()
     folder: bool = False
-    """Whether the function takes `folder`, an empty folder whose files are sent back."""
+    """Whether the function takes an argument `folder`: the path of an empty folder. Files that it
+    writes there are sent back in the answer."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests by name of the files it reads outside of the packages (`inputs.contents`); a worker
-    where they differ refuses the item."""
+    """Digests, by name, of the files that the function reads outside of the packages, as the driver
+    has them (`inputs.contents`). On a worker where they differ the item fails."""
     expected: float = 0.0
-    """Expected duration in seconds, for the estimate of the time left; 0 if unknown."""
+    """Expected duration in seconds, for the estimate of the time left; 0: unknown."""
 
     def digest(self) -> str:
-        """Return a hash of everything its answer depends on except the processor.
+        """Return a hash (16 hex digits) of all that the answer depends on, except the processor.
 
-        That is its name, function and arguments, the content of its inputs, and the code, versions
-        and settings of this process, which are those of the nightly run.
+        That is the item's name, function, arguments, inputs and those needs that may change
+        results, and the code, versions and settings of this process, which is the driver.
 
         Raises:
-            ItemError: an argument is not a JSON value.
+            ItemError: an argument is not a JSON value, or the function's module does not exist.
         """
         return self._digest
 
-    # Cached: while a process with another environment starts, the driver temporarily has its
-    # variables.
+    # Cached: while the driver starts a worker, it temporarily has the worker's environment, which
+    # would change the hash.
     @cached_property
     def _digest(self) -> str:
         needs = self.needs.threads, sorted(self.needs.environment.items()), self.needs.device
@@ -113,34 +117,38 @@ class Item:
         try:
             return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
         except TypeError as error:
-            raise ItemError(f"item {self.name!r}: expected JSON values, and {error}.") from error
+            raise ItemError(
+                f"item {self.name!r}: expected JSON values as arguments, and {error}."
+            ) from error
 
     def resolve(self) -> Callable[..., Any]:
-        """Import and return its function."""
+        """Import the item's function and return it."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The process that ran an item."""
+    """Process that ran an item, and its machine."""
 
     node: str = ""
-    """Name of its machine."""
+    """Host name of the machine."""
     process: int = 0
+    """Process id."""
     fingerprint: str = ""
     """Hash of processor, threads, flags and accelerators; `UNKNOWN` if they cannot be read."""
     processor: str = ""
+    """Name of the processor."""
     code: str = ""
-    """Hash of the code it ran (`code`)."""
+    """Digest of the packages that the process ran (`identity.code`)."""
 
     def __str__(self) -> str:
-        """Return machine and process."""
+        """Return `node:process`."""
         return f"{self.node}:{self.process}"
 
     @classmethod
     def here(cls) -> Place:
-        """Return the place of this process."""
+        """Return the description of this process."""
         cpu = dict(_processor())
         name = cpu.pop("name")
         flags = {flag: os.environ[flag] for flag in FLAGS if os.environ.get(flag)}
@@ -155,59 +163,71 @@ class Answer:
     """Outcome and value of an item."""
 
     name: str
+    """Name of the item."""
     state: State
     value: Any = None
-    """Return value of its function: a JSON value."""
+    """Return value of the item's function: a JSON value; None unless done."""
     reason: str = ""
-    """Why it failed or was not run."""
+    """Cause of the failure, or reason why the item was not run; empty if done."""
     place: Place = Place()
+    """Process that ran the item."""
     seconds: float = 0.0
+    """Duration on the worker."""
     attempts: int = 1
-    """Number of workers that took it; all but the last died."""
+    """Number of workers that started the item; all before the last one died."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Files it left in its folder, by path."""
+    """Contents of the files that the function wrote to its folder, by relative path."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields except the files."""
+        """Return all fields except `files`, as JSON data."""
         document = asdict(self)
         del document["files"]
         return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Answer:
-        """Read the result of `to_json`."""
+        """Return the answer that `to_json` made `document` of, without files."""
         words = {"state": State(document["state"]), "place": Place(**document["place"])}
         return cls(**{**document, **words})
 
 
 @cache
 def _source(module: str) -> str:
-    """Return a hash of a module's file, which may lie outside of the packages hashed by `code`."""
+    """Return a hash of the file of a module, which may lie outside of `identity.PACKAGES`.
+
+    Raises:
+        ItemError: there is no such module.
+    """
     try:
         spec = importlib.util.find_spec(module)
     except ImportError:
         spec = None
     if spec is None or not spec.origin:
-        raise ItemError(f"expected a module {module!r} that can be imported, and there is none.")
+        raise ItemError(
+            f"expected a module {module!r} that can be imported, and there is none: check the name "
+            "before the colon in the item's function."
+        )
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
 
 
 def perform(item: Item, expected: Identity) -> Answer:
-    """Run an item in this process, whose environment must be the one it needs.
+    """Run an item in this process and return its answer.
 
-    An exception is an answer: it is the item's fault and would recur, unlike the death of a worker.
-    Code and inputs are checked before and after, since changes in between may have been read.
+    The process must already have the environment that the item needs. An exception of the item's
+    function gives an answer `FAILED`, and no retry: unlike the death of a worker, it would recur.
+    Code and inputs are checked before and after the run, because it may read files that change
+    meanwhile.
 
     Args:
         item: the item to run.
-        expected: the driver's code, versions and settings.
+        expected: code, versions and settings of the driver.
     """
     start, place = time.perf_counter(), Place.here()
     state, value, reason, files = State.FAILED, None, "", {}
     try:
         _check_alike(item, expected, place.node)
         if _PROCESSORS:
-            # Results depend on the number of processors, not on which ones are used.
+            # Results depend on the number of processors, not on which ones: take the first ones.
             os.sched_setaffinity(0, sorted(_PROCESSORS)[: item.needs.threads])
             place = Place.here()
         with tempfile.TemporaryDirectory() if item.folder else nullcontext() as name:
@@ -226,31 +246,33 @@ def perform(item: Item, expected: Identity) -> Answer:
 
 
 def _check_alike(item: Item, expected: Identity, node: str) -> None:
-    """Reject code, versions, settings or inputs that differ from the driver's.
+    """Check that code, versions, settings and inputs on this machine are those of the driver.
 
     Raises:
-        ItemError: something differs; the message names it and the remedy.
+        ItemError: something differs; the message says what, and what to do.
     """
     wanted = settings({**expected.settings, **item.needs.environment})
     if differs := replace(expected, settings=wanted).differences(_own_identity()):
         raise ItemError(
-            f"expected the driver's program on {node}, and it differs: {'; '.join(differs)[:400]}. "
-            "Install the same version and set the same variables on every machine"
+            f"the program on {node} is not the driver's, it differs (driver → {node}): "
+            f"{'; '.join(differs)[:400]}. Install the same version and set the same variables on "
+            "every machine"
         )
     if files := _PACKAGES.changed():
         raise ItemError(
-            f"expected the code of {node} to stay unchanged while items run, and "
-            f"{_named(files)} changed: start again with the code of now, or restore the files"
+            f"{_named(files)} changed on {node} while items ran: restore the code, or start again "
+            "with the changed code"
         )
     if files := changed(item.inputs):
         raise ItemError(
-            f"expected on {node} the content that the driver read, and another one is in "
-            f"{_named(files)}: copy the driver's files there, or start again if they were changed"
+            f"input files on {node} differ from those that the driver read: {_named(files)}. "
+            "If the driver's are unchanged since, copy the driver's files there; else start the "
+            "run again"
         )
 
 
-# Read before the first item is imported: libraries set variables for themselves, which have no
-# effect any more at that point.
+# Cached before the first item is imported: libraries set environment variables on import, which
+# would look like differing settings.
 @cache
 def _own_identity() -> Identity:
     return Identity.here()
@@ -262,18 +284,18 @@ def _named(files: Sequence[str]) -> str:
 
 
 def not_run(item: Item, reason: str) -> Answer:
-    """Return the answer of an item that no worker could run."""
+    """Return the answer of an item that no worker can run; `reason` says why."""
     return Answer(item.name, State.NOT_RUN, reason=reason)
 
 
 def lost(item: Item, attempts: int, reason: str) -> Answer:
-    """Return the answer of an item whose workers died."""
+    """Return the answer of an item all of whose workers died; `reason` says how."""
     workers = f"killed {attempts} workers" if attempts > 1 else "its worker was lost"
     return Answer(item.name, State.FAILED, reason=f"{workers}: {reason}", attempts=attempts)
 
 
 def no_device(needs: Needs, where: str) -> str:
-    """Return the reason for not running an item that needs an accelerator."""
+    """Return, as text, that `where` (such as "this machine") lacks the accelerators of `needs`."""
     return f"no device: {where} has none with {needs}"
 
 
@@ -284,13 +306,13 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 @cache
 def _processor() -> Mapping[str, str]:
-    """Return this machine's processor, read once: the system lists it again for each core."""
+    """Return the description of this machine's processor (`machine.host`), read only once."""
     return host()
 
 
 @cache
 def accelerators() -> tuple[str, ...]:
-    """Return the names of the accelerators this process may use, read from their driver's files."""
+    """Return the names of the NVIDIA accelerators that this process may use, from /proc."""
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -299,9 +321,9 @@ def accelerators() -> tuple[str, ...]:
 
 
 def visible(count: int) -> list[str]:
-    """Return the numbers or names of the devices, out of `count`, that CUDA shows this process.
+    """Return the numbers or names of the devices that CUDA shows this process, out of `count`.
 
-    CUDA reads the variable up to the first name that it does not know, such as -1.
+    They follow from CUDA_VISIBLE_DEVICES. CUDA reads it up to the first unknown name, such as -1.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:

@@ -1,8 +1,8 @@
-"""Items in processes of this machine, as many at a time as cores and memory allow.
+"""Runs items in processes of this machine, as many at a time as cores and memory allow.
 
-Every thread here owns one process. If a process dies, only the item it ran is affected: it is given
-to a new process, until it has killed `ATTEMPTS` of them. A pool of several processes would not do:
-if one dies, the standard library abandons all of them, and does not tell whose item it was.
+Every thread owns one worker process. If the process dies, its item is given to a new process, up to
+`ATTEMPTS` times; other items are not affected. One pool of several processes could not do this: if
+one dies, the standard library abandons all of them and does not say which item was running.
 """
 
 from __future__ import annotations
@@ -43,18 +43,21 @@ class LocalExecutor:
     name = "local"
 
     def __init__(self, workers: int | None = None) -> None:
-        """Use at most `workers` processes; None for as many as cores and memory allow."""
+        """Run at most `workers` items at a time; None: as many as cores and memory allow."""
         self.asked = workers
-        # Read here: while a process with another environment starts, this one has its variables.
+        # Read now: while a worker starts, this process temporarily has the worker's environment.
         self.identity = Identity.here()
-        # An upper bound: once items are known, their memory may allow fewer.
+        # An upper bound until `start`, when the memory that items need may allow fewer.
         self.workers = workers or threads()
         self._running: dict[str, tuple[str, float]] = {}
         self._threads: list[ThreadPoolExecutor] = []
         self._processes: list[_Process] = []
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items in their order and return their futures, in the same order."""
+        """Start items in their order and return the futures of their answers, in the same order.
+
+        Items that need accelerators which the machine lacks get the answer `NOT_RUN` at once.
+        """
         devices = accelerators()
         groups: dict[bool, list[Item]] = {False: [], True: []}
         futures: dict[str, Future[Answer]] = {}
@@ -82,11 +85,11 @@ class LocalExecutor:
         return [futures[item.name] for item in items]
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker its current item and its start time (`time.time`)."""
+        """Return, by worker, the item it runs and when that started (`time.time`)."""
         return dict(self._running)
 
     def close(self) -> None:
-        """Kill every process and start none again; running items are abandoned."""
+        """Kill every worker process and start none again; running items get no answer."""
         for pool in self._threads:
             pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
@@ -95,7 +98,10 @@ class LocalExecutor:
             pool.shutdown()
 
     def _count(self, items: Sequence[Item], devices: int) -> int:
-        """Return how many of these items may run at a time."""
+        """Return how many of these items may run at a time.
+
+        `devices` is the number of accelerators that they share; 0 for items that need none.
+        """
         cpus = max(max(item.needs.cpus for item in items), 1)
         limits = [self.asked or max(threads() // cpus, 1), len(items)]
         memory = max(item.needs.memory for item in items)
@@ -113,13 +119,21 @@ class LocalExecutor:
         items: Sequence[Item],
         devices: Sequence[str],
     ) -> None:
-        """Give a thread its process, with accelerators of its own, or its share of one."""
+        """Give a thread its worker process, with the accelerators that the process may use.
+
+        Args:
+            local: variables of the thread; gets `process`.
+            slots: yields the thread's number.
+            items: items that the thread may run.
+            devices: numbers or names of the accelerators; empty: items need none.
+        """
         shown: dict[str, str] = {}
         slot = next(slots)
         if devices:
             width = max(item.needs.gpus for item in items)
             count = math.ceil(width)
-            # Items that share spread over all devices before two are on one.
+            # Items that need a fraction of a device are spread over all devices, before two share
+            # one.
             first = slot % len(devices) if width < 1 else slot * count
             shown = {"CUDA_VISIBLE_DEVICES": ",".join(devices[first : first + count])}
         local.process = _Process(f"local:{len(self._processes) + 1}", shown, self.identity)
@@ -134,7 +148,7 @@ class LocalExecutor:
             except BrokenProcessPool:
                 process.end()
                 if process.closed:
-                    # The driver killed it: nobody waits for an answer.
+                    # `close` killed the process, so nobody waits for an answer.
                     raise
             finally:
                 del self._running[process.name]
@@ -142,7 +156,13 @@ class LocalExecutor:
 
 
 class _Process:
-    """One process at a time, with the environment of the item it was started for."""
+    """A worker process, replaced by a new one if it dies or an item needs another environment.
+
+    Args:
+        name: name of the worker.
+        environment: variables set for every item.
+        identity: code, versions and settings of the driver.
+    """
 
     def __init__(self, name: str, environment: Mapping[str, str], identity: Identity) -> None:
         self.name, self.shown, self.identity = name, environment, identity
@@ -153,8 +173,13 @@ class _Process:
         self._lock = threading.Lock()
 
     def perform(self, item: Item) -> Answer:
-        """Run an item; raise BrokenProcessPool if it killed the process."""
-        # Libraries read their variables and count their processors only once.
+        """Run an item in the process and return its answer.
+
+        Raises:
+            BrokenProcessPool: the process died, or the executor was closed.
+        """
+        # Libraries read environment variables and count processors only once per process, so other
+        # settings need a new process.
         setting = item.needs.environment, item.needs.threads
         if self.setting != setting:
             self.end()
@@ -167,7 +192,7 @@ class _Process:
     def _submit(self, item: Item, setting: tuple[Mapping[str, str], int | None]) -> Future[Answer]:
         if self.pool is not None:
             return self.pool.submit(perform, item, self.identity)
-        # A forked process would inherit the locks of JAX's threads.
+        # "spawn", because a forked process would inherit locks that threads of JAX may hold.
         pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
         self.pool, self.setting = pool, setting
         with _STARTING, _environment({**item.needs.environment, **self.shown}):
@@ -178,7 +203,7 @@ class _Process:
         return future
 
     def end(self) -> None:
-        """Kill the process and everything it started."""
+        """Kill the process and all processes it started; the next item starts a new one."""
         with self._lock:
             pool, self.pool, self.setting = self.pool, None, None
             for pid in self._pids:
@@ -188,13 +213,13 @@ class _Process:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Kill the process and start none again."""
+        """Kill the process and start no other one."""
         self.closed = True
         self.end()
 
 
 def _end_with_parent() -> None:
-    """Kill this process, and what it started, when the driver ends: nobody else would."""
+    """Make this worker, and all processes it starts, end when the driver has ended."""
     lead_group()
     parent = parent_process()
     assert parent is not None
@@ -208,7 +233,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for processes started within this context, before they import anything."""
+    """Set environment variables within this context, so that processes started in it have them."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:
@@ -222,8 +247,8 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 
 
 def _sharing(width: float) -> int:
-    """Return how many items of this width have one device; 1 for whole ones."""
-    # 1/93 is a little more than its inverse's inverse.
+    """Return how many items share one device, if each needs `width` devices; 1 from width 1 on."""
+    # 1e-9 because 1 / (1 / 93) is a little less than 93 in floating point.
     return max(math.floor(1 / width + 1e-9), 1)
 
 
@@ -232,7 +257,7 @@ def _fitting(needs: Needs, devices: Sequence[str]) -> int:
 
 
 def available_memory() -> int:
-    """Return how many bytes new processes may allocate; 0 if the system does not tell."""
+    """Return how many bytes new processes may allocate; 0 if this cannot be read (not Linux)."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             sizes = dict(line.split(":", 1) for line in lines)

@@ -1,8 +1,8 @@
-"""Description of the host: what distinguishes processors, and what selects kernels on them.
+"""Description of the host: processor type, and environment variables that select kernels.
 
-"AMD EPYC" names a dozen processors with different vector units, and another vector unit adds in
-another order. Imports nothing that computes, because workers call it before JAX is imported. See
-docs/verdicts.md "Another machine".
+Results depend on the vector unit, because it determines the order of sums, and "AMD EPYC" names a
+dozen processors with different ones. This module imports neither JAX nor NumPy, because workers use
+it before. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import subprocess
 from pathlib import Path
 
 UNKNOWN = "unknown"
-"""Value of fields that cannot be read. It equals nothing, not even itself, so such a host always
-counts as a different one."""
+"""Value of fields that cannot be read. A host with such a field never counts as the same machine,
+not even as itself."""
 FIELDS = ("vendor", "family", "model", "stepping", "instructions")
-"""Fields that identify a processor type."""
+"""Fields that identify a processor type; "instructions" is a hash of its vector instructions."""
 FLAGS = (
     "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
@@ -26,7 +26,8 @@ FLAGS = (
 )  # fmt: skip
 """Environment variables that select kernels, and thereby the order of summation."""
 _CPUINFO = Path("/proc/cpuinfo")
-# Arithmetic and vector instructions only: kernel versions add and drop flags about mitigations.
+# Prefixes of flags for arithmetic and vector instructions. Other flags, such as those about
+# mitigations, come and go with versions of the Linux kernel.
 _ARITHMETIC = (
     "sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni", "fp",
     "asimd", "neon", "sve", "sme", "bf16", "i8mm",
@@ -42,14 +43,15 @@ _SYSCTL = "machdep.cpu."
 
 
 def host() -> dict[str, str]:
-    """Return `FIELDS` and the processor's `name`; `UNKNOWN` for what cannot be read."""
+    """Return the processor's `FIELDS` and its `name`; those that cannot be read are `UNKNOWN`."""
     entries = _linux() if _CPUINFO.is_file() else _macos()
     identity = {field: entries.get(field) or UNKNOWN for field in FIELDS}
     return identity | {"name": entries.get("name") or platform.machine() or UNKNOWN}
 
 
 def threads() -> int:
-    """Return the number of processors this process may use; macOS has no affinity."""
+    """Return the number of processors that this process may use."""
+    # macOS has no affinity.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -94,6 +96,6 @@ def _macos() -> dict[str, str]:
 
 
 def _hash(flags: str) -> str:
-    """Return a hash of the arithmetic instructions among a processor's flags; "" without any."""
+    """Return a hash of the arithmetic instructions among a processor's flags; "" if none."""
     arithmetic = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})
     return hashlib.sha256(" ".join(arithmetic).encode()).hexdigest()[:8] if arithmetic else ""

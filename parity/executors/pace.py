@@ -1,8 +1,8 @@
 """Estimated time left in a sweep, from the expected and the measured seconds of its items.
 
-The pace is the ratio of measured to expected seconds over finished items. A running item that
-already exceeds its expected time at that pace contributes a lower bound: the longest items start
-early, so a slow machine shows there first.
+The pace is the ratio of measured to expected seconds, over finished items. A running item counts
+too once it has taken longer than expected at that pace: the longest items start early, so a slow
+machine shows there first.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Starting a process alone takes some seconds, so an item of a few seconds says little about the
-# speed of a machine, and one of 20 s says much.
+# 5 s, because starting a process alone takes some seconds: an item of a few seconds says little
+# about the speed of a machine, and one of 20 s says much.
 PRIOR = 5.0
-"""Seconds of work at the expected pace that the measured pace is averaged with."""
-# An overdue item is unlikely to end at once. More than an eighth would affect items of minutes that
-# are on time.
+"""Prior of the pace: seconds of fictitious work at exactly the expected pace."""
+# An overdue item is unlikely to end at once. A larger share than an eighth would change estimates
+# for items of minutes that are on time.
 LATE = 8.0
-"""A running item takes at least its age divided by this longer."""
-# The machine may be half or twice as fast as the one the expected seconds were measured on.
+"""The remaining time of a running item is assumed to be at least its age divided by this."""
+# The machine may be half or twice as fast as the one on which the expected seconds were measured.
 UNSURE = 2.0
-"""Factor between the estimate and each end of its range before any item is finished."""
+"""Factor between the estimate and each end of its range, before any item is finished."""
 
 
 def makespan(seconds: Sequence[float], workers: int, busy: Sequence[float] = ()) -> float:
-    """Return the seconds until the last item ends if each starts on the first free worker.
+    """Return the seconds until the last item ends, if each one starts on the first free worker.
 
     Args:
         seconds: duration of each waiting item, in starting order.
@@ -42,31 +42,31 @@ def makespan(seconds: Sequence[float], workers: int, busy: Sequence[float] = ())
 
 @dataclass
 class Pace:
-    """Measured and expected durations of items."""
+    """Measured and expected durations of items, and the estimate of the time left."""
 
     left: dict[str, float]
-    """Expected seconds of unfinished items, in starting order; 0 if unknown."""
+    """Expected seconds of unfinished items by name, in starting order; 0: unknown."""
     expected: list[float] = field(default_factory=list)
     """Expected seconds of finished items, in order of completion."""
     seconds: list[float] = field(default_factory=list)
-    """Measured seconds of those items."""
+    """Measured seconds of finished items, in the same order."""
 
     def done(self, name: str, seconds: float) -> None:
-        """Record a finished item."""
+        """Record that an item has finished and how many seconds it took."""
         self.seconds.append(seconds)
         self.expected.append(self.left.pop(name, 0.0))
 
     def ratio(self, ages: Mapping[str, float]) -> float:
-        """Return measured over expected seconds.
+        """Return the pace: measured over expected seconds; 1 while nothing is known.
 
         Args:
-            ages: seconds that each running item has been running.
+            ages: seconds since the start of each running item, by name.
         """
         known = [(s, e) for s, e in zip(self.seconds, self.expected, strict=True) if e]
         taken = PRIOR + sum(s for s, _ in known)
         wanted = PRIOR + sum(e for _, e in known)
         late = [(ages[n], e) for n, e in self.left.items() if e and n in ages]
-        # Most overdue first: once one does not raise the pace, the remaining ones do not either.
+        # Most overdue first: if one does not raise the pace, the remaining ones do not either.
         for age, expected in sorted(late, key=lambda pair: pair[0] / pair[1], reverse=True):
             if age / expected <= taken / wanted:
                 break
@@ -74,13 +74,14 @@ class Pace:
         return taken / wanted
 
     def estimate(self, ages: Mapping[str, float], workers: int) -> float | None:
-        """Return the seconds left; None while no duration is known.
+        """Return the estimated seconds until the sweep ends.
 
-        An item takes its expected seconds times the pace, or the median of the finished items if
-        nothing was expected.
+        An item is assumed to take its expected seconds times the pace. If its expected seconds are
+        unknown, it takes the median of the finished items; before one has finished, the result is
+        None.
 
         Args:
-            ages: as for `ratio`.
+            ages: seconds since the start of each running item, by name.
             workers: number of items that run at a time.
         """
         pace = self.ratio(ages)
@@ -92,7 +93,7 @@ class Pace:
         return makespan([takes[n] for n in takes if n not in ages], workers, busy)
 
     def words(self, ages: Mapping[str, float], workers: int) -> str:
-        """Return the time left in words, a range before any item is finished; "" if unknown."""
+        """Return `estimate` in words, as a range before any item is finished; "" if unknown."""
         left = self.estimate(ages, workers)
         if left is None:
             return ""
@@ -102,5 +103,5 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words, in minutes from 90 s on."""
+    """Return a duration as text: in seconds below 90 s, else in minutes."""
     return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"

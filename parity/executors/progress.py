@@ -1,4 +1,4 @@
-"""Progress of a sweep: what each worker runs since when, the slowest items, and the time left."""
+"""Progress of a sweep: the item each worker runs, the slowest items, and the time left."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from parity.executors.item import Answer, Item, State
 from parity.executors.pace import Pace
 
 EVERY, REDRAWN = 30.0, 0.5
-"""Seconds between two report lines, and between two redraws on a terminal."""
+"""Seconds between two lines of progress, and between two redraws of the table on a terminal."""
 LINES = 200
-"""Largest sweep in which every item gets a line; in larger ones only problems do."""
+"""Largest number of items with which every item gets a line; with more, only problems do."""
 
 
 class Progress:
-    """Reports the progress of items: a table on a terminal, and lines elsewhere."""
+    """Context manager that reports progress while items run: a table on a terminal, else lines.
+
+    Args:
+        executor: runs the items.
+        items: the items that will run.
+        report: receives lines of text.
+        clock: returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -37,7 +44,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         """Start reporting."""
-        # Leave the terminal alone if reports are discarded or drawn by a progress bar.
+        # No table if `report` discards lines or draws a progress bar itself.
         if sys.stderr.isatty() and getattr(self.report, "quiet", None) is False:
             from rich.console import Console
             from rich.live import Live
@@ -59,7 +66,10 @@ class Progress:
             self._live.stop()
 
     def done(self, answer: Answer) -> None:
-        """Count an answer, and report it if it deserves a line."""
+        """Record the answer of an item, and report it in a line.
+
+        In a sweep of more than `LINES` items, items that succeed at the first attempt get no line.
+        """
         self.pace.done(answer.name, answer.seconds)
         self.slowest = sorted([*self.slowest, (answer.seconds, answer.name)], reverse=True)[:3]
         well = answer.state is State.DONE and answer.attempts == 1
@@ -72,11 +82,11 @@ class Progress:
         self._say(f"  {len(self.pace.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the seconds left; None while no duration is known."""
+        """Return the estimated seconds left; None while no duration is known (`Pace.estimate`)."""
         return self.pace.estimate(*self._running())
 
     def lines(self) -> list[str]:
-        """Return the progress: counts and estimate, each worker, and the slowest items."""
+        """Return the progress as lines: counts and time left, a line per worker, slowest items."""
         now = self.clock()
         head = f"{len(self.pace.seconds)} of {self.planned} in {now - self.start:.0f} s"
         if left := self.pace.words(*self._running()):
@@ -89,20 +99,20 @@ class Progress:
         return [head, *rows, *([f"slowest: {slow}"] if slow else [])]
 
     def _running(self) -> tuple[dict[str, float], int]:
-        """Return how long each item has been running, and how many run at a time."""
+        """Return the seconds since the start of each running item, and the number of workers."""
         now = self.clock()
         ages = {name: now - since for name, since in self.executor.running().values()}
         return ages, self.executor.workers
 
     def table(self) -> Any:
-        """Return `lines` as a table for a terminal."""
+        """Return `lines` as a `rich` table for a terminal."""
         from rich.table import Table
         from rich.text import Text
 
         head, *rows = self.lines()
         table = Table(head, box=None)
         for row in rows:
-            # Names are data, and may look like markup.
+            # `Text`, because names of items may look like markup.
             table.add_row(Text(row))
         return table
 

@@ -1,8 +1,9 @@
-"""Supervision: a command runs in a child that must leave a completion record to exit with 0.
+"""Supervision: a command counts as successful only if it reports that it ran to its end.
 
-`os._exit(0)` in a module under test, or `exit(0)` in its C code, ends the process on the spot: no
-`finally` runs, and the shell sees success. So the process that the shell waits for does nothing but
-wait for a child. The child is forked before anything large is imported, which costs 2 ms.
+`os._exit(0)` in a module under test, or `exit(0)` in its C code, ends a process on the spot: no
+`finally` runs, and the shell sees success. So the command runs in a child process, and the process
+that the shell waits for only waits for the child's completion record. The child is forked before
+anything large is imported, which costs 2 ms.
 
 Source: docs/parity.md "Fail closed".
 """
@@ -20,21 +21,22 @@ from typing import Any
 from parity.executors.interrupts import end_with_parent, noted_by
 
 ENDED = 3
-"""Exit code of a program that ended before its command did: incomplete."""
+"""Exit code if the process ended before its command did (INCOMPLETE)."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Signals forwarded from the waiting process to the working one."""
+"""Names of signals that the waiting process forwards to the child."""
 _records: list[tuple[int, int]] = []
-"""Process number and pipe for its completion record; empty if nothing supervises this process."""
+"""Process id of the child and write end of the pipe for its completion record, in the child; empty
+if this process is not supervised."""
 
 
 def supervised(command: Callable[[], Any]) -> int:
-    """Run a command in a child process and return its exit code.
+    """Run a command in a child process and return its exit code; `ENDED` if it ended too early.
 
-    It runs in this process where there is no `fork`, and where a fork would be unsafe because
-    threads are already running.
+    The command runs in this process, unsupervised, if there is no `fork`, or if forking would be
+    unsafe because threads are running or JAX is imported.
 
     Args:
-        command: ends by `SystemExit`, or returns its exit code.
+        command: returns its exit code, or raises `SystemExit`.
     """
     if not hasattr(os, "fork") or threading.active_count() > 1 or "jax" in sys.modules:
         return _code_of(command)
@@ -54,8 +56,8 @@ def supervised(command: Callable[[], Any]) -> int:
 
 
 def record(code: int) -> None:
-    """Record that the command of this process has ended, with its exit code."""
-    # A fork of this process inherits the pipe, but it is not the command.
+    """Report to the waiting process that the command has ended, with exit code `code`."""
+    # A fork of the child inherits the pipe too, but must not report the end of the command.
     for pid, writer in _records:
         if pid == os.getpid():
             with suppress(OSError):
@@ -74,7 +76,7 @@ def _code_of(command: Callable[[], Any]) -> int:
 
 
 def _wait(child: int, reader: int) -> int:
-    """Wait for the child and return the exit code of the command."""
+    """Wait for the child and return the exit code of its command, read from pipe `reader`."""
 
     def forward(number: int, _: Any) -> None:
         with suppress(ProcessLookupError):
@@ -82,13 +84,14 @@ def _wait(child: int, reader: int) -> int:
 
     for name in FORWARDED:
         number = getattr(signal, name)
-        # nohup's SIGHUP stays ignored. A shell ignores SIGINT for background jobs; a command that
-        # handles it nevertheless ends as it would without a parent.
+        # An ignored SIGHUP (nohup) stays ignored. SIGINT, which shells ignore for background jobs,
+        # is forwarded all the same: the command itself decides whether to handle it.
         ignored = signal.getsignal(number) is signal.SIG_IGN
         if not ignored or number == signal.SIGINT:
             signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
-    # Do not read to the end of the pipe: processes left behind by the command may hold it open.
+    # Read what is there, not to the end of the pipe, which processes that the command left behind
+    # may keep open.
     os.set_blocking(reader, False)
     try:
         recorded = os.read(reader, 64).split()
@@ -96,7 +99,7 @@ def _wait(child: int, reader: int) -> int:
         recorded = []
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        # The child was ended by a signal; end this process by the same signal.
+        # A signal ended the child; end this process by the same signal.
         with suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

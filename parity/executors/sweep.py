@@ -1,10 +1,10 @@
-"""Sweep: runs items on an executor and stores every answer as it arrives, so that none runs twice.
+"""Sweep: runs items on an executor and stores every answer, so that a killed driver can resume.
 
-Only the driver writes. An answer is one line appended to a file, and never changed. Files that
-items leave behind are stored in folders beside it, each before the line that refers to it. So a
-driver killed at any moment leaves complete answers only, and the next one resumes from them. Failed
-items and items not run are not stored, and are tried again. Each line has a checksum of itself and
-its files: an answer that was edited or lost a file is discarded.
+Only the driver writes. Each answer is one line, appended to a file and never changed. Files that an
+item wrote are stored in a folder beside the file, before the line is appended. So a driver that is
+killed at any moment leaves only complete answers, and the next driver continues from them. Items
+that failed or were not run are not stored, and run again. Each line has a checksum of the answer
+and its files; an answer that was edited, or whose files changed, is discarded.
 """
 
 from __future__ import annotations
@@ -31,22 +31,31 @@ from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
 
 ANSWERS, LOCK = "answers.jsonl", ".lock"
-# Syncing each answer would take some milliseconds. A killed driver loses nothing, since the system
-# has the data; only a power failure can lose it.
+"""Names of the file of answers and of the lock file in a sweep's folder."""
+# `fsync` after each answer would take some milliseconds. A killed driver loses nothing without it,
+# since the operating system has the data; a power failure would.
 SYNCED_EVERY = 1.0
-"""Seconds of answers that a power failure may lose."""
+"""Seconds between two `fsync`s: a power failure may lose the answers of that time."""
 
 
 def open_executor(text: str = "local", address: str | None = None) -> Executor:
-    """Return the executor named `local`, `local:N` or `ray`.
+    """Return an executor by name.
+
+    Args:
+        text: `local`, `local:N` with N workers, or `ray`.
+        address: address of the Ray cluster (`RayExecutor`); None with `local`.
 
     Raises:
-        ItemError: the name is not one of these, or the executor is not available here.
+        ItemError: the name is not one of these, an address was given with `local`, or Ray is not
+            available.
     """
     kind, _, count = text.partition(":")
     if kind == "local" and (not count or (count.isdecimal() and int(count))):
         if address:
-            raise ItemError(f"expected no address with {text!r}, received {address!r}.")
+            raise ItemError(
+                f"expected no address with the executor {text!r}, received {address!r}; only the "
+                "executor ray has one."
+            )
         from parity.executors.local import LocalExecutor
 
         return LocalExecutor(int(count) if count else None)
@@ -58,11 +67,14 @@ def open_executor(text: str = "local", address: str | None = None) -> Executor:
 
 
 class Answers:
-    """Stored answers of a sweep in a folder, which only one driver at a time may hold."""
+    """Stored answers of a sweep, in a folder that only one driver at a time may use.
+
+    Open them with `Answers.opened`.
+    """
 
     def __init__(self, folder: Path, file: TextIO, lines: Mapping[str, str]) -> None:
-        # Imported here, not at the top, because it imports JAX; and not at the first answer, which
-        # would be delayed.
+        # Not at the top, because `megalodon_jax` imports JAX, and not in `write`, where the import
+        # would delay the first answer.
         from megalodon_jax import files
 
         self.folder, self.disk = folder, files
@@ -74,13 +86,13 @@ class Answers:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Answers]:
-        """Lock the folder and open its answers within this context.
+        """Return a context manager that locks a folder and gives its stored answers.
 
-        The system releases the lock when the process ends for any reason, so nobody has to remove
-        it.
+        The folder is made if it does not exist. The system releases the lock when the process ends
+        for any reason, so a lock is never left behind.
 
         Raises:
-            ItemError: another driver holds the folder, or its file is no file of answers.
+            ItemError: another driver uses the folder, or its `answers.jsonl` has other content.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
@@ -90,7 +102,7 @@ class Answers:
                 lock.seek(0)
                 raise ItemError(
                     f"expected {folder} for this driver alone, and {lock.read().strip()} has it; "
-                    "wait for it, or give another --out"
+                    "wait until that driver ends, or choose another folder with --out"
                 ) from error
             lock.truncate(0)
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -104,8 +116,9 @@ class Answers:
                 yield cls(folder, file, lines)
 
     def read(self, item: Item) -> Answer | None:
-        """Return the stored answer of an item, without its files; None if there is none, or if it
-        was damaged.
+        """Return the stored answer of an item, without files; None if there is none.
+
+        An answer whose checksum does not match is dropped too, and the item listed in `damaged`.
         """
         key = _key(item)
         if key not in self._lines:
@@ -121,16 +134,17 @@ class Answers:
         return Answer.from_json(line["answer"])
 
     def files(self, item: Item) -> Path:
-        """Return the folder of the files an item left."""
+        """Return the folder with the files that an item wrote; it may not exist."""
         return self.folder / _key(item)
 
     def write(self, item: Item, answer: Answer) -> None:
-        """Store an answer; an existing one is not changed."""
+        """Store an answer and its files; nothing is changed if the item has an answer already."""
         key = _key(item)
         if key in self._lines:
             return
         if item.folder:
-            # A folder without a line was left by a driver killed in between: replace it.
+            # If the folder exists without a line, a driver was killed between writing the two:
+            # replace it.
             with self.disk.folder_written_aside(self.folder / key) as aside:
                 for name, content in answer.files.items():
                     (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +159,7 @@ class Answers:
             self._synced = time.monotonic()
 
     def discard(self) -> None:
-        """Delete all answers, after they became a run or are no longer wanted."""
+        """Delete all answers and their files, once they are stored elsewhere or not wanted."""
         self._lines.clear()
         self._file.truncate(0)
         for path in self.folder.iterdir():
@@ -154,7 +168,10 @@ class Answers:
 
 
 def _line(key: str, answer: Any, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the line of an answer, with its checksum."""
+    """Return the JSON object of a stored line: key, answer and checksum.
+
+    `files` are digests of the answer's files, by relative path.
+    """
     facts = json.dumps([key, answer, dict(files)], sort_keys=True)
     checksum = hashlib.sha256(facts.encode()).hexdigest()
     return {"key": key, "answer": answer, "checksum": checksum}
@@ -167,16 +184,16 @@ def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _key(item: Item) -> str:
-    """Return the key of an answer: its item's name in filename-safe characters, and its digest."""
+    """Return the key of an item's answer: name in filename-safe characters, and digest."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", item.name).lstrip(".")[:100]
     return f"{name}-{item.digest()}"
 
 
 def _whole_lines(path: Path) -> dict[str, str]:
-    """Return the answers of a file by key, and cut off an incomplete last line.
+    """Return the lines of a file of answers, by key; an incomplete last line is cut off the file.
 
     Raises:
-        ItemError: a line is not an answer.
+        ItemError: a line is no JSON object with a key.
     """
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
@@ -187,8 +204,8 @@ def _whole_lines(path: Path) -> dict[str, str]:
         return {json.loads(line)["key"]: line for line in lines}
     except (ValueError, KeyError, TypeError) as error:
         raise ItemError(
-            f"expected answers of a sweep in {path}, one JSON object a line, and {error!r}; delete "
-            f"{path.parent}, and the sweep begins anew"
+            f"expected answers of a sweep in {path}, one JSON object per line, but reading them "
+            f"gave {error!r}; delete the folder {path.parent}, so that the sweep begins anew"
         ) from error
 
 
@@ -198,26 +215,27 @@ def run(
     answers: Answers | None = None,
     report: Log = lambda line: None,
 ) -> Generator[Answer, None, None]:
-    """Yield the answer of every item once: stored ones first, others as they finish.
+    """Yield the answer of every item once: stored answers first, others as items finish.
 
     Args:
         items: items to run, with unique names.
-        executor: runs them; it is always closed at the end.
-        answers: stores answers, and tells which items need not run again.
-        report: receives a line for each item, and the progress from time to time.
+        executor: runs the items; it is always closed at the end.
+        answers: stored answers, whose items are not run again; new answers are added. None: store
+            nothing.
+        report: receives a line for each item, and the progress every `progress.EVERY` seconds.
 
     Raises:
-        ItemError: two items have one name, or an argument is not a JSON value.
+        ItemError: two items have the same name, or an argument is not a JSON value.
     """
     if twice := [name for name, n in Counter(item.name for item in items).items() if n > 1]:
-        raise ItemError(f"expected every item's name once, received twice: {', '.join(twice)}.")
+        raise ItemError(f"expected items with different names, received twice: {', '.join(twice)}.")
     known = {item.name: answers.read(item) for item in items} if answers else {}
     waiting = [item for item in items if known.get(item.name) is None]
     try:
         if answers and answers.damaged:
-            report(f"  damaged, so measured again: {', '.join(answers.damaged)}")
+            report(f"  stored answers are damaged, running again: {', '.join(answers.damaged)}")
         if len(waiting) < len(items):
-            report(f"  {len(items) - len(waiting)} of {len(items)} items are there already")
+            report(f"  {len(items) - len(waiting)} of {len(items)} items have stored answers")
         yield from (answer for answer in known.values() if answer is not None)
         with Progress(executor, waiting, report) as progress:
             futures = dict(zip(executor.start(waiting), waiting, strict=True))
@@ -237,16 +255,17 @@ def collect(
     folder: Path | None = None,
     report: Log = lambda line: None,
 ) -> list[Answer]:
-    """Return the answers of all items, in their order; fail unless all are done.
+    """Run items and return their answers, in the order of the items; all must succeed.
 
     Args:
-        items: items to run.
-        executor: runs them; closed at the end.
-        folder: stores answers, so that a killed driver can be started again.
+        items: items to run, with unique names.
+        executor: runs the items; closed at the end.
+        folder: where to store answers, so that a killed driver can be started again; None: nowhere.
         report: as in `run`.
 
     Raises:
-        RuntimeError: some items have no answer; the message names them with their reasons.
+        RuntimeError: items failed or were not run; the message has the first five with reasons.
+        ItemError: as in `run`, or another driver uses `folder`.
     """
     with Answers.opened(folder) if folder else nullcontext() as answers:
         known = {answer.name: answer for answer in run(items, executor, answers, report)}

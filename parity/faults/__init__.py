@@ -1,7 +1,7 @@
-"""Planted porting bugs, which the comparison must find and locate.
+"""Faults: bugs that are planted in the JAX model, and which the comparison must find and locate.
 
-A fault is a small named patch of the JAX model, with a witness case and the quantity that must be
-reported first there. Source: docs/parity.md "Faults".
+A fault is a small named patch. Each has a witness (the case to run) and the quantity that must be
+reported there as the first wrong one. Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _FAMILIES = (
     runtime,
 )
 FAULTS = unique([fault for module in _FAMILIES for fault in module.FAULTS])
+"""All faults of the catalogue."""
 
 __all__ = ["FAULTS", "Family", "Fault", "Patch", "by_name", "select"]
 
@@ -53,26 +54,37 @@ def by_name(name: str) -> Fault:
     """Return the fault called `name`.
 
     Raises:
-        ValueError: there is no such fault; the message lists all.
+        ValueError: there is no such fault; the message lists the names of all.
     """
     for fault in FAULTS:
         if fault.name == name:
             return fault
-    raise ValueError(f"no fault {name!r}; there are {', '.join(f.name for f in FAULTS)}.")
+    raise ValueError(
+        f"there is no fault {name!r}; choose one of {', '.join(f.name for f in FAULTS)}."
+    )
 
 
 def select(names: Sequence[str] = (), family: str | None = None) -> tuple[Fault, ...]:
-    """Return the faults with these names, those of a family, or all.
+    """Return the faults with these names that belong to a family.
+
+    Args:
+        names: names of faults; empty: all.
+        family: a value of `Family`, in upper or lower case; None: any family.
 
     Raises:
-        ValueError: a fault or the family does not exist, or no fault matches both.
+        ValueError: a fault or the family does not exist, or no named fault is of that family.
     """
     chosen = tuple(map(by_name, names)) or FAULTS
     if family is None:
         return chosen
     if family.lower() not in {f.value.lower() for f in Family}:
-        raise ValueError(f"no family {family!r}; there are {', '.join(Family)}.")
+        raise ValueError(
+            f"there is no family {family!r} of faults; choose one of {', '.join(Family)}."
+        )
     chosen = tuple(fault for fault in chosen if fault.family.value.lower() == family.lower())
     if not chosen:
-        raise ValueError(f"none of {', '.join(names)} is of the family {family!r}.")
+        raise ValueError(
+            f"none of {', '.join(names)} is of the family {family!r}; leave out the family or the "
+            "names."
+        )
     return chosen

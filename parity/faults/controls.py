@@ -1,7 +1,8 @@
-"""Controls: two bugs planted every night, one visible only in float64 and one only in float32.
+"""Negative controls: two bugs planted in every nightly run, which the run must find.
 
-A suite that compared the oracle or one dtype with itself would pass every gate. A night must
-therefore find both controls, each at its stage and on its edge.
+One is visible only in float64, the other only in float32. A suite that by mistake compared the
+oracle, or one dtype, with itself would pass every gate. So each control must be found at its stage
+and on its edge (pair of compared sides).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from parity.megalodon.suite import Suite
 from parity.megalodon.tolerance_table import NoiseFloors
 
 CASE = by_name("length_c")
-"""The cheapest case of the matrix."""
+"""Case in which both bugs are planted, the cheapest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A bug, and the only edge of the triangle that shows it."""
+    """A planted bug, and the only pair of sides that shows it."""
 
     fault: Fault
     edge: MegalodonEdge
@@ -57,7 +58,8 @@ CONTROLS = (
             Patch(
                 MegalodonAttention,
                 "__call__",
-                # XLA drops a conversion to float32 and back on a GPU, but not this.
+                # Rounding by `reduce_precision`: on a GPU, XLA drops a conversion to float32 and
+                # back.
                 marked(lambda v, self, x: rounded(v, 23), "v"),
             ),
         ),
@@ -74,13 +76,19 @@ CONTROLS = (
         MegalodonEdge.JAX32_ORACLE,
     ),
 )
-"""Each has no effect on the other's edge, so both are planted at once: one program per dtype."""
+"""Neither has an effect on the other's edge, so both are planted at once and each dtype is compiled
+only once."""
 
 
 def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
-    """Yield every control with a message if `suite` did not find it, or with an empty one.
+    """Yield every control, with a message if the suite did not find it, else with "".
 
-    Compiled programs are discarded before and after.
+    Both bugs are planted in one run of `CASE`. JAX's compiled programs are discarded before and
+    after.
+
+    Args:
+        suite: the suite to test.
+        floors: noise floors, which must have those of `CASE`.
     """
     rows = []
     with contextlib.ExitStack() as planted:
@@ -88,7 +96,7 @@ def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
             planted.enter_context(control.fault.planted())
         for row in suite.case(CASE, floors):
             rows.append(row)
-            # The remaining rows concern the reference, in which no bug is planted.
+            # Later measurements concern megalodon-hf, in which no bug is planted.
             if row.quantity == WEIGHTS:
                 break
     for control in CONTROLS:
@@ -102,6 +110,6 @@ def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
         where = "nothing was" if found is None else f"{found.quantity} was"
         yield (
             control,
-            f"{control.fault.name} was planted at {control.fault.stage} and {where} reported "
-            f"({control.edge})",
+            f"the bug {control.fault.name} was planted at {control.fault.stage}, but {where} "
+            f"reported ({control.edge})",
         )

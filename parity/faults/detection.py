@@ -1,9 +1,10 @@
-"""The detection table: every planted fault must be found at its stage.
+"""The detection table: whether every planted bug is found, and at its stage.
 
-A fault is detected if its witness case exceeds a shipped tolerance on an edge to the oracle, and
-localised if the culprit is the declared stage. Programs run operation by operation, because a fault
-changes the traced program, so that compiled programs could not be reused. Source: docs/parity.md
-"Faults".
+A fault is detected if its witness (the case that shows it) exceeds a committed tolerance against
+the oracle. It is localised if the first wrong stage is the one that the fault declares. Programs
+run operation by operation: a fault changes the traced program, so a compiled one could not be
+reused.
+Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations
@@ -33,70 +34,79 @@ from parity.megalodon.suite import culprit
 from parity.megalodon.tolerance_table import NoiseFloors
 
 EDGES = (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)
-"""The edges without the reference, sharpest first."""
+"""Pairs of sides on which faults are looked for, the one with the tightest tolerance first."""
 REFUSED = "load"
-"""Stage of a fault that the strict loader rejects."""
+"""Value of `Fault.stage` for a fault whose weights the strict loader must reject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Result for one fault on one case."""
+    """Result of looking for one fault in one case."""
 
     fault: Fault
     case: str
     edge: str = ""
-    """First edge that fails; empty if none does."""
+    """First edge (pair of sides) on which a gate fails; empty if none does."""
     found: str = ""
-    """Stage of the culprit; empty if nothing fails."""
+    """First wrong stage on that edge; empty if nothing fails."""
     signal: float = 0.0
-    """Error divided by tolerance at the culprit; infinite if they cannot be compared."""
+    """Error divided by tolerance at `found`; infinite if the error is not finite, there is no
+    tolerance, or the sides cannot be compared."""
     note: str = ""
+    """Note of the failing measurement, or the loader's error message."""
 
     @property
     def detected(self) -> bool:
-        """Whether anything was reported."""
+        """True if any stage was reported as wrong."""
         return bool(self.found)
 
     @property
     def localised(self) -> bool:
-        """Whether the reported stage is the fault's."""
+        """True if the stage reported first is the one that the fault declares."""
         return self.found == self.fault.stage
 
 
 @dataclass
 class DetectionTable:
-    """Results for all faults, and the tolerances used by a healthy model."""
+    """Results for all faults, and how much of each tolerance the model without a fault uses."""
 
     detections: list[Detection]
     used: dict[tuple[MegalodonEdge, Kind], float]
-    """Largest used fraction of a tolerance in the witnesses without a fault, by edge and kind."""
+    """Largest used fraction of a tolerance without a fault in all witnesses, by edge and kind."""
 
 
 @dataclass
 class Laboratory:
-    """Runs cases against the oracle, and caches results that do not depend on the fault."""
+    """Plants faults and compares cases with the oracle; caches what does not depend on a fault."""
 
     floors: NoiseFloors = field(default_factory=NoiseFloors.load)
     edges: tuple[MegalodonEdge, ...] = EDGES
+    """Edges on which faults are looked for, in order."""
     compiled: bool = False
-    """Compile whole programs, which is faster for a single fault."""
+    """Compile whole programs, which is faster for a single fault; False: run each operation."""
     used: dict[tuple[MegalodonEdge, Kind], float] = field(default_factory=dict)
-    """Largest used fraction of a tolerance without a fault so far, by edge and kind."""
+    """Largest used fraction of a tolerance without a fault, so far, by edge and kind."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, MegalodonEdge]] = field(default_factory=set)
 
     def detect(self, fault: Fault, case: Case, edges: Sequence[MegalodonEdge] = ()) -> Detection:
-        """Plant a fault and return the result of the first edge that fails.
+        """Plant a fault, run a case, and return the result of the first edge that fails.
+
+        Args:
+            fault: the fault.
+            case: the case to run.
+            edges: edges to look at, in order; empty: `self.edges`.
 
         Raises:
-            RuntimeError: the case fails without a fault, so it is useless as a witness.
+            RuntimeError: the case fails without a fault too, so it cannot show one.
         """
         for edge in edges or self.edges:
             self._control(case, edge)
             try:
                 found = culprit(self.rows(fault, case, edge))
             except ValueError as error:
-                # Only the loader may reject; any other error is a mistake of the patch.
+                # A ValueError is a result only if the loader must reject the fault's weights; any
+                # other is a mistake of the patch.
                 if fault.stage != REFUSED:
                     raise
                 return Detection(
@@ -107,8 +117,8 @@ class Laboratory:
         return Detection(fault, case.name)
 
     def rows(self, fault: Fault | None, case: Case, edge: MegalodonEdge) -> list[Measurement]:
-        """Measure a case on one edge with a planted fault, or with none."""
-        # Compiling pays off for many repetitions of one step.
+        """Return the measurements of a case on one edge, with a planted fault or (None) without."""
+        # Training repeats one step many times, so compiling it pays off.
         compiled = self.compiled or case.steps > 0
         planted = fault.planted(compiled=compiled) if fault else nullcontext()
         with planted, jax.disable_jit(not compiled):
@@ -126,7 +136,7 @@ class Laboratory:
         if found is not None:
             raise RuntimeError(
                 f"case {case.name} fails without a fault: {edge} at {found.quantity}, "
-                f"{signal(found):.2g} times its tolerance. Mend that first."
+                f"{signal(found):.2g} times its tolerance. Repair the model first."
             )
         for row in rows:
             if row.verdict is not Verdict.INFO:
@@ -136,7 +146,11 @@ class Laboratory:
 
 
 def signal(found: Measurement) -> float:
-    """Return error divided by tolerance; infinite if it is not finite or has no tolerance."""
+    """Return error divided by tolerance.
+
+    It is infinite if the error is not finite, there is no tolerance, or the sides cannot be
+    compared.
+    """
     if found.verdict is Verdict.NOT_COMPARABLE or not math.isfinite(found.value):
         return math.inf
     return math.inf if math.isnan(found.tolerance) else found.fraction
@@ -149,14 +163,15 @@ def run(
     *,
     each: bool = False,
 ) -> DetectionTable:
-    """Return the detection of each fault on its witness, in the order of the faults.
+    """Look for each fault in its witness case; return the results in the order of the faults.
 
     Args:
-        faults: the faults; an executor's workers find them in the catalogue by name.
-        report: called with a line of progress.
-        executor: runs batches in parallel; None or a single batch: this process.
-        each: measure every fault on every edge, one row each, instead of stopping at the first edge
-            that fails.
+        faults: the faults; with an executor they must be those of the catalogue.
+        report: called with lines of progress, if an executor runs.
+        executor: runs batches of faults in parallel. None, or if there is only one batch: they run
+            in this process.
+        each: look for every fault on every edge and return one result per edge. False: stop at the
+            first edge that fails.
 
     Raises:
         RuntimeError: a witness fails without a fault, or a worker failed.
@@ -177,7 +192,7 @@ def run(
 
 
 def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
-    """Group faults by the shape of their witness: equal shapes share compiled operations."""
+    """Group faults by the shape of their witness, since equal shapes share compiled operations."""
     groups: dict[tuple[int, ...], list[Fault]] = {}
     for fault in faults:
         case = by_name(fault.witness)
@@ -197,7 +212,7 @@ def _inline(batch: list[Fault], each: bool) -> DetectionTable:
 
 
 def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
-    """Return batches as work items; faults hold functions, so they are sent by name."""
+    """Return one work item per batch; it has the names of faults, whose functions are no JSON."""
     return [
         Item(
             f"{batch[0].witness} and cases of its shape, {len(batch)} faults",
@@ -209,7 +224,7 @@ def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
 
 
 def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
-    """Run a batch on a worker; return detections and used tolerances as JSON values."""
+    """Look for the named faults; return a `DetectionTable` as JSON data; run by workers."""
     with traced_checks(False):
         done = _inline([fault_by_name(name) for name in names], each)
     return {
@@ -221,21 +236,21 @@ def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
 
 
 def _table(value: Mapping[str, Any]) -> DetectionTable:
-    """Read the result of `run_batch`."""
+    """Return the `DetectionTable` that `run_batch` returned as JSON."""
     detections = [Detection(fault_by_name(name), *rest) for name, *rest in value["detections"]]
     used = {(MegalodonEdge(edge), Kind(kind)): share for edge, kind, share in value["used"]}
     return DetectionTable(detections, used)
 
 
 def missed(detections: Iterable[Detection]) -> list[Detection]:
-    """Return the faults that were missed: undetected, or reported at another stage."""
+    """Return the results of faults that no result localises (undetected, or at another stage)."""
     detections = list(detections)
     localised = {row.fault.name for row in detections if row.localised}
     return [row for row in detections if row.fault.name not in localised]
 
 
 def as_dict(detection: Detection) -> dict[str, Any]:
-    """Return a detection as JSON values; an infinite signal becomes None."""
+    """Return a result as a JSON object; an infinite signal becomes None."""
     return {
         "fault": detection.fault.name,
         "family": detection.fault.family.value,

@@ -1,4 +1,4 @@
-"""Planted bugs, and tools for writing their patches."""
+"""Class of a planted bug, and helpers to write the patch that plants it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from megalodon_jax.layers import attention
 from parity.megalodon import runner
 
 Plant = Callable[[Any], Any]
-"""Maps a healthy attribute to the faulty one."""
+"""Returns the faulty version of a function, method or property, given the correct one."""
 Weights = dict[str, Any]
+"""Arrays by torch name."""
 
 
 class Family(StrEnum):
-    """Part of a port in which a bug is made (docs/parity.md "Faults")."""
+    """Part of the model or of training that a bug is in (docs/parity.md "Faults")."""
 
     CONVERSION = "conversion"
     NORMS = "norms"
@@ -41,15 +42,17 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Replacement of one attribute of the JAX model."""
+    """Replacement of one attribute of a class or module of the JAX model."""
 
     owner: Any
+    """Class or module that has the attribute."""
     attribute: str
     plant: Plant
+    """Returns the faulty attribute."""
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the attribute by the faulty one within a context."""
+        """Return a context manager in which the attribute is the faulty one."""
         faulty = self.plant(getattr(self.owner, self.attribute))
         with patch.object(self.owner, self.attribute, faulty):
             yield
@@ -57,23 +60,26 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One bug: how it is made, where it is planted, and where it must be found."""
+    """One bug: what is wrong, where it is planted, and where it must be found."""
 
     family: Family
     name: str
     how: str
+    """The mistake, in a few words."""
     stage: str
-    """First quantity that must be reported; "load" if the model must be rejected."""
+    """Quantity that must be reported as the first wrong one; "load": loading must be rejected."""
     patch: Patch
+    """Plants the bug."""
     witness: str = "length_c"
-    """Cheapest case of the matrix that shows it."""
+    """Name of the cheapest case that shows the bug."""
 
     @contextlib.contextmanager
     def planted(self, *, compiled: bool = True) -> Iterator[None]:
-        """Plant this bug in the JAX model within a context.
+        """Return a context manager in which the JAX model has this bug.
 
-        Compiled functions would ignore the patch, so they are discarded. `compiled=False` keeps
-        them, for work under `jax.disable_jit`.
+        Args:
+            compiled: discard JAX's compiled functions before and after, since they would ignore the
+                patch. False keeps them, for runs under `jax.disable_jit`.
         """
         with contextlib.ExitStack() as stack:
             if compiled:
@@ -94,15 +100,21 @@ def fault(
     attribute: str = "__call__",
     witness: str = "length_c",
 ) -> Fault:
-    """Build the fault of one attribute of one owner; catalogues fix what a family shares."""
+    """Return a fault that patches one attribute; arguments are the fields of `Fault` and `Patch`.
+
+    Modules of the catalogue use it with `functools.partial`, to give what a family shares once.
+    """
     return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness)
 
 
 def around(faulty: Callable[..., Any]) -> Plant:
-    """Return the plant that replaces a function: `faulty(healthy, *its arguments)`."""
+    """Return a plant that replaces a function by a call of `faulty(correct, *arguments)`.
+
+    `correct` is the function itself, `arguments` are those it is called with.
+    """
 
     def plant(healthy: Callable[..., Any]) -> Callable[..., Any]:
-        # A function, not a partial, so that it becomes a method in a class.
+        # A function, not a `partial`, so that it becomes a method if the owner is a class.
         def call(*args: Any, **options: Any) -> Any:
             return faulty(healthy, *args, **options)
 
@@ -112,9 +124,9 @@ def around(faulty: Callable[..., Any]) -> Plant:
 
 
 def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
-    """Return the patch of a faulty checkpoint conversion.
+    """Return a patch with which the model of a case is built from changed weights.
 
-    `change` receives the configuration and the weights by torch name, and edits the weights.
+    `change` gets the configuration and the weights by torch name, and changes the weights in place.
     """
 
     @around
@@ -123,14 +135,14 @@ def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
         change(config, weights)
         return build(config, weights, **options)
 
-    # Patched under the runner's name, which only the loading of a case uses.
+    # Patched in the runner's namespace, so that only loading a case is affected.
     return Patch(runner, "build_model", plant)
 
 
 def on_copy(**changes: Callable[[Any], Any]) -> Plant:
-    """Return a plant for a method that runs on a copy of its module with changed fields.
+    """Return a plant for a method, which then runs on a copy of its module with changed fields.
 
-    Each change maps the module to the field's value.
+    Each keyword names a field; its value is a function from the module to the changed field.
     """
 
     @around
@@ -142,13 +154,16 @@ def on_copy(**changes: Callable[[Any], Any]) -> Plant:
 
 
 def shifted_gain(field: str, offset: float) -> Plant:
-    """Return a plant that adds a number to the gain of a norm, if it has one."""
+    """Return a plant that adds `offset` to the gain of a norm, if the norm has one.
+
+    `field` is the name of the gain.
+    """
 
     return _where_present(field, lambda gain: gain + offset)
 
 
 def zeroed(field: str) -> Plant:
-    """Return a plant that sets a parameter to 0, if there is one."""
+    """Return a plant that sets the parameter called `field` to 0, if the module has it."""
 
     return _where_present(field, jnp.zeros_like)
 
@@ -162,12 +177,18 @@ def _where_present(field: str, change: Callable[[Any], Any]) -> Plant:
 
 
 def on_result(change: Callable[..., Any]) -> Plant:
-    """Return a plant that changes a function's result: `change(result, *its arguments)`."""
+    """Return a plant that replaces a function's result by `change(result, *arguments)`.
+
+    `arguments` are the positional arguments of the function.
+    """
     return around(lambda call, *args, **options: change(call(*args, **options), *args))
 
 
 def marked(change: Callable[..., Any], at: str) -> Plant:
-    """Change a value in attention before it is marked: `change(value, self, x)`."""
+    """Return a plant for attention that replaces intermediate `at` by `change(value, self, x)`.
+
+    The value is replaced just before it is named with `checkpoint_name`.
+    """
 
     @around
     def plant(call, self, x, *args, **options):
@@ -183,7 +204,7 @@ def marked(change: Callable[..., Any], at: str) -> Plant:
 
 
 def altered(module: Any, **fields: Any) -> Any:
-    """Return a shallow copy of a module with replaced fields, including static ones, unchecked."""
+    """Return a shallow copy of a module with replaced fields, static ones too, without checks."""
     copy = object.__new__(type(module))
     for field in dataclasses.fields(module):
         value = fields.get(field.name, getattr(module, field.name))
@@ -197,13 +218,13 @@ def rounded(x: Any, bits: int = 7) -> Any:
 
 
 def unique(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Return the faults as a tuple.
+    """Return the faults as a tuple, after checking that their names differ.
 
     Raises:
-        ValueError: two have the same name.
+        ValueError: two faults have the same name.
     """
     names = [fault.name for fault in faults]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ValueError(f"faults named twice: {', '.join(sorted(twice))}.")
+        raise ValueError(f"several faults have the same name: {', '.join(sorted(twice))}.")
     return tuple(faults)

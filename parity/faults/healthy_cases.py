@@ -1,8 +1,8 @@
-"""Random small healthy cases, for which the comparison must report nothing.
+"""Random small cases without a bug: comparing them must report nothing (negative control).
 
-A case is determined by its index. `VARIATIONS` neighbours share a configuration and shapes, and so
-one compilation; weights, inputs, masks, shifts and the order of cuts differ. Source: docs/parity.md
-"Faults".
+The index of a case determines everything random in it. `VARIATIONS` consecutive cases share a
+configuration and shapes, and so compiled programs. They differ in weights, inputs, masks, shifts
+and the order of calls. Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 VARIATIONS = 8
-"""Number of consecutive indices that share a configuration."""
+"""Number of consecutive cases that share a configuration."""
 SHORTEST = 10
 """Smallest number of tokens of a text. With one or two targets a gradient may be 0, or 1 minus a
 probability that rounds to 1, and a relative error would then be meaningless."""
 EDGES = {edge.dtype: edge for edge in (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)}
+"""Pair of compared sides by dtype of the JAX model."""
 
 
 def healthy(index: int) -> Case:
-    """Return a random small case by its number, from 0."""
+    """Return the random small case with this index, from 0."""
     structure = _structure(np.random.default_rng([1, index // VARIATIONS]))
     rng = np.random.default_rng([2, index])
     data: dict[str, Any] = {
@@ -44,7 +45,7 @@ def healthy(index: int) -> Case:
         "pad_inside": bool(rng.random() < 0.25),
     }
     if structure.cuts:
-        # The first call starts the cache and compiles another program, so it is not permuted.
+        # The first call, without a cache, is a separate program, so its length is not permuted.
         rest = rng.permutation(structure.cuts[1:])
         data["cuts"] = (structure.cuts[0], *(int(count) for count in rest))
     elif structure.padding != "none":
@@ -53,7 +54,7 @@ def healthy(index: int) -> Case:
 
 
 def _structure(rng: np.random.Generator) -> Case:
-    """Return the configuration and shapes that neighbours share."""
+    """Return a case with a random configuration and shapes, which consecutive cases share."""
 
     def one(*choices: Any) -> Any:
         return choices[rng.integers(len(choices))]
@@ -104,7 +105,13 @@ def shared_alarms(
     executor: Executor,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Measurement]:
-    """Return the alarms of the first `count` cases, computed by an executor's workers.
+    """Return the false alarms (`alarms`) in the first `count` cases, computed by workers.
+
+    Args:
+        count: number of cases, from index 0.
+        dtype: "float64" or "float32".
+        executor: runs one work item per `VARIATIONS` cases.
+        report: receives lines of progress.
 
     Raises:
         RuntimeError: a worker failed.
@@ -123,7 +130,7 @@ def shared_alarms(
 
 
 def group_alarms(first: int, last: int, dtype: str) -> list[dict[str, Any]]:
-    """Return the alarms of neighbouring cases as JSON values; runs on a worker."""
+    """Return the `alarms` of cases `first` to `last - 1` as JSON objects; run by workers."""
     with traced_checks(False):
         return [asdict(m) for m in alarms(range(first, last), dtype)]
 
@@ -133,11 +140,14 @@ def alarms(
     dtype: str = "float64",
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Measurement]:
-    """Run healthy cases against the oracle and yield all rows that exceed their tolerance.
+    """Compare healthy cases with the oracle; yield measurements that fail or are not comparable.
+
+    Each one is a false alarm.
 
     Args:
-        indices: indices of the cases.
-        dtype: "float64", with absolute tolerances, or "float32", whose floors are measured here.
+        indices: indices of the cases, consecutive ones together.
+        dtype: "float64", with absolute tolerances, or "float32", with noise floors that are
+            measured for each case.
         report: called with a line of progress per configuration.
     """
     edge, subject, group, count = EDGES[dtype], JaxSubject(dtype), -1, 0

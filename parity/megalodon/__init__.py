@@ -1,15 +1,17 @@
-"""Megalodon as a subject: cases, float64 oracle, runner of the JAX model, references, noise floors.
+"""Comparison of Megalodon: cases, float64 oracle, JAX model, megalodon-hf and noise floors.
 
-`Suite` compares every case on every edge of the triangle. `intermediates` names the intermediates
-that all sides have. The names that stored runs use are here, because reading them needs no JAX.
+`suite.Suite` runs each case on the JAX model, the oracle and megalodon-hf ("the triangle") and
+compares them in pairs ("edges"). `intermediates` lists the intermediates that all three have. The
+names below are those of stored runs; they are defined here so that reading a run does not import
+JAX.
 """
 
 SUITE = "parity"
-"""Suite of Megalodon's measurements."""
+"""Value of `suite` in the measurements of Megalodon's cases."""
 DIFFERENCES = "seams"
-"""Suite and case name of the known differences' measurements: the former word, which stored runs
-use."""
+"""Value of `suite` and `case` in the measurements of known differences, which were formerly called
+seams; stored runs contain the old word."""
 COMMITTED = "byte_lm"
-"""Name of the case of the committed checkpoint."""
+"""Name of the case that runs the checkpoint committed in `parity/data/byte_lm`."""
 GIVEN = "checkpoint"
-"""Name of the case of a checkpoint that was given to a night, instead of the committed one's."""
+"""Name of the case that runs a checkpoint passed to a nightly run, in place of `COMMITTED`."""

@@ -1,4 +1,4 @@
-"""Account of a case: the error of every stage, as run and when fed the oracle's values.
+"""Error of every stage of a case, in the run as a whole and when fed the oracle's values.
 
 Source: docs/parity.md "First divergence".
 """
@@ -24,42 +24,48 @@ from parity.megalodon.tolerance_table import TABLE
 
 @dataclass(frozen=True)
 class Account:
-    """All stages of a case, in order of computation."""
+    """Errors of all stages of a case, in order of computation."""
 
     case: Case
     dtype: str
+    """Dtype that the JAX model ran in: "float64" or "float32"."""
     stages: tuple[Stage, ...]
     worst: Worst | None
-    """Element of the culprit with the largest error, when fed the oracle's values."""
+    """Element of `culprit` with the largest error, when fed the oracle's values; None if all stages
+    are right."""
     where: str = ""
-    """Elements of the culprit that exceed its tolerance, when fed the oracle's values."""
+    """Elements of `culprit` that make its error exceed the tolerance, in words, when fed the
+    oracle's values; empty if every stage is right."""
 
     @property
     def culprit(self) -> Stage | None:
-        """The first stage that is wrong when fed the oracle's values."""
+        """The first stage that is wrong when fed the oracle's values; None if all are right."""
         return next((stage for stage in self.stages if stage.broken), None)
 
     @property
     def carried(self) -> tuple[Stage, ...]:
-        """Stages that are correct on correct inputs but exceed their tolerance as run."""
+        """Stages that are correct on correct inputs, but wrong in the run because of its inputs."""
         return tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)
 
 
 def account(case: Case, dtype: str = "float64") -> Account:
-    """Run every stage of a case free and forced, and compare both with the oracle.
+    """Run the JAX model on a case twice, and compare every stage with the oracle.
+
+    The first run is free: each stage gets what the model computed before it. In the second, each
+    stage is forced: it gets the oracle's values of the stages before it.
 
     Args:
         case: a case without cuts; a stream has states, not intermediates.
         dtype: "float64" tests whether the mathematics is the same; "float32" whether rounding
-            errors are as calibrated (ten more runs of the oracle).
+            errors are within the calibrated noise floors (ten more runs of the oracle).
 
     Raises:
         ValueError: the case is a stream.
     """
     if case.cuts:
         raise ValueError(
-            f"{case.name} is a stream: its states are compared, but its stages have no names. "
-            "Explain the same configuration without cuts, for example case 'plain'."
+            f"case {case.name} is a cached stream: only its states are compared, not its stages. "
+            "Use a case of one call with the same configuration, such as case 'plain'."
         )
     subject, exact = JaxSubject(dtype), forward_truth(case)
     free, forced = subject.intermediates(case), subject.intermediates(case, exact)

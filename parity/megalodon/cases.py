@@ -28,11 +28,11 @@ from parity.megalodon import COMMITTED, SUITE
 from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
-"""The committed byte-level checkpoint, trained by `train`, with held-out text."""
+"""Folder of the committed byte-level checkpoint, with held-out text; `train` trained it."""
 
 
 def heldout_text(folder: Path) -> Path:
-    """Return the held-out text beside a checkpoint, or the committed one if it has none."""
+    """Return the path of `heldout.txt` in a checkpoint's folder, or else of the committed one."""
     own = folder / "heldout.txt"
     return own if own.is_file() else BYTE_LM / "heldout.txt"
 
@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "chunk_size": 16,
     "norm_num_groups": 4,
 }
+"""Sizes of the model in every case without a checkpoint; `Case.overrides` changes some."""
 C = SMALL["chunk_size"]
 
 _SPREAD = {
@@ -65,7 +66,8 @@ _SPREAD = {
 class Batch:
     """Inputs of a model: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool.
 
-    segments (B, L) int32 numbers the documents of packed rows; None if each row is one text.
+    `mask` is True at valid tokens. `segments` (B, L) int32 is the number of each token's document
+    in packed rows; None if each row is one text.
     """
 
     ids: np.ndarray
@@ -75,7 +77,7 @@ class Batch:
 
     @property
     def padded(self) -> bool:
-        """Whether any position is masked."""
+        """True if any token is masked."""
         return not self.mask.all()
 
 
@@ -85,16 +87,22 @@ class Case:
 
     name: str
     why: str
+    """Feature that the case tests, in words, for the page and for lists of cases."""
     overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the configuration that differ from `SMALL` and the defaults."""
     length: int = 3 * C + 5
+    """Tokens per row, L."""
     batch_size: int = 2
     padding: Literal["none", "right", "left", "interior", "ragged"] = "none"
+    """Position of the masked tokens of a row; "ragged": rows of a stream begin late or pause."""
     pad_inside: bool = False
+    """Use the padding token as an ordinary, unmasked token of the text."""
     decay_shift: float = 0.0
     """Added to the logits of alpha and delta; -7 each gives a memory of a million tokens."""
     mean_shift: float = 0.0
     """Added to the embedding, which gives activations a large common mean."""
     checkpoint: Path | None = None
+    """Folder with configuration, weights and text; None: they are generated."""
     cuts: tuple[int, ...] = ()
     """Numbers of tokens per call of a cached stream; empty: one uncached call."""
     steps: int = 0
@@ -104,9 +112,10 @@ class Case:
     documents: tuple[tuple[int, ...], ...] = ()
     """Lengths of the documents packed into each row; empty: one text per row."""
     known_difference: str = ""
-    """Known difference (`known_differences`) because of which the reference does not run this."""
+    """Id of the known difference because of which megalodon-hf is not compared on this case; empty:
+    none."""
     oracle_only: str = ""
-    """Why the reference takes no part although no difference is known; empty if it does."""
+    """Another reason why megalodon-hf is not compared on this case; empty: there is none."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -130,7 +139,7 @@ class Case:
 
     @cached_property
     def batch(self) -> Batch:
-        """The inputs."""
+        """Token ids, labels, mask and document numbers of the case."""
         B, L, V = self.batch_size, self.length, self.config.vocab_size
         if self.checkpoint is not None:
             text = np.frombuffer(heldout_text(self.checkpoint).read_bytes(), np.uint8)
@@ -153,10 +162,10 @@ class Case:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """JSON data that identifies the case, together with its bytes."""
+        """JSON data that, together with weights and inputs, identifies the case (see `hash`)."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["why"], fields["overrides"]
-        # The hash uses the field's name at the time when recordings were made.
+        # Renaming the field must not change hashes: recordings were made under its former name.
         fields["seam"] = fields.pop("known_difference")
         # Omitting unused fields keeps the hashes, and so the recordings, of older cases valid.
         names = ("steps", "labels_at_padding", "documents", "seam", "oracle_only")
@@ -167,7 +176,7 @@ class Case:
 
     @cached_property
     def hash(self) -> str:
-        """Hash of definition, weights and inputs: equal hashes mean equal work."""
+        """Hash (16 hex digits) of definition, weights and inputs; equal hashes mean equal work."""
         digest = hashlib.sha256(json.dumps(self.definition, sort_keys=True).encode())
         for name, tensor in sorted(self.weights.items()):
             digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
@@ -177,14 +186,14 @@ class Case:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Names of the computed quantities, in order."""
+        """Names of the computed quantities, in order of computation."""
         if self.steps:
             return trajectory([row.name for row in weight_table(self.config)], self.steps)
         return computed(self.config)
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """Correct token id for each position of the logits (B, L); `IGNORED` for none."""
+        """Token id that each position of the logits should predict, (B, L); `IGNORED` for none."""
         targets = np.full_like(self.batch.labels, IGNORED)
         targets[:, :-1] = self.batch.labels[:, 1:]
         segments = self.batch.segments
@@ -195,30 +204,34 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """Description of the work for the comparison."""
+        """The case as `Comparison` needs it: name, hash, order, targets, mask and axes."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 
     @property
     def has_reference(self) -> bool:
-        """Whether megalodon-hf is compared with."""
+        """True if the case is also compared with megalodon-hf, not only with the oracle."""
         return not (self.known_difference or self.oracle_only)
 
     @property
     def padding_differs(self) -> bool:
-        """Whether megalodon-hf differs at padding, because its EMA includes it. The comparison with
-        it then covers valid positions only. It runs the rows of a stream one by one.
+        """True if megalodon-hf gives other results at masked tokens, because its EMA includes them.
+
+        The comparison with megalodon-hf then covers valid positions only. False for a stream, whose
+        rows megalodon-hf runs one by one, without padding.
         """
         return self.batch.padded and self.config.mask_ema and not self.cuts
 
     @property
     def valid(self) -> np.ndarray:
-        """Valid positions, (B, L) bool."""
+        """Mask of valid positions, (B, L) bool."""
         return self.batch.mask
 
     def _segments(self) -> np.ndarray | None:
-        """Return the number of each token's document in its row. Remaining tokens belong to the
-        last document; a shortened case has fewer documents.
+        """Return the number (B, L) of each token's document in its row; None without documents.
+
+        Tokens after the listed lengths belong to the last document. If `length` is smaller than
+        their sum, the row has fewer documents.
         """
         if not self.documents:
             return None
@@ -242,7 +255,8 @@ class Case:
                 case "ragged":
                     mask[row, :count] = False
         if self.padding == "ragged":
-            # Rows that have a past and are padded in a later call: with some tokens, with none.
+            # Row 0 pauses at the end of call 2 and row 1 during all of call 3: a call of a row with
+            # earlier tokens is padded in part, and in full.
             second, third = self.cuts[0] + self.cuts[1], self.cuts[2]
             mask[0, second - 13 : second] = False
             mask[1:2, second : second + third] = False
@@ -272,12 +286,16 @@ def _normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 CUTS = (C + 5, C + 5, 1, 1)
-"""Calls that start and end inside chunks, exceed a chunk, or have a single token."""
+"""Tokens per call of streamed cases: calls start and end inside chunks, exceed a chunk, or have a
+single token."""
 DOCUMENTS = ((7, C, 1, 2 * C + 12), (C + 7 + 2 * C + 13,))
-"""Lengths of documents in packed rows; only the first starts at a chunk boundary of the row."""
+"""Lengths of the documents of each packed row. Only the first document of a row starts at a chunk
+boundary of the row."""
 STREAMED_DOCUMENTS = ((7, C - 2, 1, C + 6), (C + 14, 13, 1), (sum(CUTS),))
-"""Lengths of documents that the calls of `CUTS` cut: some begin inside a call, some where a call
-begins, some with the last token; two continue over several calls, and one is a whole row."""
+"""Lengths of the documents of each row of a stream with the calls `CUTS`.
+
+Some documents begin inside a call, some where a call begins, some with the last token. Two continue
+over several calls, and one is a whole row."""
 NEW_TOKENS = 12
 """Number of tokens generated greedily after the text of a stream."""
 
@@ -395,9 +413,11 @@ def by_name(name: str) -> Case:
     """Return the case called `name`.
 
     Raises:
-        ValueError: there is no such case; the message lists all.
+        ValueError: there is no such case; the message lists the names of all cases.
     """
     for case in CASES:
         if case.name == name:
             return case
-    raise ValueError(f"no case {name!r}; there are {', '.join(case.name for case in CASES)}.")
+    raise ValueError(
+        f"there is no case {name!r}; choose one of {', '.join(case.name for case in CASES)}."
+    )

@@ -1,8 +1,9 @@
-"""Gates that a case of Megalodon must report, from its configuration and the kind of reference.
+"""Contract: the gates (measurements with a tolerance) that a case of Megalodon must report.
 
-Nothing is computed: names of intermediates come from `intermediates`, names of parameters from the
-weight table. `parity.megalodon.suite` must measure exactly these gates; a test compares the two.
-Source: docs/verdicts.md "Contract".
+They follow from the case's configuration and the kind of reference, without running a model: names
+of intermediates come from `intermediates`, names of parameters from the weight table.
+`parity.megalodon.suite` must measure exactly these gates; a test compares the two. Source:
+docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import STATES, stages, trajectory
 
 ALL = "all gates"
-"""Quantity of gates that concern all tensors of a case together."""
+"""Value of `quantity` in gates that concern all tensors of a case together."""
 
 
 @runtime_checkable
 class Answers(Protocol):
-    """The part of a reference's interface that the contract needs."""
+    """The part of `parity.megalodon.suite.Reference` that the contract needs."""
 
     kind: str
+    """"live" or "recorded"."""
 
     def gives(self, quantity: str) -> bool:
-        """Whether it computes a quantity of the oracle."""
+        """Return whether the reference has a value for this quantity of the oracle."""
         ...
 
 
@@ -50,7 +52,10 @@ def quantities(case: Case) -> tuple[str, ...]:
 
 
 def gates(case: Case, reference: Answers) -> Iterator[Gate]:
-    """Yield the gates of a case on every edge."""
+    """Yield the gates of a case on every edge (pair of compared sides).
+
+    A case without a reference has gates against the oracle only.
+    """
     names = quantities(case)
     yield from _edge(case, MegalodonEdge.JAX64_ORACLE, names)
     yield _gate(case, MegalodonEdge.JAX64_ORACLE, ALL, "exact_share")
@@ -76,7 +81,7 @@ def gates(case: Case, reference: Answers) -> Iterator[Gate]:
 
 
 def known_difference_gates() -> Iterator[Gate]:
-    """Yield the gates of the known differences."""
+    """Yield one gate per known difference (deliberate difference from megalodon-hf)."""
     suite, edge = DIFFERENCES, str(known_differences.EDGE)
     for difference in known_differences.KNOWN_DIFFERENCES:
         yield Gate(suite, suite, edge, Kind.KNOWN_DIFFERENCE.value, difference.id, "seam")

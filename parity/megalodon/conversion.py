@@ -1,4 +1,4 @@
-"""Round trip of weights through all formats, checked byte by byte.
+"""Round trip of weights through JAX, torch's layout and a safetensors file, checked byte by byte.
 
 Source: docs/parity.md "Same work": conversion round trip with value hashes.
 """
@@ -18,25 +18,28 @@ from parity.megalodon.runner import JaxSubject
 
 
 def round_trip(case: Case) -> dict[str, np.ndarray]:
-    """Convert a case's weights to JAX, to torch's layout, to a file, and back; return them."""
+    """Convert a case's weights to JAX, torch's layout, file bytes and back; return them by name."""
     there = state_dict(JaxSubject("float32").load(case))
     back = build_model(case.config, load(save(there)), source=case.name)
     return {name: np.asarray(leaf) for name, leaf in named_leaves(back).items()}
 
 
 def changed(held: Arrays, given: Arrays) -> list[str]:
-    """Return parameters that are missing or differ in dtype, shape or bytes, without a tied head.
+    """Return the names of parameters that a conversion lost, added or changed, sorted.
+
+    Dtype, shape and bytes must be equal. A head in `held` alone is ignored: it is tied to the
+    embedding.
 
     Args:
-        held: parameters after the conversion.
-        given: parameters before it.
+        held: parameters after the conversion, by torch name.
+        given: parameters before it, by torch name.
     """
     names = (set(held) | set(given)) - ({HEAD} if HEAD not in given else set())
     return sorted(n for n in names if value_hash(held.get(n)) != value_hash(given.get(n)))
 
 
 def value_hash(array: np.ndarray | None) -> str:
-    """Return a hash of dtype, shape and bytes; empty for None."""
+    """Return a hash of an array's dtype, shape and bytes; "" for None."""
     if array is None:
         return ""
     digest = hashlib.sha256(f"{array.dtype.name} {array.shape} ".encode())

@@ -1,7 +1,7 @@
-"""Explanation of a failing case: its first divergence, root cause, and the lines involved.
+"""Explanation of a failing case: its first divergence, root cause, and source lines to look at.
 
-The result is plain data, which a command prints and a night stores. Source: docs/parity.md "When a
-case fails".
+The result is plain data, which `explain` prints and a nightly run stores. Source: docs/parity.md
+"When a case fails".
 """
 
 from __future__ import annotations
@@ -25,25 +25,34 @@ from parity.megalodon.shrink import EDGE, failure
 
 
 def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
-    """Explain a case.
+    """Run a case again and explain where it first differs from the oracle.
 
-    Three failures are looked for in order, and the first one found is explained: a stage is
-    wrong in float64 on the oracle's inputs; the loss, a cotangent or a gradient is wrong although
-    every stage is correct; a stage is less accurate in float32 than calibrated. Of a stream, the
-    call and the stage are named; of a trajectory, a stream of padded rows or one of documents, only
-    the first divergence.
+    Three failures are looked for in order, and the first one found is explained:
+
+    1. A stage is wrong in float64 although its inputs are the oracle's.
+    2. The loss, a cotangent or a gradient is wrong in float64 although every stage is correct.
+    3. A stage is less accurate in float32 than its calibrated noise floor allows.
+
+    The explanation of a stream names the call and the stage. That of a trajectory, or of a stream
+    of padded rows or packed documents, names only the first divergence.
 
     Args:
         case: the case to explain.
         others: explanations of other cases with the same bug. If one has the lines of the same
-            stage, they are reused, because finding them takes 3 to 15 seconds.
+            stage, they are reused, because finding lines takes 3 to 15 seconds.
+
+    Returns:
+        The explanation; its `quantity` is empty if the case passes.
+
+    Raises:
+        Exception: the case cannot run and no stage of it could be blamed.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"
         try:
             divergence = failure(case)
         except Exception as error:
-            # A stream whose logits are NaN cannot choose a token; its calls can still be looked at.
+            # A stream whose logits are NaN cannot choose a token; its calls can still be examined.
             if case.steps or (told := _broken(case, error)) is None:
                 raise
             return told
@@ -94,23 +103,24 @@ def _starting(report: Account, culprit: Stage, others: Iterable[Explanation]) ->
 def _lines(
     report: Account, stage: str, edge: str, others: Iterable[Explanation]
 ) -> tuple[tuple[Line, ...], str]:
-    """Return the lines that make a stage wrong, and a note about them."""
-    # The lines of a stream are of another stage than the quantity in which it differs.
+    """Return the source lines that make a stage wrong, and a note on their origin or absence."""
+    # Explanations of streams (no culprit) are skipped: their lines are those of another stage than
+    # their `quantity`.
     known = (o for o in others if o.culprit and o.lines and (o.quantity, o.edge) == (stage, edge))
     if (other := next(known, None)) is not None:
-        return other.lines, f"its lines are those of case {other.case}"
+        return other.lines, f"source lines are those found for case {other.case}"
     exact, broken = forward_truth(report.case), [s.name for s in report.stages if s.broken]
     try:
         if report.dtype == "float64":
             return lines(report.case, stage, exact, broken), ""
         return narrow_lines(report.case, stage, exact), ""
     except Exception as error:
-        # The explanation is useful without lines, and the bug itself may prevent finding them.
-        return (), f"its source lines are unknown: {type(error).__name__}: {error}"[:NOTE]
+        # Any error: the explanation is useful without lines, and the bug may prevent finding them.
+        return (), f"source lines were not found: {type(error).__name__}: {error}"[:NOTE]
 
 
 def _streaming(case: Case, divergence: Measurement, others: Iterable[Explanation]) -> Explanation:
-    """Explain a stream that fails, with the call, the stage and the lines if they can be found."""
+    """Explain a failing stream, with its call, stage and source lines if they can be found."""
     told = _diverging(case, divergence, _stream(divergence))
     if _rows_alone(case):
         return told
@@ -119,20 +129,20 @@ def _streaming(case: Case, divergence: Measurement, others: Iterable[Explanation
         return replace(told, note="; ".join(filter(None, (told.note, note)))[:NOTE])
 
     if (other := next((o for o in others if o.lines), None)) is not None:
-        # Thirty seconds more for what is most likely the same bug.
-        return noted(f"its lines were not looked for: case {other.case} names some")
+        # Finding lines takes thirty seconds, and this is most likely the same bug.
+        return noted(f"its lines were not searched: see those of case {other.case}")
     try:
         found = stream_lines.start(case)
     except Exception as error:
-        return noted(f"its call is unknown: {type(error).__name__}: {error}")
+        return noted(f"the wrong call was not found: {type(error).__name__}: {error}")
     if found is None:
-        return noted("every stage of its last calls is right on the oracle's values")
+        return noted("all stages of the examined calls are right if fed the oracle's values")
     parameters = parameters_of(found.stage)
     return replace(told, meaning=found.describe(), parameters=parameters, lines=found.lines)
 
 
 def _broken(case: Case, error: Exception) -> Explanation | None:
-    """Explain a stream that ends with an error; None if no stage of it is wrong."""
+    """Explain a stream that raised `error`; None if no wrong stage is found."""
     if _rows_alone(case) or (found := stream_lines.start(case)) is None:
         return None
     return Explanation(
@@ -147,7 +157,7 @@ def _broken(case: Case, error: Exception) -> Explanation | None:
 
 
 def _rows_alone(case: Case) -> bool:
-    """Return whether the oracle runs each row of a stream, or each document, for itself."""
+    """Return whether the oracle runs each row or document of a stream alone."""
     return case.batch.padded or bool(case.documents)
 
 
@@ -167,7 +177,7 @@ def _diverging(
 
 
 def _optimiser(divergence: Measurement) -> str:
-    """Interpret the first wrong quantity of a trajectory."""
+    """Return what the first wrong quantity of a trajectory says about the cause."""
     moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (

@@ -1,4 +1,4 @@
-"""Map of intermediates: the name of each, and its location in every implementation.
+"""Map of intermediates: the name of each, and where the JAX model and megalodon-hf compute it.
 
 Source: docs/parity.md "Intermediates".
 """
@@ -19,20 +19,23 @@ from parity.engine.programs import instrument
 
 @dataclass(frozen=True, slots=True)
 class Intermediate:
-    """One intermediate of a block."""
+    """One intermediate of a block (layer)."""
 
     name: str
-    """Its name in the JAX model; elsewhere prefixed by `layers.{i}.`."""
+    """Its name in the code of the JAX model; in results it is prefixed by `layers.{i}.`."""
     reference: str
-    """Submodule of the reference's block that outputs it; empty for the block itself."""
+    """Submodule of megalodon-hf's block whose output or argument it is; empty: the block itself."""
     parameters: tuple[str, ...]
-    """Parameters, relative to the block, used since the preceding intermediates."""
+    """Names, relative to the block, of parameters used between the previous intermediates and this
+    one."""
     channels_first: bool = False
-    """Whether its layout in the reference is (B, D, L)."""
+    """Whether megalodon-hf computes it as (B, D, L) instead of (B, L, D)."""
     argument: int | None = None
-    """Index of the submodule's positional argument that it is; None: it is the output."""
+    """Index of the positional argument of `reference` that is the intermediate; None: the
+    submodule's output is."""
     silu: bool = False
-    """Whether the reference applies SiLU to the submodule's output without a module for it."""
+    """Whether the intermediate is SiLU of the submodule's output; megalodon-hf has no module for
+    it."""
 
 
 BLOCK_INTERMEDIATES = (
@@ -59,11 +62,14 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
 
 
 STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
-"""Contents of a cache per block; the final norm has the first three."""
+"""Names of the contents of a cache, per block; the final norm has the first three only."""
 
 
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return all quantities of a case in order: intermediates, states, loss, cotangents."""
+    """Return the names of all ordered quantities of a case: values, states, loss, cotangents.
+
+    The order is that of computation. Gradients of parameters have none and are not included.
+    """
     forward = stages(config)
     blocks = (
         Quantity.state(f"layers.{i}.{name}") for i in range(config.num_layers) for name in STATES
@@ -74,10 +80,13 @@ def computed(config: MegalodonConfig) -> tuple[str, ...]:
 
 
 def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
-    """Return the quantities of a trajectory in order: moments first, then displacements.
+    """Return the names of the quantities of a trajectory in order.
+
+    After each recorded step: first moments, second moments, displacements of parameters. The losses
+    come between the two recorded steps.
 
     Args:
-        parameters: parameters by torch name.
+        parameters: torch names of the parameters.
         steps: number of steps; quantities are recorded after the first and the last.
     """
     first, last = (
@@ -92,9 +101,10 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
 
 
 def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
-    """Return the axis names of an intermediate, its cotangent or a state; () for other quantities.
+    """Return the axes of an intermediate, its cotangent or a state; () for other quantities.
 
-    An axis of channels is divided into blocks where operations act on blocks.
+    An axis whose elements are processed in blocks, such as the channels of a head, names the block
+    and its size too.
     """
     named = Quantity(quantity)
     stage = named.name.rpartition(".")[2]
@@ -119,9 +129,9 @@ def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:
-    """Return the parameters used between the preceding intermediates and this one, by torch name.
+    """Return the torch names of parameters used between the previous intermediates and this one.
 
-    Empty for a cotangent: parameters that affect it act after the intermediate.
+    Empty for a cotangent: the parameters that affect it act after the intermediate.
     """
     layer, _, name = stage.rpartition(".")
     named = {row.name: row.parameters for row in BLOCK_INTERMEDIATES}
@@ -137,9 +147,15 @@ def capture(
     offsets: Mapping[str, Any] | None = None,
     forced: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
-    """Return `function` with its intermediates as a second result (`engine.instrument.capture`).
+    """Return `function` with the model's intermediates as a second result, by name.
 
-    The model's marks have equal names in all blocks; here they get the number of their block.
+    The model marks an intermediate under the same name in every block; here the name gets the
+    number of the block. See `parity.engine.programs.instrument.capture`.
+
+    Args:
+        function: calls the model; its arguments must be pytrees of arrays.
+        offsets: values added to intermediates, by name.
+        forced: values that replace intermediates in the rest of the computation, by name.
     """
     per_block = {row.name: f"layers.{{}}.{row.name}" for row in BLOCK_INTERMEDIATES}
     return instrument.capture(function, numbered=per_block, offsets=offsets, forced=forced)

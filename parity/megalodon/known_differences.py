@@ -1,7 +1,7 @@
-"""Deliberate differences from the reference, each with an id, a reason, a bound and a test.
+"""Deliberate differences from megalodon-hf, each with an id, a reason, a bound and a test.
 
-A known difference is measured against the reference, live or recorded. It must have the size it had
-when it was accepted: if it grows or vanishes, one of the implementations has changed.
+A known difference is measured against megalodon-hf, live or recorded. Its size must stay within the
+range in which it was accepted: if it grows or vanishes, one of the implementations has changed.
 Source: docs/parity.md "Known differences".
 """
 
@@ -30,21 +30,23 @@ INITIAL_SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class KnownDifference:
-    """One deliberate difference."""
+    """One deliberate difference between this project and megalodon-hf."""
 
     id: str
     reason: str
+    """The behaviour of megalodon-hf, and the behaviour of this project."""
     bound: str
-    """Where the difference occurs, and where it must not."""
+    """Inputs on which the difference occurs, and those on which it must not."""
     measured: str
-    """Definition of the measured number."""
+    """Definition of the measured number, in words."""
     measure: Callable[[np.ndarray], float]
-    """Computes the number from the reference's result."""
+    """Computes that number from megalodon-hf's result (`Facts.known_differences`); NaN: it cannot
+    be measured, which fails."""
 
 
 @runtime_checkable
 class Facts(Protocol):
-    """A reference, live or recorded, with results for the known differences."""
+    """A reference, live or recorded, that has megalodon-hf's results for the known differences."""
 
     def known_differences(self) -> dict[str, np.ndarray]:
         """Return the reference's result for every known difference, by id."""
@@ -88,7 +90,7 @@ KNOWN_DIFFERENCES = (
         "untied-head",
         "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
         "tie_word_embeddings=False",
-        "none once it is set",
+        "none once tie_word_embeddings=False is set",
         "largest difference of head and embedding in a reference without that setting",
         float,
     ),
@@ -105,7 +107,7 @@ KNOWN_DIFFERENCES = (
 
 
 def work_hash() -> str:
-    """Return a hash of the work on which known differences are measured."""
+    """Return a hash of the cases and ids of all known differences; recordings carry it."""
     cases = ("left_padding", "labels_at_padding", "plain", "untied_head")
     parts = [by_name(name).hash for name in cases] + [
         difference.id for difference in KNOWN_DIFFERENCES
@@ -114,10 +116,12 @@ def work_hash() -> str:
 
 
 def measure(reference: Facts, device: str = "cpu") -> Iterator[Measurement]:
-    """Yield one measurement per known difference; it fails if the size has changed.
+    """Yield one measurement per known difference.
+
+    It fails if the measured number is outside its range in `KNOWN_DIFFERENCE_BOUNDS`, or NaN.
 
     Raises:
-        RecordingError: there is no recording of exactly this work.
+        RecordingError: `reference` is recorded, and has no recording of these cases.
     """
     facts = reference.known_differences()
     for difference in KNOWN_DIFFERENCES:
@@ -129,7 +133,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     least, most = KNOWN_DIFFERENCE_BOUNDS[difference.id]
     note = ""
     if not value >= least:
-        note = f"the difference may be gone: at least {least:g} was measured when it was accepted"
+        note = f"expected at least {least:g}: the known difference may no longer exist"
     return Measurement(
         case=DIFFERENCES,
         edge=str(EDGE),

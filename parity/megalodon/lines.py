@@ -25,28 +25,32 @@ from parity.megalodon.runner import JaxSubject
 from parity.sides.jax_leaves import arrays_of
 from parity.sides.traced import trace
 
-NARROW = "first operation in less than float32"
+NARROW = "first operation in a dtype below float32"
 Step = tuple[str, tuple[str, ...]]
-"""Primitive and source lines of an operation."""
+"""Primitive of an operation, and its source lines, innermost first."""
 ORACLE = "the oracle"
+"""Name of the program that results are looked up in, in the sentences about lines."""
 _HERE = "parity/megalodon/"
-ENTERS = "padding enters the stage here, which is right where nothing is padded"
-UNREAD = "the stage called here does not read the padding mask; it is right where nothing is padded"
+"""Frames of a traceback from here outwards belong to this package, not to the model."""
+ENTERS = "brings padding into the stage, which is right without padding"
+UNREAD = "calls the stage, which ignores the padding mask and is right without padding"
 
 
 def lines(
     case: Case, stage: str, exact: Mapping[str, np.ndarray], broken: Collection[str] = ()
 ) -> tuple[Line, ...]:
-    """Return the lines that make a stage wrong in float64, the most likely first.
+    """Return the source lines that make a stage wrong in float64, the most likely first.
 
     The JAX model is evaluated operation by operation, with the oracle's values at the preceding
-    stages. Each result is searched for among the oracle's results (`engine.unseen`).
+    stages. Each result is searched for among the oracle's results
+    (`parity.engine.programs.unseen`). Empty if no operation is suspicious.
 
     Args:
         case: a case that is neither a stream nor a trajectory.
-        stage: an intermediate that is wrong on correct inputs.
-        exact: the oracle's intermediates.
-        broken: all stages that are wrong on correct inputs; operations of other stages are correct.
+        stage: name of an intermediate that is wrong although its inputs are correct.
+        exact: the oracle's intermediates, by name.
+        broken: names of all stages that are wrong although their inputs are correct. Operations of
+            all other stages count as correct.
     """
     seen = Seen(oracle_operations.results(case, stage))
     operations, values, recorded = _operations(case, "float64", stage, exact)
@@ -58,15 +62,21 @@ def lines(
     found = search(operations, values, seen, ORACLE, [*beside])
     if not case.batch.padded or (found.first is not None and found.first.mask):
         return tuple(found.lines())
-    # The oracle filters token by token and computes none of the numbers of an FFT: all of them are
-    # suspicious once their last result is wrong. Padding may be all that is wrong.
+    # The oracle computes the EMA token by token and has none of the numbers of an FFT: if the FFT's
+    # result is wrong, all its operations are suspicious. So lines that only padding brings into the
+    # stage come first, if the stage is right without padding.
     cleared = steps_if_right(replace(case, padding="none"), stage)
     return (*_entering(operations, cleared), *found.lines())[:LINES]
 
 
 def steps_if_right(without: Case, stage: str) -> frozenset[Step]:
-    """Return the operations of a stage in a case without an input, such as padding or a cache;
-    empty if the stage is wrong there too.
+    """Return the operations of a stage in a variant of a case; empty if the stage is wrong there.
+
+    Operations found here cannot be the cause of an error that only the original case has.
+
+    Args:
+        without: the case without one of its features, such as padding or a cache.
+        stage: name of an intermediate.
     """
     exact = forward_truth(without)
     operations, values, _ = _operations(without, "float64", stage, exact)
@@ -76,13 +86,16 @@ def steps_if_right(without: Case, stage: str) -> frozenset[Step]:
 
 
 def step_of(operation: Operation) -> Step:
-    """Return what an operation has in common with itself in another run of the program."""
+    """Return primitive and source lines, which identify an operation across runs of a program."""
     return operation.primitive, operation.source
 
 
 def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> tuple[Line, ...]:
-    """Return the lines of operations that a stage has because of padding, in order of execution;
-    of none, the line that calls the stage.
+    """Return the lines of operations that a stage has only because of padding, in order.
+
+    If there are none, the stage ignores the padding mask: return the line that calls the stage.
+    `cleared` are the operations that the stage has without padding, if it is right there; if empty,
+    nothing is returned.
     """
     if not cleared:
         return ()
@@ -95,7 +108,7 @@ def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> 
 
 
 def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tuple[Line, ...]:
-    """Return the line of a stage's first operation narrower than float32, if there is one."""
+    """Return the line of a stage's first operation in a dtype below float32; () without one."""
     found = first_narrow(_operations(case, "float32", stage, exact)[0])
     return () if found is None else (Line.at(found.source[0], NARROW),)
 
@@ -103,8 +116,11 @@ def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tup
 def _operations(
     case: Case, dtype: str, stage: str, exact: Mapping[str, np.ndarray]
 ) -> tuple[dict[int, Operation], dict[int, np.ndarray], Recorder]:
-    """Return the JAX model's operations between a stage and the preceding ones, their results, and
-    the record of all operations.
+    """Run the JAX model with the oracle's values at the stages before `stage`.
+
+    Returns:
+        The operations between those stages and `stage`, by index; their results, by index; and the
+        recorder of all operations.
     """
     subject, batch = JaxSubject(dtype), case.batch
     with subject.types(), jax.default_matmul_precision("highest"):
@@ -124,12 +140,14 @@ def _operations(
 
 
 def mark_of(stage: str, layers: int = 1, call: int = 0) -> str:
-    """Return the name of a stage among the model's marks: the second `q` is `q#2`.
+    """Return the name of a stage in a traced program, which numbers repeated names.
+
+    The model calls an intermediate `q` in every layer; the trace calls the second one `q#2`.
 
     Args:
-        stage: an intermediate.
-        layers: layers of the model, which each call marks once more.
-        call: number of the call, in a program of several.
+        stage: name of an intermediate, such as `layers.1.q`.
+        layers: number of layers of the model; each call of the model repeats all of them.
+        call: index of the call, from 0, if the program calls the model several times.
     """
     layer, _, name = stage.rpartition(".")
     turn = call * layers + int(layer.rpartition(".")[2]) if layer else call
@@ -137,7 +155,7 @@ def mark_of(stage: str, layers: int = 1, call: int = 0) -> str:
 
 
 def trimmed(operation: Operation) -> Operation:
-    """Return an operation without the traceback frames outside the model."""
+    """Return an operation whose source lines stop at the first frame outside the model."""
     source = operation.source
     own = (i for i, frame in enumerate(source) if _HERE in frame)
     return replace(operation, source=source[: next(own, len(source))])

@@ -20,10 +20,10 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
 
 CASES = ("plain", "byte_lm")
-"""Measured cases: an untrained and a trained model."""
+"""Names of the cases measured in bfloat16: an untrained and a trained model."""
 OURS, AUTOCAST = MegalodonEdge.JAXBF16_ORACLE, MegalodonEdge.AUTOCAST_ORACLE
 MODES = {AUTOCAST: "autocast", MegalodonEdge.REFERENCEBF16_ORACLE: "cast"}
-"""Mode of the reference on the left of each edge to the oracle."""
+"""Mode of megalodon-hf (`reference.low_precision.MODES`) by its edge to the oracle."""
 
 
 def measure(
@@ -33,17 +33,18 @@ def measure(
     floors: Bounds,
     device: str = "cpu",
 ) -> Iterator[Measurement]:
-    """Yield the error of every side on logits and loss; gate ours, also relative to autocast's.
+    """Yield the bfloat16 errors of the JAX model and of both modes of megalodon-hf.
 
-    Ours is measured for every intermediate. The error of the loss, a scalar, may be near 0 by
-    chance, so it has no gate.
+    All three are measured on logits and loss, the JAX model on every intermediate too. Only the JAX
+    model has gates: its error on logits and intermediates, and the ratio of its logits' error to
+    that under autocast. The loss has no gate: the error of a scalar may be near 0 by chance.
 
     Args:
         case: a case without cuts and steps.
-        theirs: `autocast/logits`, `cast/loss` and so on, from the reference.
+        theirs: megalodon-hf's results, `autocast/logits`, `cast/loss` and so on.
         exact: the oracle's arrays of the case.
-        floors: float32 noise floors, which the tolerance table scales.
-        device: name of the device.
+        floors: float32 noise floors, which the tolerance table scales to bfloat16.
+        device: device named in the measurements.
     """
     answers = {OURS: JaxSubject("bfloat16").intermediates_and_loss(case)}
     for edge, mode in MODES.items():

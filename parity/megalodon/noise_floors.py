@@ -1,9 +1,10 @@
-"""Results of the oracle, and their noise floors under a rounding perturbation.
+"""Results of the oracle, and their noise floors: the error that float32 rounding alone causes.
 
-The oracle is run again with every value perturbed by float32's unit roundoff
-(`parity.engine.measure.rounding_noise`). The floor is the root mean square of the relative L2
-responses to several seeds, which are stored. A correctly rounding float32 implementation cannot be
-expected to be below it. Source: docs/parity.md "Tolerances".
+The oracle runs once unperturbed, and once per seed with every value perturbed by float32's unit
+roundoff (`parity.engine.measure.rounding_noise`). A response is the relative L2 difference between
+the two. The noise floor is the root mean square of the responses; the responses themselves are
+stored. A correct float32 implementation cannot be expected to have a smaller error.
+Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -28,17 +29,25 @@ from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
 
 def truth(case: Case, *, mask_ema: bool | None = None) -> dict[str, np.ndarray]:
-    """Return the oracle's arrays of a case, float64; `mask_ema` None: as configured."""
+    """Return every quantity of a case as computed by the oracle, in float64, by name.
+
+    Args:
+        case: any case: one forward and backward pass, a cached stream, or a training trajectory.
+        mask_ema: whether padding is kept out of the EMA; None: as the case configures it.
+    """
     return _run(case, _wide(case.weights), oracle.unchanged, mask_ema)
 
 
 def forward_truth(case: Case) -> dict[str, np.ndarray]:
-    """Return the oracle's intermediates of a case without cuts, float64, without derivatives."""
+    """Return the oracle's intermediates of a case that is no stream, float64, by name.
+
+    Loss and derivatives are not computed.
+    """
     return _forward(case, _wide(case.weights), oracle.unchanged)
 
 
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the response of every quantity of a case to rounding, as relative L2 by seed."""
+    """Return the response (relative L2) of each quantity of a case to rounding, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         if case.steps:
@@ -50,7 +59,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 
 
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the response of every intermediate to rounding, as relative L2 by seed."""
+    """Return the relative L2 response of each intermediate to rounding, one value per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         weights = perturbation.weights(case.weights, rng)
@@ -60,9 +69,10 @@ def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, 
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
-    """Return the noise floor of every stage of a case on correct inputs, as relative L2.
+    """Return the noise floor (relative L2) of every intermediate computed from correct inputs.
 
-    Weights, inputs and results of a stage are perturbed; perturbations are not carried downstream.
+    The weights, the inputs and the result of a stage are perturbed. Each stage starts from the
+    oracle's exact values, so no perturbation accumulates over several stages.
     """
     exact = forward_truth(case)
 
@@ -80,13 +90,16 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
 
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
-    """Return the floors plus those of further cases, measured now, as for a user's checkpoint."""
+    """Return `floors` with those of `cases` added, which are measured now.
+
+    For cases that are not calibrated in the committed file, such as a user's checkpoint.
+    """
     entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
     return NoiseFloors(floors.cases | entries)
 
 
 def responses_of(name: str) -> dict[str, list[float]]:
-    """Return the responses of a case by name; runs on a worker."""
+    """Return `noise_responses` of the case called `name`, as JSON data; run by workers."""
     found = noise_responses(by_name(name))
     return {quantity: [float(value) for value in values] for quantity, values in found.items()}
 
@@ -94,7 +107,12 @@ def responses_of(name: str) -> dict[str, list[float]]:
 def shared_responses(
     cases: Iterable[Case], executor: Executor, report: Callable[[str], None] = lambda line: None
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the responses of cases by name, computed on an executor's workers.
+    """Return the responses of each case, by case name and quantity, computed by workers.
+
+    Args:
+        cases: cases of `parity.megalodon.cases.CASES`; workers find them by name.
+        executor: runs one work item per case.
+        report: receives lines of progress.
 
     Raises:
         RuntimeError: a worker failed.
@@ -108,11 +126,17 @@ def write(
     path: Path = NOISE_FILE,
     responses: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> None:
-    """Calibrate the cases and rewrite the committed table; review the change as a diff.
+    """Calibrate the cases and rewrite the file of noise floors; review the change as a diff.
 
-    Each line is one quantity with its response to every seed. Their root mean square is the noise
-    floor; their scatter shows by how much two machines may differ (docs/verdicts.md). `responses`
-    are those measured by workers (`shared_responses`); None: measure them now.
+    Each line of the file is one quantity with its response to every seed. The root mean square of
+    the responses is the noise floor. Their scatter shows by how much two machines may differ
+    (docs/verdicts.md).
+
+    Args:
+        cases: all cases of the file, which is overwritten.
+        path: the JSON file.
+        responses: responses by case name and quantity, as returned by `shared_responses`; None:
+            measure them now, in this process.
     """
     parts = []
     for case in cases:

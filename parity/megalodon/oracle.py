@@ -26,12 +26,13 @@ from megalodon_jax.config import MegalodonConfig
 
 Array = Any
 Weights = Mapping[str, Array] | DictBox
-"""Parameters by name; a box of them while autograd differentiates with respect to them."""
+"""Parameters by torch name; autograd's `DictBox` of them while it differentiates."""
 Hook = Callable[[str, Array], Array]
 """Called with every named intermediate (`parity.megalodon.intermediates`); its return value
 replaces the intermediate downstream."""
 
 VARIANCE_FLOOR = 1e-6
+"""Smallest running variance that TimestepNorm divides by."""
 
 
 @runtime_checkable
@@ -49,14 +50,18 @@ class Context:
 
     config: MegalodonConfig
     mask: Array
+    """True at valid tokens, (B, L)."""
     visible: Array
+    """Keys that each query attends to, before padding: bool (L, L), (B, L, L) for documents."""
     positions: Array
     """Index of each token within its document, (B, L)."""
     mask_ema: bool
+    """Whether masked tokens enter the EMA as 0."""
     hook: Hook
     states: dict[str, Array]
+    """Filled with the contents of a cache after the last token."""
     call_ends: frozenset[int]
-    """Positions at which a stream passes its states to the next call; they are rounded there."""
+    """Numbers of tokens after which a call of a stream ends; `hook` gets the states there."""
 
 
 def unchanged(name: str, value: Array) -> Array:
@@ -86,8 +91,9 @@ def forward(
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
         hook: called with name and value of every intermediate; its result replaces the value.
         cuts: numbers of tokens per call of a cached stream; empty: one uncached call.
-        states: filled with the contents of a cache after the last token.
-        segments: document of each token, (B, L); equal neighbours are one document.
+        states: a dictionary to fill with the contents of a cache after the last token.
+        segments: number of each token's document, (B, L); neighbouring tokens with the same number
+            belong to one document. None: one text per row.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
     visible = visibility(config, ids.shape[1], cuts)
@@ -115,7 +121,15 @@ def loss(
     ignore_index: int = -100,
     segments: Array | None = None,
 ) -> Array:
-    """Return the mean next-token cross-entropy in nats over valid targets."""
+    """Return the mean next-token cross-entropy in nats over valid targets; 0 if there is none.
+
+    Args:
+        logits: (B, L, V); position t predicts token t + 1.
+        labels: token ids (B, L), not shifted.
+        mask: True where a token is valid, (B, L); a masked target does not count. None: all valid.
+        ignore_index: label of targets that do not count.
+        segments: documents as in `forward`; the first token of a document is no target.
+    """
     targets = labels[:, 1:]
     valid = targets != ignore_index
     if mask is not None:
@@ -141,10 +155,11 @@ def run(
     hook: Hook = unchanged,
     segments: Array | None = None,
 ) -> dict[str, Array]:
-    """Return every intermediate, the `loss`, and its gradients by reverse-mode differentiation.
+    """Return every intermediate, the `loss` and the derivatives of the loss, by name.
 
-    Gradients of parameters are named `grad/<name>`, those of intermediates `bar/<name>`; the latter
-    pass through `hook` too. Arguments are those of `forward` and `loss`.
+    Derivatives with respect to parameters are named `grad/<parameter>`, those with respect to
+    intermediates (cotangents) `bar/<intermediate>`; cotangents pass through `hook` too. Arguments
+    are those of `forward` and `loss`.
     """
     intermediates: dict[str, Array] = {}
     bars: dict[str, Array] = {}
@@ -174,10 +189,18 @@ def stream(
     *,
     hook: Hook = unchanged,
 ) -> dict[str, Array]:
-    """Return the `logits` of a cached stream, its final `state/...`, and `generated` tokens.
+    """Return the `logits` of a cached stream, its final `state/...`, and the `generated` tokens.
 
-    There is no cache here: every token is computed from the whole text with the visibility that the
-    cuts imply, and each greedy token is a further call.
+    The oracle has no cache. It computes every token from the whole text, with the keys that the
+    calls `cuts` would leave visible. Each greedy token is one more call.
+
+    Args:
+        config: sizes and flags.
+        weights: float64 arrays by torch name.
+        ids: token ids (B, L) without padding.
+        cuts: numbers of tokens per call; their sum is L.
+        new_tokens: number of tokens to generate after the text.
+        hook: as in `forward`.
     """
     states: dict[str, Array] = {}
     logits = forward(config, weights, ids, hook=hook, cuts=cuts, states=states)
@@ -191,7 +214,13 @@ def stream(
 
 
 def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> Array:
-    """Return which key (column) each query (row) sees, (L, L) bool, before padding."""
+    """Return which keys (columns) each query (row) attends to, (L, L) bool, before padding.
+
+    Args:
+        config: chunk size and size of the cache.
+        length: number of tokens, L.
+        cuts: numbers of tokens per call of a cached stream; empty: one uncached call.
+    """
     t, C = np.arange(length), config.chunk_size
     causal = t[None, :] <= t[:, None]
     window = config.effective_max_cache_len
@@ -209,7 +238,7 @@ def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> A
 
 
 def document_positions(segments: Array) -> Array:
-    """Return the index of each token within its document, token by token."""
+    """Return the index (B, L) of each token within its document, from 0."""
     positions = np.zeros(segments.shape, int)
     for t in range(1, segments.shape[1]):
         same = segments[:, t] == segments[:, t - 1]
@@ -227,7 +256,7 @@ def documents_visibility(config: MegalodonConfig, positions: Array) -> Array:
 
 
 def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
-    """Compute one layer; names in `w` are relative to `model.layers.{index}.`."""
+    """Return the output (B, L, D) of a layer; names in `w` are relative to that layer."""
     config, name = ctx.config, f"layers.{index}."
     u = ctx.hook(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
     c = ctx.hook(name + "cema", complex_ema(ctx, u, w, name))
@@ -248,14 +277,18 @@ def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
 
 
 def embed(config, table: Array, ids: Array) -> Array:
-    """Look up token embeddings; the padding row has values but gets no gradient."""
+    """Return token embeddings (B, L, D); the row of the padding token gets no gradient."""
     is_pad = (ids == config.pad_token_id)[..., None]
     x = np.where(is_pad, constant(table)[ids], table[ids])
     return x * math.sqrt(config.model_dim) if config.scale_emb else x
 
 
 def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> Array:
-    """Welford's algorithm over the group means of valid tokens, token by token."""
+    """Return TimestepNorm of `x` (B, L, D): Welford's algorithm over group means of valid tokens.
+
+    Mean and variance of a group are those of the document so far, including the token itself. Names
+    of parameters start with `prefix`, those of states with `name`.
+    """
     config, mask = ctx.config, ctx.mask
     B, L, D = x.shape
     groups = x.reshape(B, L, config.norm_num_groups, -1)
@@ -286,7 +319,11 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
 
 
 def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
-    """Compute `h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
+    """Return the complex EMA (B, L, D) of `u` (B, L, D), token by token.
+
+    `h_t = q h_{t-1} + p u_t` and `y_t = sum_n Re(gamma h_t) + omega u_t`, with N complex states `h`
+    per channel. `h` starts at 0 in each document.
+    """
     u = u * ctx.mask[..., None] if ctx.mask_ema else u
     N = ctx.config.cema_ndim
     alpha, delta = sigmoid(w["attn.cema.alpha"][..., 0]), sigmoid(w["attn.cema.delta"][..., 0])
@@ -305,7 +342,10 @@ def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
-    """Causal softmax attention (B, L, E) over visible keys; scale 1, 0 where no key is visible."""
+    """Return softmax attention (B, L, E) over visible keys; 0 for queries without a visible key.
+
+    Scores are not divided by sqrt(d). Queries and keys come from `m`, values from `u`.
+    """
     config = ctx.config
     B, L, _ = m.shape
     H, d = config.num_heads, config.head_dim
@@ -323,7 +363,7 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """`softmax(q k^T) v` over visible keys, `visible` (B, Q, K); 0 for a query without keys."""
+    """Return `softmax(q k^T) v` (B, Q, H, E) over keys where `visible` (B, Q, K); 0 without one."""
     visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
@@ -332,7 +372,7 @@ def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
 
 
 def held_tokens(config: MegalodonConfig, length: int) -> int:
-    """Return the number of latest tokens that a cache holds after `length` tokens."""
+    """Return how many of the latest tokens a cache holds after `length` tokens."""
     window = config.effective_max_cache_len
     if window is None:
         return length
@@ -340,7 +380,13 @@ def held_tokens(config: MegalodonConfig, length: int) -> int:
 
 
 def rope(config, x: Array, positions: Array | None = None) -> Array:
-    """Rotate half-split pairs at positions (B, L); None: positions count from the row's start."""
+    """Rotate `x` (B, L, H, d) by RoPE: feature i is paired with feature i + d/2.
+
+    Args:
+        config: head size and base.
+        x: queries or keys.
+        positions: position of each token, (B, L); None: its index in the row.
+    """
     at = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2]) if positions is None else positions
     half = config.head_dim // 2
     rates = config.effective_rope_base ** (-np.arange(half) / half)
@@ -351,30 +397,31 @@ def rope(config, x: Array, positions: Array | None = None) -> Array:
 
 
 def layer_norm(config, y: Array, w: Lookup) -> Array:
-    """LayerNorm over features."""
+    """Return LayerNorm of `y` over features, for the FFN; `w` is relative to the layer."""
     centred = y - np.mean(y, axis=-1, keepdims=True)
     f = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + config.norm_eps)
     return f * w["ffn.norm.weight"] + w["ffn.norm.bias"] if config.norm_affine else f
 
 
 def linear(x: Array, w: Lookup, name: str) -> Array:
-    """`x W^T + b`."""
+    """Return `x W^T + b` with the weight and bias of layer `name`."""
     return x @ w[name + ".weight"].T + w[name + ".bias"]
 
 
 def silu(x: Array) -> Array:
-    """`x sigmoid(x)`."""
+    """Return `x sigmoid(x)`."""
     return x * sigmoid(x)
 
 
 def sigmoid(x: Array) -> Array:
-    """Logistic function; this form is accurate for small values, as slow decay needs."""
+    """Return the logistic function of `x`."""
+    # This form is accurate for very negative x, which slow decay needs.
     return 1 / (1 + np.exp(-x))
 
 
 @primitive
 def constant(x: Array) -> Array:
-    """Return `x` with a zero gradient."""
+    """Return `x`; its derivative is 0 (stop_gradient)."""
     return x
 
 
@@ -383,7 +430,7 @@ defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
 
 @primitive
 def watched(x: Array, name: str, store: dict[str, Array], hook: Hook) -> Array:
-    """Return `x`; its gradient passes through `hook` and is stored in `store`."""
+    """Return `x`; its cotangent passes through `hook` and is stored as `store[name]`."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""Results of all operations of the oracle up to a stage.
+"""Results of every single NumPy operation of the oracle up to a stage.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -15,9 +15,9 @@ from parity.megalodon.cases import Case
 
 
 class _Recording(Node):
-    """Node of autograd's trace that stores only the result of its operation."""
+    """Node of autograd's trace that appends its operation's result to one list per trace."""
 
-    # autograd creates a node for each operation whose inputs depend on traced values.
+    # autograd creates a node for each operation whose inputs depend on traced values (the weights).
     def __init__(self, value, fun, args, kwargs, parent_argnums, parents):
         self.results: list[Any] = parents[0].results
         self.results.append(value)
@@ -27,13 +27,14 @@ class _Recording(Node):
 
 
 def results(case: Case, stage: str) -> list[np.ndarray]:
-    """Return the results of the oracle's operations in float64, up to a stage.
+    """Return the weights, and the results of the oracle's operations up to a stage.
 
-    Operations of earlier layers are omitted: a match with their results would be meaningless.
+    All are float64 or complex, results in order of execution. Operations of earlier layers are
+    omitted: if the JAX model had the same value as one of them, that would be a coincidence.
 
     Args:
         case: a case that is no trajectory, and no stream of padded rows or documents.
-        stage: an intermediate.
+        stage: name of an intermediate.
     """
     batch, config = case.batch, case.config
     layer = stage.rpartition(".")[0]

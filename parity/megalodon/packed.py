@@ -1,7 +1,7 @@
-"""Splits packed rows of a case into documents, and joins the documents' results.
+"""Packed rows of a case: split into single documents, and results joined again.
 
-megalodon-hf does not support packed rows; it runs each document alone, as does the oracle for a
-cached stream. Source: docs/parity.md "Packed documents".
+megalodon-hf does not support packed rows, so it runs each document alone. The oracle does the same
+for a cached stream. Source: docs/parity.md "Packed documents".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parity.megalodon.ragged import stacked
 
 
 def spans(case: Case) -> Iterator[tuple[int, slice]]:
-    """Yield the row and the token range of each document, row by row."""
+    """Yield the row and the slice of positions of each document, row by row."""
     assert case.batch.segments is not None
     for row, positions in enumerate(document_positions(case.batch.segments)):
         begins = [*np.flatnonzero(positions == 0).tolist(), len(positions)]
@@ -35,7 +35,14 @@ def documents(case: Case) -> Iterator[Batch]:
 def joined_documents(
     case: Case, found: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Join arrays (1, n, ...) of documents to arrays (B, L, ...), with zeros where one has none."""
+    """Join arrays (1, n, ...) of single documents to arrays (B, L, ...).
+
+    Positions of a document that lacks an array are 0 in it.
+
+    Args:
+        case: a case with packed documents.
+        found: arrays by name, one dictionary per document in the order of `spans`.
+    """
     shape, joined = case.batch.ids.shape, {}
     for (row, span), arrays in zip(spans(case), found, strict=True):
         for name, array in arrays.items():
@@ -47,13 +54,15 @@ def joined_documents(
 def streamed_documents(
     case: Case, run: Callable[[np.ndarray, tuple[int, ...], bool], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Return what a stream of packed documents gives: each document's logits as if it were alone.
+    """Run each document of a packed stream alone, and return the results as those of the stream.
 
-    States and the text that follows are those of the last document of each row.
+    Logits (B, L, V) are those of all documents. States and generated tokens are those of the last
+    document of each row.
 
     Args:
-        case: one with calls and documents.
-        run: takes the ids (1, n) of a document, the calls that feed it, and whether text follows.
+        case: a cached stream with packed documents.
+        run: streams one document. It takes the ids (1, n), the number of tokens that each call
+            feeds, and whether tokens are generated after it (true for the last one of a row).
     """
     ends, pieces, last = list(accumulate(case.cuts)), [], []
     for row, span in spans(case):

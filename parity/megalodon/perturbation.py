@@ -15,12 +15,15 @@ from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
 
 
 def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
-    """Return a hook for the oracle that perturbs values, also during differentiation.
+    """Return a hook for the oracle that multiplies each value by `1 +- size`, with random signs.
+
+    The size is one float32 unit roundoff. For the logits it is the rounding error of a sum over
+    `features` terms, because `weights` perturbs a tied head only as an embedding. autograd can
+    differentiate the hook.
 
     Args:
         rng: generator of the signs.
-        features: number of features of the hidden states. A tied head is perturbed as the embedding
-            it is, so the rounding of the logits' sums is applied to the logits.
+        features: number of features of the hidden states.
     """
 
     def move(name: str, value: Any) -> Any:
@@ -31,15 +34,19 @@ def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
 
 
 def weights(named: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return every weight in float64, perturbed according to `of_weight`."""
+    """Return every weight in float64, perturbed by the relative size that `of_weight` gives."""
     return {n: moved(w.astype(np.float64), rng, of_weight(n, w.shape)) for n, w in named.items()}
 
 
 def of_weight(name: str, shape: tuple[int, ...]) -> float:
     """Return the relative perturbation of a weight.
 
-    A linear weight is perturbed by the error of a sum over its columns, others by one roundoff. So
-    is the embedding, even if it is the head: the rounding of the logits' sums is applied to the
-    logits.
+    A linear weight is perturbed by the rounding error of a sum over its columns, any other by one
+    unit roundoff. The embedding gets one unit roundoff even where it is also the (tied) head: the
+    rounding of the logits' sums is applied to the logits (`hook`).
+
+    Args:
+        name: parameter by torch name.
+        shape: its shape; the last axis is the one that a linear layer sums over.
     """
     return summed(shape[-1]) if role_of(name) is Role.LINEAR else UNIT_ROUNDOFF

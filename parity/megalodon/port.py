@@ -1,8 +1,8 @@
-"""Megalodon as a port by a user: live megalodon-hf against our model, without any annotation.
+"""Megalodon as a user's port: megalodon-hf and the JAX model compared by `parity.port`.
 
-The suites of this folder know every intermediate and have calibrated bounds. This comparison shows
-what a user without that knowledge gets. Source: docs/tables/ports-detection.md
-"Megalodon's own bugs".
+The suite of this package knows every intermediate and has calibrated bounds. `parity.port` gets
+only the two models, so this shows how well a user without that knowledge is served. Source:
+docs/tables/ports-detection.md "Megalodon's own bugs".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parity.port import Port
 from parity.sides import EquinoxSide, TorchSide
 
 LOSS = "output.loss"
-"""Output whose gradients are compared."""
+"""Name of the output that is differentiated to compare gradients."""
 
 
 def port(
@@ -29,11 +29,13 @@ def port(
     *,
     gradients: bool = False,
 ) -> Port:
-    """Return a case as a port: logits and loss of one uncached call, at valid positions.
+    """Return megalodon-hf and the JAX model on a case, as a `Port` to be compared.
+
+    Compared are logits and loss of one uncached call, at valid positions.
 
     Args:
         case: a case that is neither a stream nor a trajectory.
-        change: modifies our model, for example to plant a defect.
+        change: modifies the JAX model, for example to plant a defect.
         gradients: also compare gradients of the loss; they take most of the time.
 
     Raises:
@@ -41,7 +43,10 @@ def port(
         ReferenceUnavailableError: megalodon-hf cannot run here.
     """
     if case.cuts or case.steps:
-        raise ValueError(f"expected a case of one call, got {case.name}: its calls share a state.")
+        raise ValueError(
+            f"case {case.name} is a stream or a trajectory: expected a case of one uncached call, "
+            "such as 'plain'."
+        )
     batch = case.batch
     mask = {"mask": batch.mask} if batch.padded else {}
 
@@ -67,7 +72,7 @@ def port(
         call=ours,
         **{name: jnp.asarray(x) for name, x in mask.items()},
     )
-    # The sides may differ at padding.
+    # The two models may differ at padding, so only valid positions are compared.
     return Port(
         "megalodon",
         original,

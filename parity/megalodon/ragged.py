@@ -1,7 +1,7 @@
-"""Cached streams with rows of different lengths: splits off single rows, and combines results.
+"""Batches of cached streams whose rows have different lengths: split into rows, results combined.
 
-The oracle and megalodon-hf run such a case row by row, without padding. Source: docs/model.md
-"Caches".
+The JAX model runs such a case as one padded batch. The oracle and megalodon-hf run each row alone,
+without padding. Source: docs/model.md "Caches".
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from parity.megalodon.cases import Case
 
 
 def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the ids (1, n) of a row without padding, and its numbers of tokens per call.
+    """Return the n unpadded token ids of a row, (1, n), and how many of them each call feeds.
+
+    Calls in which the row is all padding are omitted, so the counts are positive and sum to n.
 
     Raises:
         ValueError: the row has no token.
@@ -32,7 +34,10 @@ def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
 
 
 def combine_rows(case: Case, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Combine the results of single rows to a batch; logits are 0 at padding."""
+    """Combine the results of single rows, in row order, into arrays of the batch.
+
+    Logits (B, L, V) are 0 at padding. Other arrays are padded with zeros at the end of each axis.
+    """
     found = stacked([{n: a for n, a in row.items() if n != "logits"} for row in rows])
     mask, first = case.batch.mask, rows[0]["logits"]
     logits = np.zeros((*mask.shape, first.shape[-1]), first.dtype)
@@ -42,7 +47,7 @@ def combine_rows(case: Case, rows: Sequence[dict[str, np.ndarray]]) -> dict[str,
 
 
 def stacked(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stack arrays (1, ...) of rows to arrays (B, ...), padded with zeros to equal sizes."""
+    """Concatenate arrays (1, ...) of rows to (B, ...), padding each axis with zeros at its end."""
 
     def joined(arrays: list[np.ndarray]) -> np.ndarray:
         shape = np.max([a.shape for a in arrays], axis=0)

@@ -1,7 +1,7 @@
-"""Recordings of the live reference, for comparison in CI and without the reference installed.
+"""Recordings of megalodon-hf's results, for comparison in CI and where it is not installed.
 
 Each case is one safetensors file with all arrays and their provenance. A recording is valid only
-for exactly its case; one with another hash is refused. Source: docs/parity.md "Recordings".
+for exactly its case; one whose case hash differs is refused. Source: docs/parity.md "Recordings".
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from parity.recordings import read, read_provenance, write
 
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 BFLOAT16 = ".bfloat16"
-"""Suffix of a case's name in the name of its bfloat16 recording."""
+"""Suffix of a case's name in the file name of its bfloat16 recording."""
 DIFFERENCES_FILE = "known_differences"
+"""File name, without suffix, of the recording for the known differences."""
 RENEW = "make record"
-"""Command that records megalodon-hf."""
+"""Command that records megalodon-hf again; named in error messages."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,22 @@ class RecordedReference:
     omits = "cotangents, v and gate, which are not recorded to keep the repository small"
 
     def gives(self, quantity: str) -> bool:
-        """Whether recordings contain a quantity of the oracle; see `omits`."""
+        """Return whether recordings contain a quantity of the oracle; see `omits`."""
         what = Quantity(quantity)
         omitted = what.role is Role.VALUE and what.stage in ("v", "gate")
         return what.role is not Role.COTANGENT and not omitted
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of the recordings, taken from the first one."""
+        """Commit, versions, threads, CPU capability and device of the first case's recording.
+
+        Raises:
+            RecordingError: there is no such recording.
+        """
         return read_provenance(self.folder / f"{CASES[0].name}.safetensors", RENEW)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the recorded arrays of a case.
+        """Return the recorded arrays of a case, by name, float32.
 
         Raises:
             RecordingError: there is no recording of exactly this case.
@@ -58,11 +63,11 @@ class RecordedReference:
         """Return None: the reference's converted weights are not recorded."""
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16 by mode; raises as `run`."""
+        """Return logits and loss in bfloat16, as `<mode>/logits`; raises as `run`."""
         return self._read(case.name + BFLOAT16, case.hash)
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return the reference's result for every known difference, by id; raises as `run`."""
+        """Return megalodon-hf's result for every known difference, by id; raises as `run`."""
         return self._read(DIFFERENCES_FILE, known_differences.work_hash())
 
     def _read(self, name: str, work: str) -> dict[str, np.ndarray]:
@@ -70,9 +75,10 @@ class RecordedReference:
 
 
 def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[Path]:
-    """Run the reference on a case and write its results, including bfloat16 where measured.
+    """Run megalodon-hf on a case, write its results, and return the written files.
 
-    A case that the reference takes no part in has no recording.
+    Cases of `low_precision.CASES` have a second file, with bfloat16 results. The list is empty for
+    a case that megalodon-hf is not compared on.
     """
     if not case.has_reference:
         return []
@@ -87,13 +93,13 @@ def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[
 
 
 def record_all(names: Collection[str] = (), folder: Path = FOLDER) -> Iterator[Path]:
-    """Run the live reference on the named cases (default: all) and yield the written files.
+    """Run megalodon-hf on the named cases and yield the written files.
 
-    Without names, the known differences are recorded too.
+    Without names, all cases and the known differences are recorded.
 
     Raises:
-        ReferenceUnavailableError: the reference cannot run here.
-        ValueError: a name is unknown.
+        ReferenceUnavailableError: megalodon-hf cannot run here.
+        ValueError: there is no case with one of the names.
     """
     reference = LiveReference()
     for case in map(by_name, names) if names else CASES:

@@ -1,4 +1,4 @@
-"""Runner of the JAX model: maps a case to named arrays."""
+"""Runs the JAX model on a case and returns named NumPy arrays."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ Outputs = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class JaxSubject:
-    """Runs the JAX model in "float32", "float64" or "bfloat16".
+    """Runs the JAX model in one dtype: "float32", "float64" or "bfloat16".
 
-    In "bfloat16", products are bfloat16 and parameters float32.
+    In "bfloat16", operands of products are bfloat16 and parameters stay float32.
     """
 
     dtype: str = "float32"
 
     def run(self, case: Case) -> Outputs:
-        """Return the results of a case, or of its stream or trajectory.
+        """Return the results of a case, by name.
 
-        A case without cuts and steps gives every intermediate, the loss, and its gradients with
-        respect to every parameter and intermediate.
+        A stream gives logits, states and generated tokens; a trajectory gives losses, moments and
+        displacements of parameters. Any other case gives every intermediate, the loss, and the
+        derivatives of the loss with respect to every parameter and intermediate.
         """
         batch = case.batch
         if case.steps:
@@ -66,10 +67,12 @@ class JaxSubject:
             }
 
     def intermediates(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
-        """Return every intermediate of a forward pass.
+        """Return every intermediate of a forward pass, by name.
 
-        With `forced`, each intermediate is computed from the forced values of the preceding ones,
-        so that every stage is tested on its own.
+        Args:
+            case: a case without cuts and steps.
+            forced: correct values of intermediates, by name. Every stage is then computed from
+                these instead of the model's own, so that each one is tested on correct inputs.
         """
         batch = case.batch
         with self.types(), jax.default_matmul_precision("highest"):
@@ -88,7 +91,7 @@ class JaxSubject:
         }
 
     def loss_without_targets(self, case: Case) -> float:
-        """Return the loss with all labels ignored."""
+        """Return the model's loss on a case in which every label is set to `IGNORED`."""
         logits = self.intermediates(case)["logits"]
         return float(self._loss(case, logits, np.full_like(case.batch.labels, IGNORED)))
 
@@ -110,7 +113,7 @@ class JaxSubject:
                 mask = None if valid[:, cut].all() else jnp.asarray(valid[:, cut])
                 documents = None if segments is None else segments[:, cut]
                 logits, cache = step(model, ids[:, cut], cache, mask, documents)
-                # Logits at padding are meaningless.
+                # Logits at padding are meaningless: set to 0, as for the other sides.
                 pieces.append(logits if mask is None else jnp.where(mask[..., None], logits, 0.0))
                 if model.config.cache_unbounded:
                     cache = reserve_cache(cache, case.length + NEW_TOKENS)
@@ -130,7 +133,7 @@ class JaxSubject:
             return {n: np.asarray(a) for n, a in outputs.items()} | states
 
     def load(self, case: Case) -> MegalodonForCausalLM:
-        """Return the model of a case in this dtype; call inside `types()`."""
+        """Return the model of a case in this dtype; call it within `with self.types():`."""
         return build_model(self._config(case), case.weights, source=case.name)
 
     def _config(self, case: Case) -> MegalodonConfig:
@@ -143,22 +146,23 @@ class JaxSubject:
         return self.dtype == "float64"
 
     def types(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which arrays of this dtype can exist."""
+        """Return a context manager that enables 64-bit types in JAX if `dtype` is float64."""
         return jax.enable_x64(self.dtype == "float64")
 
 
 def advance(model, ids, cache, mask, segments):
-    """Feed ids to a stream; `mask` is None if there is no padding.
+    """Feed token ids to a cached stream; return their logits and the new cache.
 
-    `segments` is None where every row continues its last document.
+    `mask` is None if there is no padding; `segments` is None where every row continues its last
+    document.
     """
     return model(ids, mask, cache=cache, return_cache=True, segment_ids=segments)
 
 
 def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
-    """Return the contents of a cache by name, with keys and values in order of position.
+    """Return the contents of a cache by name (`state/...`), keys and values in order of position.
 
-    Rows with their own positions are read separately and padded with zeros to equal sizes.
+    If each row has its own position, rows are read separately and padded with zeros to equal sizes.
     """
     outputs = {}
     if cache.per_row and (rows := cache.position.shape[0]) > 1:
@@ -187,13 +191,13 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
 
 
 def packed(case: Case) -> jax.Array | None:
-    """Return the segment ids of a case, or None."""
+    """Return the document number of each token, (B, L); None if rows are not packed."""
     segments = case.batch.segments
     return None if segments is None else jnp.asarray(segments)
 
 
 def evaluate(model, ids, labels, mask, segments=None):
-    """Return ((loss, intermediates), (gradients, cotangents))."""
+    """Return ((loss, intermediates), (gradients, cotangents)) of one forward and backward pass."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params, ids, labels, mask, segments):
@@ -211,7 +215,7 @@ def evaluate(model, ids, labels, mask, segments=None):
 
 
 def evaluate_intermediates(model, ids, mask, forced, segments=None):
-    """Return the intermediates, each computed from the forced values of the preceding ones."""
+    """Return the intermediates by name; `forced` replaces them as inputs of later stages."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params, ids, mask, segments):

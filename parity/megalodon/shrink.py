@@ -23,12 +23,19 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 EDGE = MegalodonEdge.JAX64_ORACLE
+"""Sides whose difference counts as a failure: the float64 JAX model and the oracle."""
 LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
-"""Smallest meaningful sizes: LayerNorm over fewer features is constant."""
+"""Smallest sizes to try. LayerNorm over fewer features would be nearly constant."""
 
 
 def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
-    """Return the first divergence of the float64 JAX model from the oracle, or None."""
+    """Return the first divergence of the float64 JAX model from the oracle; None if they agree.
+
+    Args:
+        case: any case.
+        forward_only: compare only the intermediates of a forward pass, which is faster; for cases
+            without cuts and steps.
+    """
     comparison = Comparison(case.work, EDGE, NoiseFloors({}), "float64")
     subject = JaxSubject("float64")
     if forward_only:
@@ -41,13 +48,17 @@ def shrink(case: Case, report: Log) -> tuple[Case, Measurement]:
 
     The layer may change but not the intermediate, so that the search does not move to another bug.
 
+    Args:
+        case: a failing case.
+        report: receives a line for each smaller case that still fails.
+
     Raises:
-        ValueError: the case does not fail.
+        ValueError: the case does not fail, or is a trajectory.
     """
     if case.steps:
         raise ValueError(
-            f"{case.name} is a trajectory: its divergence starts in a gradient or in the "
-            "optimiser. Shrink a case of one step, for example 'plain'."
+            f"case {case.name} is a training trajectory, which cannot be shrunk: its divergence "
+            "starts in a gradient or in the optimiser. Shrink a case without steps, like 'plain'."
         )
     found = failure(case)
     if found is None:
@@ -59,7 +70,7 @@ def shrink(case: Case, report: Log) -> tuple[Case, Measurement]:
         Quantity(found.quantity).stage,
         found.quantity in stages(case.config) and not case.cuts,
     )
-    # A change that made the failure vanish is not tried again on smaller cases.
+    # Changes after which the case held; they are not tried again on smaller cases.
     held: set[str] = set()
     while True:
         for change, candidate in _candidates(case):
@@ -80,7 +91,7 @@ def shrink(case: Case, report: Log) -> tuple[Case, Measurement]:
 
 
 def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
-    """Yield smaller cases, the largest change of each dimension first."""
+    """Yield changes, as text, and the smaller case that each gives; largest reductions first."""
     sizes = {**SMALL, **case.overrides}
     if case.checkpoint is None and sizes != sizes | LEAST:
         least = dataclasses.replace(case, batch_size=1, overrides={**case.overrides, **LEAST})

@@ -1,7 +1,7 @@
-"""Finds the call, the stage and the source lines at which a cached stream goes wrong.
+"""Finds the call, the stage and the source lines at which a cached stream first goes wrong.
 
-The oracle has no cache: its intermediates of the whole text, cut at the calls, are what each call
-should compute. Source: docs/parity.md "From a stage to a line".
+The oracle has no cache. Its intermediates of the whole text, cut where the calls begin and end, are
+the values that each call should compute. Source: docs/parity.md "From a stage to a line".
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from parity.sides.jax_leaves import arrays_of
 from parity.sides.traced import Traced, trace
 
 CALLS = 2
-"""Calls that are traced: the first one whose logits are wrong, and the one that left its cache."""
+"""Number of calls traced: the first one whose logits are wrong, and the one before it, which wrote
+its cache."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class Start:
     """Call, stage and tokens at which a stream first differs."""
 
     call: int
-    """Number of the call, from 0."""
+    """Index of the call in the stream, from 0."""
     tokens: tuple[int, int]
-    """First token of the call, and the first one after it."""
+    """Index of the first token of the call, and of the first token after the call."""
     stage: str
     """First stage of the call that is wrong although all stages before it are the oracle's."""
     lines: tuple[Line, ...]
-    """Source lines that make it wrong, the most likely first."""
+    """Source lines that make the stage wrong, the most likely first; empty if none was found."""
 
     def describe(self) -> str:
-        """Describe call and stage."""
+        """Return a sentence that names the call and the stage."""
         first, end = self.tokens
         which = f"token {first}" if end == first + 1 else f"tokens {first} to {end - 1}"
         text = (
@@ -60,8 +61,10 @@ class Start:
 def start(case: Case) -> Start | None:
     """Return where a stream goes wrong; None if every stage is right on the oracle's values.
 
+    Only the last `CALLS` calls up to the first wrong logits are examined.
+
     Args:
-        case: a stream whose rows are not padded and hold one text each.
+        case: a cached stream whose rows are not padded and hold one text each.
     """
     exact, subject, ends = _exact(case), JaxSubject("float64"), np.cumsum(case.cuts)
     cuts = [slice(end - count, end) for end, count in zip(ends, case.cuts, strict=True)]
@@ -85,7 +88,7 @@ def start(case: Case) -> Start | None:
 
 
 def _exact(case: Case) -> dict[str, np.ndarray]:
-    """Return the oracle's intermediates of the whole text, with the visibility of the calls."""
+    """Return the oracle's intermediates of the whole text, attending to keys as the calls do."""
     found: dict[str, np.ndarray] = {}
 
     def keep(name: str, value: Any) -> Any:
@@ -108,8 +111,9 @@ def _call(case: Case, model: Any, ids: Any, cache: Any) -> tuple[Any, Any]:
 def _free(
     case: Case, subject: JaxSubject, cuts: list[slice], exact: np.ndarray
 ) -> tuple[int, list[Any]]:
-    """Return the first call whose logits are wrong (the last one if none is), and the cache before
-    each call up to it.
+    """Return the index of the first call with wrong logits, and the caches before calls up to it.
+
+    If the logits of every call are right, the index is that of the last call.
     """
     model, ids, caches = subject.load(case), jnp.asarray(case.batch.ids), [None]
     call = eqx.filter_jit(partial(_call, case))
@@ -124,7 +128,7 @@ def _free(
 def _program(
     case: Case, subject: JaxSubject, cuts: list[slice], cache: Any
 ) -> tuple[Traced, list[Any]]:
-    """Return the traced program of consecutive calls, and its arguments."""
+    """Return one traced program that makes consecutive calls, and its arguments."""
     begin = cuts[0].start
     params, static = eqx.partition(subject.load(case), eqx.is_array)
 
@@ -147,12 +151,12 @@ def _lines(
         return ()
     own = {i: trimmed(operation) for i, operation in operations.items()}
     seen = Seen(oracle_operations.results(case, stage))
-    # Operations of other layers and calls do not count as correct uses of a line: where nothing is
-    # to be masked, a line that makes a wrong mask is right too.
+    # Correct results of a line in other layers or calls do not clear it: a line that makes a wrong
+    # mask is right wherever nothing needs masking.
     found = search(own, values, seen, ORACLE)
     if found.first is None or found.first.mask:
         return tuple(found.lines())
-    # What the stage does without a cache, and is right with, is not to blame.
+    # Operations that the stage also has without a cache, and is right with, are not to blame.
     cleared = steps_if_right(replace(case, cuts=()), stage)
     left = tuple(s for s in found.suspects if step_of(own[s.index]) not in cleared)
     return tuple(replace(found, suspects=left or found.suspects).lines())

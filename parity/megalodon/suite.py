@@ -1,6 +1,7 @@
-"""The parity suite: every case on every edge of the triangle.
+"""The parity suite: compares JAX model, oracle and megalodon-hf in pairs, on every case.
 
-`parity.megalodon.edges` documents the edges. Source: docs/parity.md "The triangle".
+The three are the triangle, the pairs its edges (`parity.megalodon.edges`). Source: docs/parity.md
+"The triangle".
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ class Reference(Protocol):
     """Source of megalodon-hf's results: live or recorded."""
 
     kind: str
+    """"live" or "recorded"."""
     omits: str
-    """Quantities that it does not have, as text."""
+    """Quantities of the oracle that this reference does not have, in words."""
 
     def gives(self, quantity: str) -> bool:
-        """Whether it has a quantity of the oracle."""
+        """Return whether this reference has a value for a quantity of the oracle."""
         ...
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of the results."""
+        """Commit of megalodon-hf, versions of packages, threads, CPU capability and device."""
         ...
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
@@ -51,15 +53,15 @@ class Reference(Protocol):
         ...
 
     def weights(self, case: Case) -> dict[str, np.ndarray] | None:
-        """Return its state dict after loading a case's weights; None if it is not available."""
+        """Return megalodon-hf's state dict after it loaded a case's weights; None if recorded."""
         ...
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16, by mode (`reference.low_precision`)."""
+        """Return logits and loss in bfloat16, as `<mode>/logits` (`reference.low_precision`)."""
         ...
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return the result for every known difference, by id (`known_differences`)."""
+        """Return megalodon-hf's result for every known difference (`known_differences`), by id."""
         ...
 
 
@@ -76,32 +78,42 @@ WIDE, NARROW = JaxSubject("float64"), JaxSubject("float32")
 
 
 def choose_reference(prefer: str = "auto") -> Reference:
-    """Return the live reference if it can run, else the recordings.
+    """Return megalodon-hf, live or recorded.
 
     Args:
-        prefer: "auto", "live" or "recorded".
+        prefer: "live", "recorded", or "auto": live if it can run, else recorded.
 
     Raises:
-        ReferenceUnavailableError: "live" was requested but cannot run.
+        ReferenceUnavailableError: `prefer` is "live", but megalodon-hf cannot run here.
     """
     return choose(prefer, LiveReference, RecordedReference, why_unavailable)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The triangle: sources of results at its corners."""
+    """Sources of the results that are compared: megalodon-hf and the JAX model in two dtypes.
+
+    The third side, the oracle, is computed here (`truths`).
+    """
 
     reference: Reference
     wide: Subject = WIDE
+    """The JAX model in float64."""
     subject: Subject = NARROW
+    """The JAX model in float32."""
     device: str = "cpu"
+    """Device named in the measurements."""
     on_failure: OnFailure | None = None
     """Called for each tensor that exceeds its tolerance."""
     truths: dict[tuple[str, bool], dict[str, np.ndarray]] = field(default_factory=dict)
-    """Cached results of the oracle, by hash of the case and `mask_ema`, for repeated cases."""
+    """Cache of the oracle's results, by hash of the case and `mask_ema`, for repeated cases."""
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
-        """Yield the measurements of one case, edge by edge."""
+        """Yield the measurements of one case, edge by edge.
+
+        If the reference has no valid recording of the case, one row "not comparable" is yielded
+        instead of the comparisons with it.
+        """
 
         def edge(name: MegalodonEdge, *, only_valid: bool = False) -> Comparison:
             return Comparison(
@@ -118,18 +130,18 @@ class Suite:
         yield from edge(MegalodonEdge.JAX32_ORACLE).run(ours, exact)
         yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))
         if not case.has_reference:
-            # A known difference has no edge to the reference; it is measured by
-            # `parity.megalodon.known_differences`.
+            # megalodon-hf differs deliberately on this case, or cannot run it. The differences are
+            # measured by `parity.megalodon.known_differences`.
             return
         try:
             theirs = self.reference.run(case)
         except RecordingError as error:
             yield not_comparable(case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)
             return
-        # The reference's EMA includes padding, so the oracle for it does the same.
+        # megalodon-hf's EMA includes padding, so the oracle that it is compared with does too.
         differs = case.padding_differs
         as_reference = self._truth(case, False) if differs else exact
-        # Quantities that the reference lacks were compared between the other two above.
+        # Quantities that the reference lacks were compared between JAX and oracle above.
         exact, as_reference, ours = (
             {name: array for name, array in arrays.items() if self.reference.gives(name)}
             for arrays in (exact, as_reference, ours)
@@ -156,7 +168,7 @@ def _converted(held: dict[str, np.ndarray], case: Case) -> tuple[str, str, float
 
 
 def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> Measurement:
-    """Return the row for an edge that could not be measured."""
+    """Return a measurement that says an edge could not be compared; `note` gives the reason."""
     return Measurement(
         case=case.name,
         edge=str(edge),
@@ -176,7 +188,11 @@ def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> M
 
 
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
-    """Return the first diverging stage of a case, on the sharpest edge that shows it."""
+    """Return the first diverging stage of a case, on the edge with the tightest tolerance.
+
+    None if nothing failed. If several edges fail at that stage, the first one of the triangle
+    (`TRIANGLE`) is returned.
+    """
 
     def bluntness(row: Measurement) -> int:
         return TRIANGLE.index(row.edge) if row.edge in TRIANGLE else len(TRIANGLE)

@@ -1,4 +1,4 @@
-"""Tolerances of Megalodon: a bound and a reason for each edge of the triangle and each kind.
+"""Tolerances of Megalodon: a bound and its reason for each pair of sides and kind of quantity.
 
 float32 bounds are multiples of a calibrated noise floor. The floor is the response of the oracle
 when every weight, named intermediate and sum is perturbed by its rounding error
@@ -25,10 +25,10 @@ KNOWN_DIFFERENCE_BOUNDS = {
     "untied-head": (0.0, 0.0),
     "initialisation": (0.0, 0.05),
 }
-"""Smallest and largest value of each deliberate difference, as defined in
-`parity.megalodon.known_differences`.
+"""Smallest and largest accepted value of each known difference, by id.
 
-Measured: 0.062, 0.087, 0, 0 and 0.007."""
+The values are defined in `parity.megalodon.known_differences`. Measured: 0.062, 0.087, 0, 0 and
+0.007."""
 KNOWN_DIFFERENCES_RECORDED = 1e-4
 """Largest relative difference between the live and the recorded value of a known difference: four
 digits. Measured: 0 with the recording's versions; another torch may round differently."""
@@ -39,7 +39,7 @@ DISCRETE = (
     Edge.JAX32_REFERENCE32,
     Edge.RECORDED32_LIVE32,
 )
-"""Edges on which tokens are compared too."""
+"""Pairs of sides on which generated tokens, and the most probable token of logits, are compared."""
 TABLE = (
     Rule(
         Edge.JAX64_ORACLE,
@@ -56,9 +56,9 @@ TABLE = (
     Rule(
         Edge.JAX64_ORACLE,
         (Kind.BLOCK,),
-        "share of a case's gates whose error is exactly 0: implementations that sum in different "
-        "orders do not agree bit for bit. At most 3 of 16 on healthy cases, the counts of a "
-        "stream; 1 if the oracle is compared with itself",
+        "share of a case's gates whose error is exactly 0. It is 1 if the oracle is compared with "
+        "itself, and small otherwise, because implementations that sum in different orders do not "
+        "agree bit for bit: at most 3 of 16 measured, the token counts of a stream",
         metric="exact_share",
         absolute=0.5,
     ),
@@ -99,10 +99,10 @@ TABLE = (
         Edge.JAX32_ORACLE,
         (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT),
         "no less accurate than the reference, or below 3e-7: error over max(reference's error, "
-        "2e-7); gradients as the root mean square over the parameters of a case. Without states: "
-        "a mean stored relative to an origin is less accurate near 0 and more accurate far from "
-        "it. Without the loss: the error of a scalar is a single sample, which may be near 0 on "
-        "one side (2.8 seen while both were within their floors)",
+        "2e-7); gradients as the root mean square over the parameters of a case. States are not "
+        "compared so, because a mean stored relative to an origin is less accurate near 0 and more "
+        "accurate far from it. Nor is the loss: the error of a scalar is a single sample, which "
+        "may be near 0 on one side (a ratio of 2.8 was seen while both were within their floors)",
         metric="error_over_reference",
         absolute=1.5,
     ),
@@ -184,17 +184,21 @@ TABLE = (
 
 @dataclass(frozen=True)
 class NoiseFloors(bounds.NoiseFloors):
-    """Calibrated noise floors of Megalodon's cases, with its tolerance table."""
+    """Calibrated noise floors of Megalodon's cases, and the tolerances computed from them."""
 
     rules: tuple[Rule, ...] = TABLE
 
     @classmethod
     def load(cls, path: Path = NOISE_FILE) -> NoiseFloors:
-        """Read the committed floors.
+        """Read the noise floors from a file, by default the committed one.
 
         Raises:
-            FileNotFoundError: there are none; run `megalodon-numerics parity calibrate`.
+            FileNotFoundError: there is no such file; `megalodon-numerics parity calibrate` writes
+                the committed one.
         """
         if not path.is_file():
-            raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
+            raise FileNotFoundError(
+                f"there is no file of noise floors at {path}; write it with "
+                "`megalodon-numerics parity calibrate`."
+            )
         return cls(json.loads(path.read_text(encoding="utf-8"))["cases"])

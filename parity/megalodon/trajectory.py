@@ -1,4 +1,4 @@
-"""Training on all sides: steps of AdamW from the same weights, on the same batches.
+"""Trajectory: AdamW steps from the same weights on the same batches, by every implementation.
 
 A correct gradient can still be applied wrongly. A trajectory therefore compares the loss curve,
 both moments of the optimiser and the displacement of every parameter, after the first and the last
@@ -28,7 +28,7 @@ from parity.megalodon.cases import Batch, Case
 
 @dataclass(frozen=True)
 class AdamW:
-    """Hyperparameters, equal on all sides."""
+    """Hyperparameters of AdamW, used by JAX, oracle and megalodon-hf alike."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -38,15 +38,16 @@ class AdamW:
 
 
 HYPER = AdamW()
+"""The hyperparameters of all trajectories."""
 
 
 def decays(name: str) -> bool:
-    """Return whether weight decay applies to a parameter, by torch name."""
+    """Return whether weight decay applies to the parameter with this torch name."""
     return role_of(name) is Role.LINEAR
 
 
 def batches(case: Case) -> Iterator[Batch]:
-    """Yield the batch of each step of a case."""
+    """Yield the batch of each step: step k uses the case's text rotated by k positions."""
     batch = case.batch
     for k in range(case.steps):
         yield Batch(*(np.roll(a, k, axis=1) for a in (batch.ids, batch.labels, batch.mask)))
@@ -55,10 +56,13 @@ def batches(case: Case) -> Iterator[Batch]:
 class Diary:
     """Records the compared quantities of a trajectory while it runs.
 
+    They are the loss before each step and, after the first and the last step, both moments and the
+    displacement of every parameter.
+
     Args:
-        case: the case.
+        case: a case with steps.
         start: initial parameters, by torch name.
-        dtype: dtype of the returned arrays.
+        dtype: dtype of losses and displacements in the result; moments keep theirs.
     """
 
     def __init__(self, case: Case, start: Mapping[str, Any], dtype: str):
@@ -69,7 +73,14 @@ class Diary:
         self._notes: dict[str, np.ndarray] = {}
 
     def note(self, loss: Any, params: Mapping, mu: Mapping, nu: Mapping) -> None:
-        """Record the loss before a step, and parameters and moments after it."""
+        """Record one step, given the loss before it and parameters and moments after it.
+
+        Args:
+            loss: the loss, a scalar.
+            params: parameters by torch name.
+            mu: first moments by torch name.
+            nu: second moments by torch name.
+        """
         self._step += 1
         self._losses.append(float(loss))
         if self._step not in (1, self._case.steps):
@@ -81,17 +92,21 @@ class Diary:
                 self._notes[Quantity.after_step(self._step, what, name)] = np.array(value)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all recorded arrays by name."""
+        """Return all recorded arrays, by name (`losses`, `step1/mu/<parameter>` and so on)."""
         return self._notes | {LOSSES: np.array(self._losses, self._dtype)}
 
 
 def of_oracle(case: Case, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
-    """Return the trajectory of the oracle, float64, with AdamW written from its algorithm.
+    """Return the trajectory of the oracle in float64, with AdamW written from its algorithm.
 
     Args:
-        case: the case.
-        rng: perturbs, in every step, all values that float32 would round: weights (see
-            `perturbation`), intermediates, and the stored moments and parameters.
+        case: a case with steps.
+        rng: generator for the noise floor. In every step it perturbs all values that float32 would
+            round: weights (see `perturbation`), intermediates, and the stored moments and
+            parameters. None: unperturbed.
+
+    Returns:
+        The arrays of `Diary.arrays`.
     """
     hook = oracle.unchanged if rng is None else perturbation.hook(rng, case.config.model_dim)
     w = {name: np.asarray(p, np.float64) for name, p in case.weights.items()}
@@ -114,7 +129,13 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> dict[str, n
 
 
 def of_jax(case: Case, model: Any, dtype: str) -> dict[str, np.ndarray]:
-    """Return the trajectory of the JAX model with optax, in the model's dtype."""
+    """Return the trajectory of the JAX model with optax's AdamW, as `Diary.arrays` in `dtype`.
+
+    Args:
+        case: a case with steps.
+        model: the model with the case's weights.
+        dtype: dtype of the model.
+    """
     state = adamw().init(eqx.filter(model, eqx.is_array))
     diary = Diary(case, named_leaves(model), dtype)
     for batch in batches(case):

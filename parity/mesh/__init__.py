@@ -1,6 +1,7 @@
-"""Meshes: comparison of a jitted function on one device with itself on many, for any JAX function.
+"""Comparison of any jitted JAX function on one device with the same function on device meshes.
 
-`compare_meshes` reports whether they differ, at which stage, and which collective computes it.
+`compare_meshes` reports whether the results differ, at which stage the difference starts, and which
+collectives that stage is computed from.
 """
 
 from __future__ import annotations

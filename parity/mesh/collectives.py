@@ -1,7 +1,7 @@
 """Collectives of a compiled program: operation, mesh axes, dtype, size and source line.
 
-They are parsed from the text of the partitioned program.
-Source: docs/sharding.md "Which collective".
+They are parsed from the HLO text of the partitioned program. Source: docs/sharding.md "Which
+collective".
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ OPERATIONS = (
     "collective-permute",
     "collective-broadcast",
 )
+"""HLO operations that count as collectives; the asynchronous `-start` forms count too."""
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _CALLED = re.compile(
@@ -35,22 +36,25 @@ _BITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between devices."""
+    """One collective operation (exchange between devices) of a compiled program."""
 
     name: str
     """Name of the HLO instruction."""
     operation: str
+    """HLO operation, one of `OPERATIONS`."""
     axes: tuple[str, ...]
-    """Axes of the mesh along which it exchanges; empty if its groups are not along axes."""
+    """Mesh axes along which devices exchange; empty if the groups do not follow mesh axes."""
     groups: tuple[tuple[int, ...], ...]
     """Groups of devices, by position in the mesh; for a permutation, pairs (from, to)."""
     dtype: str
+    """HLO dtype of the result, such as `f32`."""
     bytes: int
-    """Size of its result on one device."""
+    """Size of the result on one device, in bytes."""
     asked_by: str
-    """Operation of the program that it implements, such as `jit(step)/psum`."""
+    """JAX operation that the collective implements, such as `jit(step)/psum`; may be empty."""
     source: str
-    """File and line, such as `my_step.py:12`; empty if the compiler does not report it."""
+    """File and line of that operation, such as `my_step.py:12`; empty if the compiler reports
+    none."""
 
     def __str__(self) -> str:
         along = f" over {', '.join(self.axes)}" if self.axes else ""
@@ -69,7 +73,12 @@ class _Instruction:
 
 
 class CompiledProgram:
-    """Parsed text of a compiled program: instructions by computation, with their operands."""
+    """Parsed HLO text of a compiled program.
+
+    Args:
+        text: text of the compiled program (`jax.stages.Compiled.as_text`).
+        mesh: sizes of the mesh's axes, by name.
+    """
 
     def __init__(self, text: str, mesh: Mapping[str, int]):
         self.mesh = dict(mesh)
@@ -93,7 +102,7 @@ class CompiledProgram:
                 )
 
     def collectives(self) -> list[Collective]:
-        """Return all collectives of the program in the order of its text."""
+        """Return all collectives of the program, in the order of its text."""
         found = [
             self._collective(i)
             for instructions in self.computations.values()
@@ -102,10 +111,15 @@ class CompiledProgram:
         return [collective for collective in found if collective is not None]
 
     def reaching(self, result: int) -> set[tuple[str, int]]:
-        """Return the collectives from which a result, given by its position, is computed.
+        """Return the collectives that a result depends on.
 
-        Each is a pair of its name and an operand's index, because the compiler combines unrelated
-        exchanges into one instruction.
+        Args:
+            result: position of the result among those of the program.
+
+        Returns:
+            Pairs of the collective's name and the index of the operand that the result uses: the
+            compiler combines unrelated exchanges into one instruction. Empty if the program has no
+            such result.
         """
         instructions = self.computations.get(self.entry, {})
         root = next((i for i in instructions.values() if i.is_root), None)
@@ -135,7 +149,7 @@ class CompiledProgram:
         return found
 
     def results(self) -> int:
-        """Return the number of the program's results."""
+        """Return the number of results of the compiled program."""
         instructions = self.computations.get(self.entry, {}).values()
         root = next((i for i in instructions if i.is_root), None)
         return 0 if root is None else len(root.operands) if root.operation == "tuple" else 1
@@ -156,7 +170,8 @@ class CompiledProgram:
         result = i.line.split(" = ", 1)[1].split(i.operation + "(")[0]
         shapes = _SHAPE.findall(result)
         if i.operation.endswith("-start") and operation != "all-reduce":
-            # Such a start returns operands, results and, on some devices, contexts.
+            # The start of an asynchronous collective returns its operands, its results and, on some
+            # devices, u32 contexts. Only the results are counted.
             shapes = [shape for shape in shapes if shape != ("u32", "")]
             shapes = shapes[len(shapes) // 2 :]
         groups = _groups(i.line)
@@ -176,15 +191,18 @@ class CompiledProgram:
 def between(
     program: CompiledProgram, results: Sequence[str], stage: str, sound: Iterable[str]
 ) -> tuple[Collective, ...]:
-    """Return the collectives from which a stage is computed, but no correct earlier result.
+    """Return the collectives that a wrong stage depends on and no correct earlier stage does.
 
     Args:
         program: the compiled program.
-        results: names of its results, in order.
-        stage: name of the wrong stage.
-        sound: names of the correct results before it.
+        results: names of the program's results, in order.
+        stage: name of the wrong stage, one of `results`.
+        sound: names of the correct stages before it.
+
+    Returns:
+        The collectives; empty if `stage` is no result, or if the compiler dropped some results.
     """
-    # The compiler drops results that are arguments; positions are then meaningless.
+    # The compiler drops results that are unchanged arguments. Positions then no longer match names.
     if stage not in results or program.results() != len(results):
         return ()
     theirs = program.reaching(results.index(stage))
@@ -198,7 +216,13 @@ def between(
 def axes_of(
     groups: Sequence[Sequence[int]], mesh: Mapping[str, int], operation: str = ""
 ) -> tuple[str, ...]:
-    """Return the mesh axes along which groups of devices lie; empty if they do not."""
+    """Return the mesh axes along which groups of devices lie; () if they do not follow axes.
+
+    Args:
+        groups: positions of devices in the mesh, last axis fastest; empty: one group of all.
+        mesh: sizes of the mesh's axes, by name.
+        operation: HLO operation; the pairs of a `collective-permute` need not cover an axis.
+    """
     sizes = tuple(mesh.values())
     groups = groups or (tuple(range(math.prod(sizes))),)
     place = [np.array(np.unravel_index(group, sizes)) for group in groups if len(group)]
@@ -235,15 +259,20 @@ _BY_AXES = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
-"""Groups by axes of a mesh: mesh['data'=2,'tensor'=4] {'data'}; since JAX 0.11 for all collectives,
-before for those that XLA adds. Order of the devices: device_ids=([2,4]T(1,0)). Part of an axis:
-{'data':(2)4}, the 4 below the first 2."""
+"""Groups written as mesh axes: mesh['data'=2,'tensor'=4] {'data'}.
+
+JAX 0.11 and later write all collectives in this form, earlier versions only those that XLA adds.
+`device_ids=([2,4]T(1,0))` is the order of the devices. `{'data':(2)4}` is a part of an axis: after
+a factor of 2, the next factor of 4."""
 
 
 def _groups_along(
     mesh: str, devices: str | None, turned: str | None, along: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices along some axes of a mesh, or parts of axes (`_BY_AXES`)."""
+    """Return the groups of devices along some axes of a mesh, or parts of axes.
+
+    Arguments are the matched texts of `_BY_AXES`: mesh, device shape, device order, axes.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
     ids = np.arange(math.prod(sizes.values()))
     if devices is not None:
@@ -285,7 +314,10 @@ def _bytes(kind: str, sizes: str) -> int:
 
 
 def _source_lines(text: str):
-    """Return a function that returns file and line of an instruction's text."""
+    """Return a function from an instruction's text to its file and line; "" if unknown.
+
+    `text` is the whole program: instructions refer to its tables of files and stack frames.
+    """
     tables: dict[str, dict[int, str]] = {}
     current: dict[int, str] = {}
     for line in text.splitlines():

@@ -1,7 +1,8 @@
-"""Comparison of a jitted function on one device and on meshes, with the location of differences.
+"""Comparison of a jitted function on one device and on meshes, and location of the difference.
 
-float64 is compared first: only the order of sums may differ. The function's own precision follows,
-with the response to reordered sums as the noise floor. Source: docs/sharding.md.
+float64 is compared first, where only the order of sums may differ. The unmodified function follows;
+there, the noise floor is the change of its results on one device when sums are reordered
+(`parity.mesh.reordering`). Source: docs/sharding.md.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from parity.mesh.report import MeshReport, MeshResult
 from parity.mesh.tolerance_table import MESHES, MeshEdge
 
 EDGES = {"float64": MeshEdge.MESH64_ONE64, "float32": MeshEdge.MESH32_ONE32}
+"""Compared pair of sides by precision; "float32" stands for the unmodified function."""
 COMPARES = ("rel_l2", "unequal", "disagreement")
-"""Metrics that compare a result with one device's; `replicas` compares replicas of one result."""
+"""Metrics that compare a result on the mesh with that on one device. `replicas` is not one of them:
+it compares copies of one result on several devices."""
 REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError)
-"""Exceptions that JAX raises if a program does not fit a mesh."""
+"""Exceptions that JAX raises if a program cannot run on a mesh."""
 
 
 def compare_meshes(
@@ -54,43 +57,48 @@ def compare_meshes(
 ) -> MeshReport:
     """Compare a function on one device with itself on each of several meshes.
 
-    Results are named by their path, such as `loss` or `grad/w1`, and marks by their name in
-    `jax.ad_checkpoint.checkpoint_name`. The function is traced again with each mesh as the current
-    one, so that `jax.shard_map` finds it. An argument that already lies on that mesh with the
-    requested sharding is used unchanged, even if its replicas differ.
+    Results are named by their path in the returned pytree, such as `loss` or `grad/w1`. Marks
+    (intermediates named with `jax.ad_checkpoint.checkpoint_name`) are compared too, by that name.
+    The function is traced again with each mesh as the current one, so that `jax.shard_map` finds
+    the mesh. An argument that already has the requested sharding on that mesh is used unchanged,
+    even if its replicas differ.
 
     Args:
         function: function of the arguments; returns any pytree.
         arguments: pytrees. Their arrays are placed on the mesh; other leaves are not changed.
         shardings: for each mesh a tree of `NamedSharding`s, with the structure of the arguments or
-            a prefix of it; all meshes have the same axis names (`layouts` makes them).
+            a prefix of it (`layouts` makes these trees). All meshes have the same axis names.
         name: first part of the case name in measurements; the mesh is appended.
-        marks: shardings of marks inside `shard_map`. Without one, the blocks are assembled in the
-            way that fits the shapes, and if several fit, the one closest to one device's value.
+        marks: shardings of marks inside `shard_map`, by name. For a mark without one, the devices'
+            blocks are assembled so that they give the shape on one device. If several ways do, the
+            one whose values are closest to those on one device is chosen.
         precisions: "float64", "float32" or both; "float32" is the unmodified function, in whatever
             dtype it computes.
-        watched: precisions in which marks are compared too. In the unmodified precision this needs
-            a second program.
+        watched: precisions in which marks are compared too. For the unmodified function this
+            compiles a second program.
         reorder: if a float64 bound is exceeded, measure the response to reordered sums before
             reporting a failure.
-        forced: after a failure, evaluate every mark again from one device's values.
-        masked_outputs: allow intended infinities in results; they agree if the float64 results of
-            one device have them too. Otherwise an infinite result fails.
-        orders: number of orders of every sum in float32, at least `SEEDS`. Tolerances are from the
-            first `SEEDS`; all are in `MeshResult.responses`.
-        suite: suite of the measurements.
-        device: device name in the measurements.
+        forced: after a failure, compute every mark again from one device's values of the marks
+            before it, to find the first one that is wrong by itself.
+        masked_outputs: accept infinite elements of results, such as masked scores, if one device
+            has the same infinities in float64. Otherwise an infinite result fails.
+        orders: number of reordered float32 runs on one device, at least `SEEDS`. Tolerances come
+            from the first `SEEDS`; `MeshResult.responses` has all.
+        suite: `suite` of the measurements.
+        device: device named in the measurements.
 
     Raises:
-        ValueError: there is no mesh, meshes have different axes, a precision is unknown, there are
-            too few orders, or the function does not run on one device.
+        ValueError: no mesh or a mesh of one device is given, meshes have different axes, a
+            precision is unknown, there are too few orders, or names of results are not unique.
+        Exception: the function raises it on one device. On a mesh, `REFUSALS` are reported as a
+            failure of that mesh.
     """
     meshes = [_mesh_of(layout) for layout in shardings]
     axes = {mesh.axis_names for mesh in meshes}
     if len(axes) != 1:
         raise ValueError(
             f"compare_meshes: expected meshes with the same axes, got {sorted(axes) or 'none'}; "
-            "give an axis that a mesh does not use the size 1."
+            "give every mesh all axes, with size 1 where it does not use one."
         )
     if alone := [dict(mesh.shape) for mesh in meshes if mesh.size == 1]:
         raise ValueError(
@@ -99,12 +107,12 @@ def compare_meshes(
         )
     if not precisions or set(precisions) - set(EDGES):
         raise ValueError(
-            f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."
+            f"compare_meshes: expected precisions among {', '.join(EDGES)}, got {precisions}."
         )
     if orders < SEEDS:
         raise ValueError(
-            f"compare_meshes: expected at least {SEEDS} orders, which the tolerances are from, got "
-            f"{orders}."
+            f"compare_meshes: expected orders of at least {SEEDS}, from which tolerances are "
+            f"computed, got orders={orders}."
         )
     one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders)
     declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
@@ -124,12 +132,13 @@ def layouts(
     specs: Any,
     meshes: Iterable[Mesh],
 ) -> list[Any]:
-    """Return the shardings of arguments on each mesh, for `compare_meshes`.
+    """Return the shardings of a function's arguments on each mesh, for `compare_meshes`.
 
     Args:
         arguments: arguments of the function.
-        specs: `PartitionSpec`s as a prefix of the arguments, or a function of a leaf's path (such
-            as `0/w1`), the leaf and the mesh.
+        specs: a tree of `PartitionSpec`s that is a prefix of the arguments. Or a function that
+            returns the `PartitionSpec` of a leaf, given the leaf's path (such as `0/w1`), the leaf
+            and the mesh.
         meshes: the meshes.
     """
     return [_layout(arguments, specs, mesh) for mesh in meshes]
@@ -147,25 +156,29 @@ def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
 
 
 def mesh_name(mesh: Mesh) -> str:
-    """Return a mesh as text: `data=2 tensor=4`."""
+    """Return the axis sizes of a mesh as text, such as `data=2 tensor=4`."""
     return sizes_name(mesh.shape)
 
 
 def sizes_name(sizes: Mapping[str, int]) -> str:
-    """Return the axis sizes of a mesh as text."""
+    """Return axis sizes as text, such as `data=2 tensor=4`."""
     return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 @dataclass
 class _One:
-    """One device's side; computed once for all meshes."""
+    """Results of the function on one device; computed once for all meshes."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     layout: Any
+    """Shardings of the arguments on `like`."""
     like: Mesh
+    """One of the meshes, whose axis names the mesh of one device gets."""
     watched: frozenset[str]
+    """Precisions in which marks are compared too."""
     orders: int
+    """Number of reordered float32 runs."""
     _values: dict[str, Values] = field(default_factory=dict)
     _responses: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
 
@@ -183,7 +196,7 @@ class _One:
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 response of each quantity to every order of sums."""
+        """Return the relative L2 response of each floating result to reordered sums, per order."""
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
             seeds = self.orders if dtype == "float32" else SEEDS
@@ -199,7 +212,7 @@ class _One:
 
 @dataclass
 class _Sides:
-    """Comparison of one device with one mesh, one precision after the other."""
+    """Comparison of one mesh with one device, one precision after the other."""
 
     one: _One
     program: Program
@@ -213,7 +226,7 @@ class _Sides:
     def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
         rows: list[Measurement] = []
         for dtype in precisions:
-            # A failure on one device is the caller's error, so it is raised.
+            # An exception on one device is an error of the caller's function, so it is raised.
             self.one.values(dtype)
             try:
                 there = self._there(dtype)
@@ -271,7 +284,8 @@ class _Sides:
             if truth is not None and (self.masked_outputs or n in self.program.known_marks):
                 shared = without_shared_infinities(sides[0][n], sides[1][n], truth)
                 sides[0][n], sides[1][n] = shared
-        # Without floating-point results only integers are compared; without any, `run` reports it.
+        # Without floating-point results only integers are compared. If there are no results at all,
+        # `Comparison.run` reports that.
         rows = comparison.run(*sides) if any(sides) or not exact else []
         for n in sorted(exact):
             rows.append(comparison.judged(n, "unequal", _unequal(there.arrays, whole.arrays, n)))
@@ -280,14 +294,17 @@ class _Sides:
         return rows
 
     def _truth(self, name: str) -> np.ndarray | None:
-        """Return one device's float64 value; None if float64 was not run."""
+        """Return one device's float64 value of a mark or result; None if float64 was not run."""
         values = self.one._values.get("float64")
         return None if values is None else values.arrays.get(name)
 
     def _require_a_result(
         self, dtype: str, rows: Sequence[Measurement], there: Values
     ) -> list[Measurement]:
-        """Return rows without gates on constants, plus an unmeasured row if no gate remains."""
+        """Return `rows` without gates on constant results, which would prove nothing.
+
+        If no result has a gate left, add a row that is not comparable, so that the mesh fails.
+        """
         whole = self.one.values(dtype).arrays
         results = {n: a for n, a in whole.items() if n not in self.program.known_marks}
         rows = without_constants(rows, results, there.arrays)
@@ -298,7 +315,7 @@ class _Sides:
         return [*rows, comparison.unmeasured("outputs", note.rstrip(": "), "compared")]
 
     def _uncompared(self, rows: Iterable[Measurement], results: Iterable[str]) -> dict[str, str]:
-        """Return the results that no gate compared, with the reasons."""
+        """Return the results that no gate compares with one device, and why, by name."""
         found: dict[str, list[Measurement]] = {n: [] for n in results}
         for row in rows:
             if row.quantity in found and row.metric in COMPARES:
@@ -312,7 +329,7 @@ class _Sides:
         }
 
     def _not_compared(self, rows: Sequence[Measurement]) -> dict[str, str]:
-        """Return the results of one device that were not compared, with precision and reason."""
+        """Return the results that were not compared, by name, each with precision and reason."""
         reasons = {n: f"{kind}: return an array" for n, kind in self.program.unread.items()}
         for dtype, values in self.one._values.items():
             results = [n for n in values.arrays if n not in self.program.known_marks]
@@ -323,9 +340,9 @@ class _Sides:
         return reasons
 
     def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
-        # The hash covers the case and its stages; the code is identified by the repository.
+        # The hash covers the case and its stages. The code is not hashed: runs record the commit.
         digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
-        # A fixed number, so that tolerances do not depend on how many orders a level needs.
+        # Always the first SEEDS responses: tolerances must not depend on `orders`.
         first = {name: of[:SEEDS] for name, of in responses.items()}
         floors = NoiseFloors({self.case: {"hash": digest, "responses": first}}, MESHES)
         work = Work(self.case, digest, order, suite=self.suite)
@@ -355,14 +372,17 @@ class _Sides:
         )
 
     def _watched(self, dtype: str) -> tuple[CompiledProgram, tuple[str, ...]]:
-        """Return the program that also returns its marks, and the names of its results."""
+        """Return the compiled program whose results include the marks, and the results' names."""
         return (
             CompiledProgram(self.program.watched_text, self.program.sizes),
             self.program.watched_names,
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the stages evaluated from one device's values, or why there are none."""
+        """Return the errors of all marks when fed one device's values, or why there are none.
+
+        The reason is empty if the program has no marks.
+        """
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
         fed = {n: a for n, a in whole.arrays.items() if n in self.program.known_marks}
@@ -373,7 +393,7 @@ class _Sides:
             self.program.declared = {**self.program.found, **known}
             there = self.program.run(dtype, whole.arrays, forced=fed)
         except REFUSALS as error:
-            # Some programs cannot be forced: the types of `shard_map` may forbid it.
+            # Values cannot be replaced in every program: the types of `shard_map` may forbid it.
             return (), _brief(error)
         finally:
             self.program.declared = known
@@ -387,7 +407,10 @@ class _Sides:
 
 
 def kind_of_mark(name: str) -> Kind:
-    """Return the kind of a quantity. Names are the user's: floats may be called `generated`."""
+    """Return the kind of a mark or result, by its name; never `TOKENS`.
+
+    Users choose the names, so floating-point values may be called `generated`.
+    """
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind
 
@@ -395,7 +418,11 @@ def kind_of_mark(name: str) -> Kind:
 def _both(
     program: Program, dtype: str, whole: dict[str, np.ndarray] | None, watched: bool
 ) -> Values:
-    """Return marks of the watched program, with results of the user's own program."""
+    """Return the values of results and, if `watched`, of marks.
+
+    Marks come from a program that returns them as extra results. Below float64, the results come
+    from the user's unmodified program.
+    """
     values = program.run(dtype, whole, watched=watched)
     assert isinstance(values, Values)
     if not watched:
@@ -403,7 +430,8 @@ def _both(
     program.watched_text, program.watched_names = program.compiled_text, program.result_names
     program.found = dict(values.placements)
     if dtype != "float64" and program.known_marks:
-        # Extra results prevent fusions, so the results come from the program without them.
+        # Marks as extra results prevent fusions and so change rounding. Hence the results come from
+        # the program without them.
         plain = program.run(dtype, watched=False)
         assert isinstance(plain, Values)
         for name, array in plain.arrays.items():
@@ -422,7 +450,10 @@ def _declared(
 
 
 def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
-    """Whether only rounding-sensitive bounds are exceeded, not those of replicas or integers."""
+    """Return whether gates fail, and all of them by a finite relative error.
+
+    Unequal replicas or integers, and values that are not finite, cannot be due to rounding.
+    """
     broken = [m for m in rows if m.verdict is Verdict.FAIL]
     return bool(broken) and all(m.metric == "rel_l2" and np.isfinite(m.value) for m in broken)
 

@@ -1,7 +1,7 @@
-"""Gates that the suite over meshes must report, from the program traced on one device.
+"""Contract: the gates that the suite over meshes must report (`parity.mesh.suite`).
 
-Tracing gives the names of all marks and results without compiling or running, and needs only one
-device. Source: docs/verdicts.md "Contract".
+The gates follow from the names of all marks and results of the program. These are found by tracing
+it on one device, without compiling or running. Source: docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parity.mesh.suite import SUBJECTS, SUITE, WATCHED, meshes_of
 
 
 def gates(names: Collection[str] = ()) -> Iterator[Gate]:
-    """Yield the gates of the requested subjects and cases; default: all."""
+    """Yield the gates of the subjects and cases called `names`; without names, of all subjects."""
     for subject, meshes in meshes_of(names or tuple(SUBJECTS)).items():
         comparison: MeshComparison = SUBJECTS[subject]().on(meshes)
         for edge, name, value in planned(comparison):
@@ -32,7 +32,7 @@ def gates(names: Collection[str] = ()) -> Iterator[Gate]:
 
 
 def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDtypeStruct]]:
-    """Yield edge, name and shape of every quantity that is compared on each mesh."""
+    """Yield edge, name and shape of every mark and result that is compared on each mesh."""
     one = mesh_of(dict.fromkeys(comparison.meshes[0], 1), explicit=comparison.explicit)
     (layout,) = layouts(comparison.arguments, comparison.specs, [one])
     program = Program(comparison.function, comparison.arguments, layout, one)
@@ -44,7 +44,7 @@ def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDty
 
 
 def metrics_of(name: str, value: jax.ShapeDtypeStruct) -> Iterator[str]:
-    """Yield the gated metrics of a mark or result."""
+    """Yield the metrics of a mark or result that have a tolerance."""
     yield "replicas"
     real = jnp.issubdtype(value.dtype, jnp.inexact)
     yield "rel_l2" if real else "unequal"

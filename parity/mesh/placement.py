@@ -1,7 +1,7 @@
-"""Assembles a value from the blocks of devices by their global index.
+"""Assembles the global value of a sharded array from the blocks of the devices.
 
-Replicas, which are blocks that must be equal, are compared bit for bit. Source: docs/sharding.md
-"Replicas".
+Replicas (blocks of the same elements on several devices) are compared bit for bit. Source:
+docs/sharding.md "Replicas".
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from jax.sharding import PartitionSpec
 
 Axes = tuple[str, ...]
 Placement = tuple[Axes, ...]
-"""Mesh axes along which each dimension is split, slowest first."""
+"""Mesh axes that split each dimension of an array, slowest first; () for an unsplit dimension."""
 
 
 def placement_of(spec: PartitionSpec, ndim: int) -> Placement:
-    """Return a partition spec as a tuple of axes for each of `ndim` dimensions."""
+    """Return the placement that a partition spec gives an array of `ndim` dimensions."""
     axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
     return tuple(axes) + ((),) * (ndim - len(axes))
 
 
 def spec_of(placement: Placement) -> PartitionSpec:
-    """Return a placement as a partition spec."""
+    """Return the partition spec that is equivalent to a placement."""
     return PartitionSpec(*(axes or None for axes in placement))
 
 
@@ -37,13 +37,16 @@ def placements(
     mesh: Mapping[str, int],
     varying: frozenset[str] = frozenset(),
 ) -> Iterator[Placement]:
-    """Yield every way to assemble blocks of a shape into the whole, most likely first.
+    """Yield every placement with which blocks of one shape give the whole shape, likeliest first.
+
+    Nothing is yielded if there is none.
 
     Args:
         whole: shape of the value.
         block: shape of one device's block.
         mesh: sizes of the mesh axes along which there are blocks.
-        varying: axes along which blocks are known to differ; placements using all come first.
+        varying: axes along which blocks are known to differ; placements along just these axes come
+            first.
     """
     if len(whole) != len(block) or any(b == 0 or w % b for w, b in zip(whole, block, strict=True)):
         return
@@ -69,11 +72,14 @@ def _ways(ratios: Sequence[int], axes: Sequence[str], mesh: Mapping[str, int]) -
 def assembled(
     stack: np.ndarray, placement: Placement, mesh: Mapping[str, int]
 ) -> tuple[np.ndarray, int]:
-    """Assemble stacked blocks; return the value and the number of replicas that differ.
+    """Assemble the blocks of all devices; return the value and the number of unequal replicas.
+
+    A replica is unequal if any bit differs from that of the first replica. The value is assembled
+    from first replicas.
 
     Args:
-        stack: (devices, *block), in the order of the mesh's axes, the last one fastest.
-        placement: placement of the blocks.
+        stack: (devices, *block); devices are in the order of the mesh's axes, the last one fastest.
+        placement: mesh axes that split each dimension of the value.
         mesh: sizes of the mesh axes along which there are blocks.
     """
     axes, sizes = list(mesh), tuple(mesh.values())
@@ -104,15 +110,19 @@ def _unequal_blocks(blocks: np.ndarray, first: np.ndarray, devices: int) -> int:
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
-    """Return the bytes of every element, (..., bytes): NaN equals itself, and 0 differs from -0."""
+    """Return the bytes of every element, (..., bytes).
+
+    Compared as bytes, NaN equals itself and 0 differs from -0.
+    """
     x = np.ascontiguousarray(x)
     return x.view(np.uint8).reshape(*x.shape, x.dtype.itemsize)
 
 
 def replica_differences(array: Any) -> int:
-    """Return how many shards of a global array differ in any bit from their first replica.
+    """Return how many shards of an array differ in any bit from the first shard of their index.
 
-    Return 0 for anything but an array on several devices. Only shards of this process are compared.
+    The result is 0 for an array on one device and for anything that is no JAX array. Only shards on
+    devices of this process are compared.
     """
     if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1:
         return 0
@@ -127,10 +137,10 @@ def replica_differences(array: Any) -> int:
 
 
 def out_of_sync(tree: Any) -> dict[str, int]:
-    """Return the arrays of a tree whose replicas differ: number of such shards, by path.
+    """Return the arrays of a pytree whose replicas differ: number of unequal shards, by path.
 
-    Intended for parameters and optimiser state of a running training. Replicas that drifted apart
-    are never averaged again, and every later step uses them.
+    An empty result means that all replicas are bit-identical. Intended for the parameters and the
+    optimiser state of a training run: replicas that have drifted apart stay so in all later steps.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     counts = {path_name(path): replica_differences(leaf) for path, leaf in leaves}
@@ -138,5 +148,5 @@ def out_of_sync(tree: Any) -> dict[str, int]:
 
 
 def path_name(path: Any) -> str:
-    """Return the path of a leaf, with "/" between its keys."""
+    """Return the path of a pytree leaf as text, with "/" between its keys."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,7 +1,7 @@
-"""A jitted function on one mesh in one precision, with all its values assembled on the host.
+"""Runs a jitted function on one mesh in one precision, and assembles its values on the host.
 
-Arguments are placed as requested. Values are host arrays by name, with the number of unequal
-replicas of each. Source: docs/sharding.md "What is compared".
+Arguments are sharded as requested. Values are NumPy arrays by name, each with the number of
+replicas that are not bit-identical. Source: docs/sharding.md "What is compared".
 """
 
 from __future__ import annotations
@@ -31,52 +31,51 @@ from parity.mesh.placement import (
 from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of, marks_of
 
 OUTPUT = "output"
+"""Name of a result without a path, and first part of names that start with an index."""
 
 
 @dataclass
 class Values:
-    """Values computed by one run."""
+    """Marks and results of one run, assembled on the host."""
 
     arrays: dict[str, np.ndarray]
     """Marks and results by name, in order of computation."""
     replicas: dict[str, int] = field(default_factory=dict)
-    """Number of devices whose replica differs in any bit from the first one, by name."""
+    """Number of devices whose replica differs in any bit from the first replica, by name."""
     placements: dict[str, Placement] = field(default_factory=dict)
-    """Placement assumed for the blocks of each mark inside `shard_map`."""
+    """Placement with which the blocks of each mark inside `shard_map` were assembled, by name."""
 
 
 @dataclass
 class Program:
-    """One function on one mesh; compiled at most once per precision and kind of run.
-
-    Raises:
-        ValueError: the function cannot be traced or run there; the message says where.
-    """
+    """One function on one mesh."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    """Pytrees; their arrays are placed on the mesh, other leaves are static."""
     shardings: Any
     """Tree of `NamedSharding`s of one mesh, with the structure of `arguments` or a prefix of it."""
     mesh: Mesh
     declared: Mapping[str, Placement] = field(default_factory=dict)
-    """Placements of marks inside `shard_map`; others are derived from shapes."""
+    """Placements of marks inside `shard_map`, by name; those of other marks follow from shapes."""
     compiled_text: str = ""
-    """Text of the last compiled program."""
+    """HLO text of the program compiled last."""
     result_names: tuple[str, ...] = ()
-    """Names of that program's results, in order."""
+    """Names of the results of `compiled_text`, in order."""
     watched_text: str = ""
-    """Text of the last compiled program that also returned its marks."""
+    """HLO text of the last compiled program whose results include the marks."""
     watched_names: tuple[str, ...] = ()
-    """Names of that program's results, in order."""
+    """Names of the results of `watched_text`, in order."""
     found: dict[str, Placement] = field(default_factory=dict)
-    """Placements assumed in that program."""
+    """Placements with which the marks of `watched_text` were assembled, by name."""
     known_marks: tuple[str, ...] = ()
+    """Names of all marks, once the program has run with them."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Kinds of results that are neither arrays nor numbers, by name."""
+    """Types of results that cannot be compared, neither arrays nor numbers, by name."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the mesh's axes."""
+        """Sizes of the mesh's axes, by name."""
         return dict(self.mesh.shape)
 
     def run(
@@ -89,16 +88,21 @@ class Program:
         operation: Callable[[Any], Operation] | None = None,
         seeds: int = 0,
     ) -> Values | list[Values]:
-        """Run once, or once per seed of an operation.
+        """Compile and run the function; return its values, or with `seeds` one `Values` per seed.
 
         Args:
             dtype: "float64" casts floating arguments and enables 64-bit types; "float32" runs the
                 function unmodified.
-            whole: one device's values by name; blocks are assembled into their shapes.
-            watched: also return marks; otherwise the program is the user's own.
-            forced: values that replace marks downstream.
-            operation: maps a traced seed to a replacement for every operation.
-            seeds: number of seeds to run.
+            whole: one device's values by name; blocks are assembled so that they get these shapes.
+            watched: return marks too. False: run the user's program unmodified; `whole`, `forced`,
+                `operation` and `seeds` are then ignored.
+            forced: values that replace marks in the rest of the computation, by name.
+            operation: returns, for a traced seed, the function that evaluates each equation
+                instead of JAX.
+            seeds: number of seeds to run; 0: one run.
+
+        Raises:
+            ValueError: the function cannot be traced, or names of results are not unique.
         """
         with self._context(dtype):
             closed, names, call, leaves = self._traced(dtype)
@@ -128,16 +132,17 @@ class Program:
 
     @contextlib.contextmanager
     def _context(self, dtype: str) -> Iterator[None]:
-        # Default-precision products may round operands, which would add another difference.
+        # "highest": at default precision, products on an accelerator may round their operands, a
+        # second source of differences.
         wide = jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
         with wide, jax.default_matmul_precision("highest"), jax.set_mesh(self.mesh):
             yield
 
     def planned(self, dtype: str, watched: bool) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return shapes and dtypes of what `run` would compute, by name, without running it.
+        """Return shapes and dtypes of the values that `run` would return, by name, by tracing only.
 
         Args:
-            dtype: see `run`.
+            dtype: as in `run`.
             watched: include marks.
         """
         with self._context(dtype):
@@ -148,7 +153,7 @@ class Program:
             return {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in found.items()}
 
     def _traced(self, dtype: str) -> tuple[ClosedJaxpr, list[str], Callable[..., Any], list[Any]]:
-        """Return the traced program, the names of its results, the function and its arguments."""
+        """Return the jaxpr, the names of its results, the traced function and its arguments."""
         arguments, static = self._placed(dtype)
         leaves, tree = jax.tree.flatten(arguments)
 
@@ -162,7 +167,7 @@ class Program:
         return closed, _result_names(shape, marks_of(closed)), call, leaves
 
     def _placed(self, dtype: str) -> tuple[Any, Any]:
-        """Return the array arguments placed on the mesh, and the static leaves."""
+        """Return two trees: the arrays of the arguments, placed on the mesh, and static leaves."""
         spread = jax.tree.broadcast(self.shardings, self.arguments)
         arrays, static = eqx.partition(self.arguments, _is_array)
 
@@ -220,7 +225,8 @@ class Program:
             ways = list(placements(shape, block, sizes, mark.varying))
         candidates = [(way, *assembled(stack, way, sizes)) for way in ways]
         if not candidates:
-            # No placement gives that shape; the comparison will report the mismatch.
+            # No placement gives the expected shape. Take one block: the comparison then reports
+            # that the shapes differ.
             candidates = [(((),) * len(block), stack[0], 0)]
         if whole is None or len(candidates) == 1:
             way, array, differing = candidates[0]
@@ -237,9 +243,10 @@ def _distance(array: np.ndarray, differing: int, whole: np.ndarray) -> tuple[boo
 
 
 def host(value: Any) -> np.ndarray:
-    """Return a value as real numbers on the host.
+    """Return an array as a NumPy array of real numbers.
 
-    A complex value gets a last axis (re, im). Dtypes narrower than float32 become float32, exactly.
+    A complex array gets a last axis (re, im); a PRNG key becomes its integers. Floats narrower than
+    float32 become float32, which is exact.
     """
     if _is_key(value):
         value = jax.random.key_data(value)
@@ -251,10 +258,10 @@ def host(value: Any) -> np.ndarray:
 
 
 def computed_order(closed: ClosedJaxpr, names: list[str], watched: bool = True) -> list[str]:
-    """Return the names of marks and results in the order in which the program computes them.
+    """Return the names of results, and of marks if `watched`, in order of computation.
 
-    A result is placed at the equation that produces it, inside calls and loops too. So the gradient
-    that is complete first, that of the last layer, comes first.
+    The position of a result is that of the equation that produces it, also inside calls and loops.
+    So the gradient of the last layer, which is complete first, comes first.
     """
     births: list[tuple[tuple[int, ...], str]] = []
     if watched:
@@ -297,36 +304,44 @@ def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int,
 
 
 def _result_names(shape: Any, marks: list[str]) -> list[str]:
-    """Return the names of results, which must be unique among results and marks."""
+    """Return the names of results, in order.
+
+    Args:
+        shape: pytree of the results.
+        marks: names of all marks.
+
+    Raises:
+        ValueError: a name occurs twice among results and marks.
+    """
     names = []
     for path, _ in jax.tree_util.tree_leaves_with_path(shape):
         name = path_name(path)
-        # A tuple index is not a name, and names of marks are taken.
+        # A name that is an index, or that a mark has, is prefixed.
         plain = name and not name[0].isdigit() and name not in marks
         names.append(name if plain else f"{OUTPUT}/{name}".rstrip("/"))
     every = [*names, *marks]
     if twice := sorted({name for name in every if every.count(name) > 1}):
         raise ValueError(
-            f"compare_meshes: several results or marks are called {', '.join(twice)}; names are "
-            "the keys to a result with / between them, so rename a key of what the step returns."
+            f"compare_meshes: several results or marks are called {', '.join(twice)}. A result is "
+            "named by its keys in the returned tree, joined by /; rename a key or a mark."
         )
     return names
 
 
 def _numbers(x: Any, dtype: str) -> Any:
-    """Return a Python or NumPy result as an array, to be compared like any other."""
+    """Return a Python or NumPy number as a JAX array, to be compared like others; else `x`."""
     if isinstance(x, jax.Array) or not eqx.is_array_like(x):
         return x
     kind = np.asarray(x).dtype
     if not (jnp.issubdtype(kind, np.number) or kind == np.bool_):
         return x
-    # It is not traced, so the float64 cast of the arguments did not widen it.
+    # The number is no traced value, so casting the arguments to float64 did not widen it.
     wide = dtype == "float64" and jnp.issubdtype(kind, np.floating)
     return jnp.asarray(x, jnp.float64 if wide else None)
 
 
 def _unread(result: Any) -> dict[str, str]:
-    """Return the kinds of results that cannot be compared, by name."""
+    """Return the types of results that cannot be compared, as text, by name."""
     leaves = jax.tree_util.tree_leaves_with_path(result)
     return {
         path_name(path) or OUTPUT: f"a {type(x).__name__}, not an array"

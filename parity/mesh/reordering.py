@@ -1,10 +1,10 @@
-"""Noise floor of a mesh: the program on one device with the order of every sum changed.
+"""Noise floor of a mesh: change of the results on one device if sums are taken in another order.
 
-On a mesh, sums are split over devices and taken in another order. This module imitates that: every
-product, convolution and sum, and every scatter onto one element, starts at another term, takes
-strides, and is split into two parts. Grouped convolutions, cumulative sums such as `cumsum`, and
-everything inside a `while` or branch are unchanged. The response of the results is the noise floor
-of a mesh. Source: docs/sharding.md "The noise floor".
+On a mesh, sums are split over devices and so taken in another order. This module imitates that on
+one device. The terms of every matrix product, convolution, sum and scatter-add are permuted (by a
+stride, from a start that depends on a seed) and added in two halves. Grouped convolutions,
+cumulative sums such as `cumsum`, and everything inside a `while` or branch are unchanged. The
+resulting change is the noise floor. Source: docs/sharding.md "The noise floor".
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from jax.extend.core import JaxprEqn
 from parity.engine.programs.jaxprs import bind
 
 SEEDS = 4
-"""Number of orders of every sum; the floor is the root mean square of the responses."""
+"""Number of reordered runs; the noise floor is the root mean square of their changes."""
 STRIDE = 7
-"""Approximate distance of consecutive terms, so that neighbours are not in one SIMD register."""
+"""Largest distance of consecutive terms in the new order. It separates neighbours in memory, which
+a SIMD register would hold together."""
 
 
 def reordered(seed: Any) -> Any:
-    """Return an operation that reorders sums by a traced seed, and leaves others unchanged."""
+    """Return a function that evaluates an equation with reordered sums (`replay.Operation`).
+
+    Equations without a sum are evaluated unchanged. `seed` is a traced integer.
+    """
 
     def operation(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         kind = eqn.primitive.name
@@ -40,7 +44,7 @@ def reordered(seed: Any) -> Any:
         if kind == "conv_general_dilated":
             p = eqn.params
             numbers = p["dimension_numbers"]
-            # In a kernel's gradient this axis is the batch of images.
+            # The summed axis: input features or, in the gradient of a kernel, the batch.
             features = numbers.lhs_spec[1], numbers.rhs_spec[1]
             whole = p["feature_group_count"] == p["batch_group_count"] == 1
             if whole and inputs[0].shape[features[0]] > 1:
@@ -58,7 +62,10 @@ def reordered(seed: Any) -> Any:
 
 
 def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any) -> list[Any]:
-    """Return the sum over one axis of every operand, as two halves in another order."""
+    """Evaluate a sum over one axis of every operand as two halves, with permuted terms.
+
+    `axes` is the summed axis of each operand.
+    """
     length = inputs[0].shape[axes[0]]
     order = _order(length, seed)
     turned = [jnp.take(x, order, axis=axis) for x, axis in zip(inputs, axes, strict=True)]
@@ -75,10 +82,10 @@ def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any
 
 
 def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) -> list[Any]:
-    """Return a scatter-add, as two halves in another order.
+    """Evaluate a scatter-add as two halves, with permuted addends.
 
-    `axes` are an axis of the indices and the corresponding axis of the addends. The second half has
-    its own accumulator, as on a second device: adding to a long sum loses more than to a short one.
+    The second half starts from zeros, like a second device. `axes` are an axis of the indices and
+    the corresponding axis of the addends.
     """
     onto, *both = inputs
     length = both[0].shape[axes[0]]
@@ -98,7 +105,7 @@ def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) ->
 
 
 def _order(length: int, seed: Any) -> Any:
-    """Return a permutation of the indices: strided, with a start that depends on the seed."""
+    """Return a permutation of `length` indices: a stride, from a start that depends on `seed`."""
     stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
     order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
     return order

@@ -1,8 +1,9 @@
-"""Evaluates a traced program equation by equation, through calls, loops and `shard_map`.
+"""Evaluates a jaxpr equation by equation, also inside calls, loops and `shard_map`.
 
-Every mark of `jax.ad_checkpoint.checkpoint_name` becomes an extra output: with a leading loop axis
-inside a scan, and one block per device inside `shard_map`. Marks inside a branch or `while` do not
-have a single value, so these are evaluated as a whole. Source: docs/sharding.md "What is compared".
+Every mark (intermediate named with `jax.ad_checkpoint.checkpoint_name`) becomes an extra output. In
+a scan it gets a leading loop axis, in `shard_map` one block per device. A branch or `while` is
+evaluated as one operation without its marks, which do not have a single value. Source:
+docs/sharding.md "What is compared".
 """
 
 from __future__ import annotations
@@ -20,39 +21,43 @@ from jax.sharding import PartitionSpec
 from parity.engine.programs.jaxprs import bind, interpret, loop_inputs, opened
 
 Taken = dict[str, Any]
+"""Values of marks, by name."""
 Operation = Callable[[JaxprEqn, list[Any]], list[Any]]
-"""Computes the outputs of an equation without sub-jaxprs from its inputs."""
+"""Evaluates one equation: returns its outputs, given its inputs. Calls, scans and `shard_map`s are
+evaluated by `Replay` instead."""
 INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat",
            "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # fmt: skip
-"""Calls whose body can be inlined: derivatives are taken before a program is replayed."""
+"""Primitives whose body is evaluated in place. Custom derivatives are not needed any more, since a
+program is differentiated before it is replayed."""
 MARK = "name"
-"""Name of `checkpoint_name`'s primitive."""
+"""Name of the primitive that `checkpoint_name` adds to a jaxpr."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A named intermediate and its location in the program."""
+    """An intermediate named with `checkpoint_name`, and its location in the program."""
 
     name: str
-    """Name in the program; repetitions are numbered: `q#1`."""
+    """Name in the program; the second mark called `q` is `q#1`."""
     axes: tuple[str, ...] = ()
     """Mesh axes along which devices hold one block each; empty outside `shard_map`."""
     varying: frozenset[str] = frozenset()
-    """Axes along which blocks differ; empty if `shard_map` does not track them."""
+    """Mesh axes along which blocks may differ; empty if `shard_map` does not track them."""
     loops: int = 0
-    """Number of loops around that `shard_map`; their axes precede that of the devices."""
+    """Number of scans around the `shard_map`; their axes precede the axis of the devices."""
 
 
 @dataclass
 class Replay:
-    """One evaluation of a program's jaxpr: its marks, and the values that replace them."""
+    """One evaluation of a jaxpr, which collects marks and may replace values and operations."""
 
     forced: Mapping[str, Any] = field(default_factory=dict)
-    """Whole values that replace marks downstream; marks are still reported as computed."""
+    """Global values, by name of a mark, with which the computation continues in place of the mark's
+    own. The reported value of a mark is still the computed one."""
     placements: Mapping[str, PartitionSpec] = field(default_factory=dict)
-    """Sharding of a forced value whose mark is inside `shard_map`."""
+    """Shardings of the values in `forced` whose marks are inside `shard_map`."""
     operation: Operation | None = None
-    """Replacement for every equation; None evaluates it unchanged."""
+    """Evaluates every equation instead of JAX; None: evaluate it unchanged."""
     marks: dict[str, Mark] = field(default_factory=dict)
     """Marks by name, in order of execution."""
     _passed: dict[str, int] = field(default_factory=dict)
@@ -61,7 +66,7 @@ class Replay:
     _around: int = 0
 
     def run(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Taken]:
-        """Return the outputs, and the values of the marks by name."""
+        """Return the outputs of the program, and the values of its marks by name."""
         return self._body(closed.jaxpr, closed.consts, arguments, self.forced)
 
     def _body(
@@ -79,7 +84,7 @@ class Replay:
                 outputs, more = enter(eqn, inputs, inside)
                 taken.update(more)
                 return outputs
-            # Attribute operations to the program, not to this module, in the compiler's metadata.
+            # The compiler's metadata should name the source lines of the user's program, not ours.
             info = eqn.source_info
             names = source_info_util.current_name_stack() + info.name_stack
             with source_info_util.user_context(info.traceback, name_stack=names):
@@ -93,7 +98,7 @@ class Replay:
         return self.operation is not None or next(_names(eqn), None) is not None
 
     def _ahead(self, eqn: JaxprEqn) -> list[str]:
-        """Return the names that the marks inside an equation will have."""
+        """Return the numbered names of the marks inside an equation that is not evaluated yet."""
         passed = dict(self._passed)
         return [_numbered(name, passed) for name in _names(eqn)]
 
@@ -163,13 +168,13 @@ class Replay:
 
 
 def _is_whole(dtype: Any) -> bool:
-    """Whether `program.host` represents an element of this dtype as one number."""
+    """Return whether `program.host` represents an element of this dtype by one number."""
     several = (jax.dtypes.prng_key, np.complexfloating)
     return not any(jax.dtypes.issubdtype(dtype, kind) for kind in several)
 
 
 def _joined(parts: Any, like: Any) -> Any:
-    """Return complex numbers or keys from their representation by `program.host`."""
+    """Return complex numbers or PRNG keys from the numbers that `program.host` makes of them."""
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))
     return jax.lax.complex(parts[..., 0], parts[..., 1]).astype(like.dtype)
@@ -182,14 +187,14 @@ def marks_of(closed: ClosedJaxpr) -> list[str]:
 
 
 def varying_axes(value: Any) -> frozenset[str]:
-    """Return the mesh axes along which `shard_map` tracks a value as varying."""
+    """Return the mesh axes along which `shard_map` considers a value to differ between devices."""
     return frozenset(jax.typeof(value).manual_axis_type.varying)
 
 
 def _block(value: Any, axes: tuple[str, ...]) -> Any:
-    """Return a device's value with a leading axis, as its row of a stack over all devices."""
+    """Return one device's value with a leading axis, to be stacked over all devices."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))
-    # Without vma checks values have no varying axes, and none may be added.
+    # With `check_vma=False`, values have no varying axes and none may be added.
     if missing and varying_axes(jax.lax.axis_index(axes[0])):
         value = jax.lax.pcast(value, missing, to="varying")
     return value[None]

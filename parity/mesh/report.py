@@ -1,4 +1,4 @@
-"""Report of a comparison over meshes: a verdict per mesh, and the location of a difference."""
+"""Results of `compare_meshes`: per mesh, whether it agrees and where a difference starts."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from parity.mesh.collectives import Collective
 
 @dataclass(frozen=True)
 class MeshResult:
-    """Comparison of one mesh with one device."""
+    """Result of comparing one mesh with one device."""
 
     case: str
-    """Name of the function and of the mesh."""
+    """Name of the function, then the axis sizes of the mesh."""
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...] = ()
-    """After a failure: the error of every stage as run, and when fed one device's values."""
+    """After a failure: errors of every stage in the run, and when fed one device's values."""
     start: str = ""
-    """Name of the first wrong stage; empty if all gates hold."""
+    """Name of the first wrong stage (mark or result); empty if all gates hold."""
     before: str = ""
-    """Name of the last correct stage before it."""
+    """Name of the last correct stage before `start`; empty if there is none."""
     collectives: tuple[Collective, ...] = ()
-    """Collectives of the compiled program."""
+    """All collectives of the compiled program."""
     suspects: tuple[Collective, ...] = ()
-    """Collectives from which the first wrong stage is computed, but no correct one before it."""
+    """Collectives that `start` depends on and no correct stage before it does."""
     order: tuple[str, ...] = ()
-    """Names of stages in order of computation."""
+    """Names of marks and results in order of computation."""
     refused: str = ""
-    """Why the program cannot be fed one device's values; empty if it can."""
+    """Reason why stages could not be fed one device's values; empty if they could or need not."""
     responses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Relative L2 response of each quantity in float32 to every order of sums on one device; empty
-    if float32 was not compared. The scatter of a level between machines follows from it."""
+    """Relative L2 change of each quantity on one device in float32, one per order of sums; empty if
+    float32 was not compared. It predicts how much a level varies between machines."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
-    """Results of one device that were not compared, with the reasons."""
+    """Reason why a result was not compared, by name of the result."""
 
     @property
     def broken(self) -> Measurement | None:
-        """Failing row of the first wrong stage; None if all gates hold."""
+        """Failing measurement of `start`, or else the first failing one; None if nothing fails."""
         bad = [m for m in self.measurements if m.verdict is Verdict.FAIL]
         return next((m for m in bad if m.quantity == self.start), first_divergence(bad))
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds; False if there is none."""
+        """True if every gate holds and there is at least one."""
         gates = any(m.verdict is Verdict.PASS for m in self.measurements)
         return gates and first_divergence(self.measurements) is None
 
     @property
     def worst(self) -> Measurement | None:
-        """Gate that uses the largest fraction of its tolerance."""
+        """The relative L2 error that uses most of its tolerance; None if there is none."""
         gates = [m for m in self.measurements if m.metric == "rel_l2" and m.tolerance > 0]
         return max(gates, key=lambda m: m.fraction, default=None)
 
     def sentences(self) -> Iterator[str]:
-        """Yield lines that explain a failure; none if all gates hold."""
+        """Yield sentences that explain a failure; none if no gate fails."""
         row = self.broken
         if row is None:
             return
@@ -77,24 +77,26 @@ class MeshResult:
 
 @dataclass(frozen=True)
 class MeshReport:
-    """Comparison of one function on several meshes."""
+    """Result of comparing one function on several meshes with one device."""
 
     name: str
+    """Name of the function."""
     results: tuple[MeshResult, ...]
+    """One result per mesh, in the order of the meshes."""
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds on every mesh; False if there is none."""
+        """True if every gate holds on every mesh and there is at least one mesh."""
         return bool(self.results) and all(result.holds for result in self.results)
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Measurements of all meshes."""
+        """Measurements of all meshes, mesh by mesh."""
         return tuple(m for result in self.results for m in result.measurements)
 
     @property
     def culprit(self) -> MeshResult | None:
-        """Result of the first mesh that differs from one device."""
+        """Result of the first mesh that differs from one device; None if all agree."""
         return next((result for result in self.results if not result.holds), None)
 
     def table(self) -> str:

@@ -1,7 +1,8 @@
-"""A user's step with the meshes to compare it on: the content of a step file.
+"""Step files: a user's function and the meshes on which to compare it with one device.
 
-A step file is a Python file with a function `step()` that returns a `MeshComparison`. It does not
-ask for devices; meshes are made later, when devices exist. Source: docs/sharding.md "A step file".
+A step file is a Python file with a function `step()` that returns a `MeshComparison`. It gives only
+axis sizes; the meshes are made later, when the devices exist. Source: docs/sharding.md "A step
+file".
 """
 
 from __future__ import annotations
@@ -22,44 +23,52 @@ from parity.mesh.comparison import compare_meshes, layouts
 from parity.mesh.report import MeshReport
 
 ENTRY = "step"
-"""Name of a step file's function."""
+"""Name of the function that a step file must define."""
 VIRTUAL = 8
 """Default number of virtual CPU devices: enough for three axes of size two."""
 
 
 @dataclass(frozen=True)
 class MeshComparison:
-    """A function with its arguments, their shardings, and the meshes."""
+    """A function to compare over meshes, with its arguments, their shardings and the meshes."""
 
     function: Callable[..., Any]
-    """Function of the arguments; returns any pytree. The mesh is current while it is traced."""
+    """Function of the arguments; returns any pytree. It is traced with the mesh as JAX's current
+    one."""
     arguments: tuple[Any, ...]
     """Pytrees of NumPy or JAX arrays; other leaves are static."""
     specs: Any
-    """`PartitionSpec`s as a prefix of the arguments, or a function of path, leaf and mesh."""
+    """Tree of `PartitionSpec`s that is a prefix of the arguments, or a function that returns one
+    for a leaf's path, the leaf and the mesh; see `layouts`."""
     meshes: Sequence[Mapping[str, int]]
     """Axis sizes, such as `{"data": 2, "tensor": 4}`; all meshes have the same axes in order."""
     name: str = "step"
+    """First part of the case name in measurements."""
     marks: Mapping[str, PartitionSpec] = field(default_factory=dict)
-    """Shardings of marks inside `shard_map`, needed if shapes are ambiguous."""
+    """Shardings of marks (intermediates named with `checkpoint_name`) inside `shard_map`; needed if
+    shapes alone do not determine them."""
     precisions: Sequence[str] = ("float64", "float32")
+    """Precisions to compare in; "float32" is the unmodified function."""
     masked_outputs: bool = False
     """Whether results hold intended infinities; see `compare_meshes`."""
     zeros: Collection[str] = ()
-    """Names of results that are 0 by construction, such as the gradient of a buffer. They have no
-    gates, since comparing zeros would prove nothing."""
+    """Names of results that are 0 by construction, such as the gradient of a buffer. No gate is
+    expected of them, since comparing zeros would prove nothing."""
     explicit: bool = False
-    """Whether axes are Explicit, in the types of arrays; otherwise XLA infers shardings."""
+    """Whether mesh axes have JAX's type Explicit; False: Auto, and XLA infers shardings."""
 
     def on(self, meshes: Sequence[Mapping[str, int]]) -> MeshComparison:
         """Return the same comparison on other meshes."""
         return replace(self, meshes=tuple(meshes))
 
     def run(self, **options: Any) -> MeshReport:
-        """Compare; see `compare_meshes` for the options.
+        """Compare the function on every mesh with one device.
+
+        Args:
+            options: keyword arguments of `compare_meshes`; they override this object's fields.
 
         Raises:
-            ValueError: a mesh needs more devices than there are, or meshes have different axes.
+            ValueError: a mesh needs more devices than there are, or as in `compare_meshes`.
         """
         meshes = [mesh_of(sizes, explicit=self.explicit) for sizes in self.meshes]
         return compare_meshes(
@@ -79,7 +88,11 @@ class MeshComparison:
 
 
 def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
-    """Return a mesh of the first available devices.
+    """Return a mesh with these axis sizes, made of the first available devices.
+
+    Args:
+        sizes: sizes by axis name.
+        explicit: give the axes JAX's type Explicit instead of Auto.
 
     Raises:
         ValueError: a size is below 1, or there are too few devices.
@@ -99,16 +112,18 @@ def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse axis sizes such as `data=2,tensor=4`.
+    """Parse axis sizes such as `data=2,tensor=4` into a dictionary.
 
     Raises:
-        ValueError: the text is not such a list.
+        ValueError: the text has another form, or names an axis twice.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, equals, size = part.strip().partition("=")
         if not (axis.isidentifier() and equals and size.isdecimal()) or axis in sizes:
-            raise ValueError(f"expected a mesh such as data=2,tensor=4, received {text!r}.")
+            raise ValueError(
+                f"expected a mesh such as data=2,tensor=4 with each axis once, received {text!r}."
+            )
         sizes[axis] = int(size)
     return sizes
 
@@ -122,11 +137,14 @@ def read_step(path: Path) -> MeshComparison:
             the program.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no step file {path}.")
+        raise FileNotFoundError(f"there is no step file {path}.")
     with exits_named(str(path)):
         entry = runpy.run_path(str(path)).get(ENTRY)
     if not callable(entry):
-        raise ValueError(f"{path} defines no function {ENTRY}(); add one.")
+        raise ValueError(
+            f"{path} defines no function {ENTRY}(); define one that returns a "
+            "parity.mesh.MeshComparison."
+        )
     with exits_named(f"{ENTRY}() of {path}"):
         step = entry()
     if not isinstance(step, MeshComparison):
@@ -138,9 +156,12 @@ def read_step(path: Path) -> MeshComparison:
 
 
 def prepare_devices(count: int) -> None:
-    """Split the CPU into virtual devices, unless JAX has started or their number is set."""
+    """Make JAX split the CPU into `count` virtual devices.
+
+    Nothing changes if JAX has already started, or its flags set another number.
+    """
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        # JAX has started, or its flags set another number; `mesh_of` checks what is available.
+        # JAX has started, or its flags set another number. `mesh_of` checks that there are enough.
         return

@@ -1,8 +1,8 @@
-"""The nightly suite over meshes: every subject on every mesh, in a process with eight devices.
+"""The nightly suite over meshes: compares every subject on every mesh with one device.
 
-Virtual devices must be requested before JAX starts, and the nightly process has one device. So the
-suite runs in a separate process unless there are enough devices. Run as a program, it prints its
-measurements. Source: docs/sharding.md "Every night".
+It needs eight devices. Virtual devices must be requested before JAX starts, and the nightly process
+has only one device, so the suite then runs in a subprocess. Run as a program, this module prints
+its measurements as JSON. Source: docs/sharding.md "Every night".
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ from parity.mesh.subjects.mla_moe import MESHES as OF_MLA_MOE
 
 SUITE = "mesh"
 SUBJECTS = {"mesh megalodon": megalodon, "mesh mla-moe": mla_moe}
-"""Subjects on all of their meshes, by the name used to request them."""
+"""Functions that return a subject's `MeshComparison`, by the name that requests all its meshes."""
 CASES = {
     f"{name} {sizes_name(sizes)}": (name, sizes)
     for name, meshes in (("mesh megalodon", OF_MEGALODON), ("mesh mla-moe", OF_MLA_MOE))
     for sizes in meshes
 }
-"""Subjects on one mesh, by case name; the page shows these names for repeating a case."""
+"""Subject and axis sizes by case name, one case per mesh. The page of a run shows these names as
+arguments of the command that repeats a case."""
 WATCHED = ("float64",)
-"""Precisions in which marks are compared too, to locate differences."""
+"""Precisions in which marked intermediates are compared too, to locate differences."""
 ORDERS = 10
-"""Orders of every sum from which the scatter of a level follows: as many as the seeds of the noise
-floors (`parity.engine.measure.rounding_noise`). Four would make one healthy level in fifty look
-lost."""
+"""Number of reordered runs on one device, from which the scatter of a level between machines
+follows. It equals the number of seeds of other noise floors
+(`parity.engine.measure.rounding_noise`). With four, one healthy level in fifty would look wrong."""
 ALONE = 3600
-"""Timeout of the suite's process in seconds: ten times its duration on two cores."""
+"""Timeout of the suite's subprocess in seconds: ten times its duration on two cores."""
 
 
 class Measured(NamedTuple):
-    """Rows and responses of the suite.
+    """Results of the suite.
 
     Attributes:
-        rows: every gate.
-        responses: by case and quantity, the relative L2 response in float32 to every order of sums.
+        rows: measurements of all gates.
+        responses: relative L2 changes of one device's float32 results under reordered sums, one per
+            order, by case and quantity.
     """
 
     rows: list[Measurement]
@@ -60,16 +62,20 @@ class Measured(NamedTuple):
 
 
 def measure(names: Collection[str] = ()) -> Measured:
-    """Return the gates of the requested subjects and cases, and their responses; default: all.
+    """Measure subjects and cases, in a subprocess if this process has too few devices.
+
+    Args:
+        names: names in `SUBJECTS` or `CASES`; empty: all subjects.
 
     Raises:
         ValueError: a name is unknown.
-        RuntimeError: the process with the devices failed; the message is its last line.
+        RuntimeError: the subprocess failed or timed out; the message has its last line of stderr.
     """
     chosen = tuple(names) or tuple(SUBJECTS)
     if unknown := sorted(set(chosen) - {*SUBJECTS, *CASES}):
         raise ValueError(
-            f"unknown: {', '.join(unknown)}; expected {', '.join((*SUBJECTS, *CASES))}."
+            f"there is no subject or case {', '.join(unknown)} of the suite over meshes; choose "
+            f"from {', '.join((*SUBJECTS, *CASES))}."
         )
     if jax.device_count() >= VIRTUAL:
         return measured(chosen)
@@ -77,9 +83,10 @@ def measure(names: Collection[str] = ()) -> Measured:
 
 
 def measured(names: Collection[str]) -> Measured:
-    """Return the gates of subjects and cases, compared in this process, and their responses.
+    """Measure the named subjects and cases in this process, which needs enough devices.
 
-    Marks are watched in float64, to locate differences; float32 is the unmodified program.
+    Marked intermediates are compared in float64 only, to locate differences; float32 is the
+    unmodified program.
     """
     found = Measured([], {})
     for name, meshes in meshes_of(names).items():
@@ -99,7 +106,7 @@ def measured(names: Collection[str]) -> Measured:
 
 
 def explained(result: MeshResult) -> Iterator[Measurement]:
-    """Yield the gates of a mesh; the row where a failure starts gets the whole explanation."""
+    """Yield the gates of a mesh; the note of the first failing one becomes the explanation."""
     start = result.broken
     for m in result.measurements:
         if m is start:
@@ -109,12 +116,12 @@ def explained(result: MeshResult) -> Iterator[Measurement]:
 
 
 def planned(names: Collection[str] = ()) -> int:
-    """Return the number of meshes to compare the given subjects on; default: all subjects."""
+    """Return the number of cases of the named subjects and cases; without names, of all."""
     return sum(map(len, meshes_of(names or SUBJECTS).values()))
 
 
 def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
-    """Return the requested meshes of each subject; names are subjects or cases."""
+    """Return the axis sizes of the requested meshes, by subject; names are subjects or cases."""
     chosen: dict[str, list[Mapping[str, int]]] = {}
     for case, (subject, sizes) in CASES.items():
         if subject in names or case in names:
@@ -128,16 +135,20 @@ def _in_subprocess(names: Collection[str]) -> Measured:
         # `run_module` ends the process if the night is interrupted.
         done = run_module("parity.mesh.suite", tuple(names), own, ALONE)
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"the suite over meshes took longer than {ALONE} s.") from error
+        raise RuntimeError(
+            f"the subprocess of the suite over meshes took longer than {ALONE} s and was ended."
+        ) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"the suite over meshes ended with {done.returncode}: {last}")
+        last = (done.stderr.strip().splitlines() or ["it wrote nothing to stderr"])[-1]
+        raise RuntimeError(
+            f"the subprocess of the suite over meshes ended with {done.returncode}: {last}"
+        )
     document = json.loads(done.stdout.strip().splitlines()[-1])
     return Measured([row_of(fields) for fields in document["rows"]], document["responses"])
 
 
 def row_of(fields: Mapping[str, Any]) -> Measurement:
-    """Read a measurement from JSON fields; "nan" and "inf" are stored as text."""
+    """Return a measurement from its JSON fields, in which NaN and infinity are texts."""
     numbers = {name: float(fields[name]) for name in ("value", "tolerance")}
     kinds = {"kind": Kind(fields["kind"]), "verdict": Verdict(fields["verdict"])}
     return Measurement(**{**fields, **numbers, **kinds})

@@ -1,4 +1,4 @@
-"""Edges and tolerances of comparisons between one device and many (`parity.mesh`)."""
+"""Edges (pairs of compared sides) and tolerances of `parity.mesh`: a mesh against one device."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
 
 EVERYTHING = (*FORWARD, Kind.GRADIENT, Kind.WEIGHTS, Kind.TOKENS)
-"""Kinds of quantities; names are the user's, so a mark may be called `weights` or `generated`."""
+"""All kinds of quantities. Users choose the names, so a mark may have any kind."""
 
 
 class MeshEdge(Edge):
-    """A mesh compared with one device running the same jitted function."""
+    """A mesh on the left, compared with one device that runs the same jitted function."""
 
     MESH64_ONE64 = "mesh64:one64"
-    """Same mathematics: in float64 only the order of sums differs."""
+    """Tests the mathematics: in float64 only the order of sums may differ."""
     MESH32_ONE32 = "mesh32:one32"
-    """Same precision: reordered sums in float32, or in the dtypes the function casts to."""
+    """Tests the unmodified function, in float32 or the dtypes it casts to."""
 
 
 MESHES = (

@@ -1,1 +1,1 @@
-"""The planted bugs, one module per part of the model."""
+"""Catalogue of planted bugs, one module per part of the model."""

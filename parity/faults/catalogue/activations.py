@@ -1,4 +1,4 @@
-"""Bugs of activations."""
+"""Planted bugs of activation functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _activation = partial(fault, Family.ACTIVATIONS)
 
 
 def _silu(*replacements: Callable[[Any], Any] | None) -> Plant:
-    """Replace the calls of SiLU within a method, in order; None and further calls are unchanged."""
+    """Return a plant for a method whose i-th call of SiLU calls `replacements[i]` instead.
+
+    None leaves a call unchanged, as are all calls after the last replacement.
+    """
 
     @around
     def plant(call, *args, **options):

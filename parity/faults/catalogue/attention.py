@@ -1,4 +1,4 @@
-"""Bugs of uncached chunked attention, and of the query/key affine before it."""
+"""Planted bugs of uncached chunked attention, and of the gain and shift of queries and keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _fault = partial(fault, Family.ATTENTION, stage="layers.0.inner")
 
 
 def _attend(change: Callable[..., dict[str, Any]]) -> Plant:
-    """Call `attend` with changed arguments, as returned by `change(q, k, mask, config)`."""
+    """Return a plant that calls `attend` with the arguments that `change` returns, by name.
+
+    `change` gets `(q, k, mask, config)`; other arguments stay as they are.
+    """
 
     @around
     def plant(call, q, k, v, mask, config, *, key=None):

@@ -1,4 +1,4 @@
-"""Bugs of the states that a stream carries between calls, and of generation."""
+"""Planted bugs of the states that a stream passes from call to call, and of generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the complex EMA."""
+"""Planted bugs of the complex EMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _fault = partial(fault, Family.CEMA, stage="layers.0.cema", owner=ComplexEMA)
 
 
 def _gains(change: Callable[..., Any]) -> Plant:
-    """Change (p, gamma): `change(p, gamma, self)`."""
+    """Return a plant that replaces the gains (p, gamma) by `change(p, gamma, self)`."""
 
     @around
     def plant(gains, self, dtype):
@@ -27,7 +27,10 @@ def _gains(change: Callable[..., Any]) -> Plant:
 
 
 def _poles(change: Callable[..., Any]) -> Plant:
-    """Change 1 - |q| and the phase in turns, both (D, N): `change(decay, turns)`."""
+    """Return a plant that replaces the poles' parameters by `change(decay, turns)`.
+
+    Both are (D, N): `decay` is 1 - |q|, and `turns` is the phase of q in units of 2 pi.
+    """
 
     @around
     def plant(poles, alpha, delta, theta):

@@ -1,4 +1,4 @@
-"""Bugs of checkpoint conversion, which change the weights."""
+"""Planted bugs of checkpoint conversion, which load changed weights into a correct model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from parity.faults.fault import Family, Fault, Weights, on_weights
 
 Edit = Callable[[Any, Weights], None]
+"""Changes weights in place, given the configuration and the weights by torch name."""
 
 
 def _fault(name: str, how: str, stage: str, change: Edit, witness: str = "length_c") -> Fault:

@@ -1,4 +1,4 @@
-"""Bugs of gradients with a correct forward pass."""
+"""Planted bugs of gradients; the forward pass stays correct."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def _detached_scale(call, self, x):
 
 
 def _convolved_backwards(convolve):
-    """Convolve, instead of correlate, in the gradient of the input: a conjugate is missing."""
+    """Return a causal convolution whose gradient of the input convolves where it must correlate.
+
+    In the frequency domain, a complex conjugate is missing.
+    """
 
     @jax.custom_vjp
     def faulty(x, kernel):

@@ -1,4 +1,4 @@
-"""Bugs of the loss."""
+"""Planted bugs of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of RMSNorm, LayerNorm and the normalisation of the shared query/key projection."""
+"""Planted bugs of RMSNorm, LayerNorm and the norm of the shared query/key projection."""
 
 from __future__ import annotations
 

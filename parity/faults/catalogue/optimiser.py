@@ -1,4 +1,4 @@
-"""Bugs of AdamW: correct gradients, applied incorrectly."""
+"""Planted bugs of AdamW: correct gradients are applied incorrectly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from parity.megalodon import trajectory
 from parity.megalodon.trajectory import HYPER, decays
 
 MU, NU, DRIFT = (Quantity.after_step(1, w, "model.embed.weight") for w in ("mu", "nu", "drift"))
-"""Quantities of the first compared parameter, which has no weight decay."""
+"""Moments and displacement, after one step, of the first compared parameter, which has no weight
+decay."""
 _LINEAR = "model.layers.0.attn.wh1.weight"
 LINEAR_MU, LINEAR_DRIFT = (Quantity.after_step(1, what, _LINEAR) for what in ("mu", "drift"))
-"""Quantities of the first parameter with weight decay."""
+"""First moment and displacement, after one step, of the first parameter with weight decay."""
 
 
 def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fault:
-    """Return the fault that replaces the healthy transformation by `faulty(healthy)`."""
+    """Return the fault that replaces the correct optax transformation by `faulty(correct)`."""
 
     def plant(adamw: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: faulty(adamw())
@@ -32,7 +33,7 @@ def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fau
 
 
 def _with(**changes: Any) -> Callable[[Any], Any]:
-    """Return AdamW with other hyperparameters."""
+    """Return a function that gives AdamW with other hyperparameters (names as in optax)."""
     usual = {"b1": HYPER.beta1, "b2": HYPER.beta2, "eps": HYPER.eps, "mask": _linear}
     usual["weight_decay"] = HYPER.weight_decay
     return lambda healthy: optax.adamw(HYPER.lr, **usual | changes)
@@ -64,7 +65,7 @@ def _decay_by_its_own() -> Any:
 
 
 def _decay_of_the_result() -> Any:
-    """Apply weight decay to the updated parameters instead of those before the step."""
+    """Return weight decay computed from the updated parameters, not those before the step."""
 
     def update(updates, state, params=None):
         assert params is not None
@@ -81,7 +82,10 @@ def _decay_of_the_result() -> Any:
 
 
 def _changed(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """Return AdamW with a changed update: `change(healthy, grads, (state, params))`."""
+    """Return a function that replaces the update of an optax transformation.
+
+    `change(correct, grads, (state, params))` returns the updates and the new state.
+    """
 
     def faulty(healthy: Any) -> Any:
         def update(updates, state, params=None):
@@ -115,7 +119,7 @@ def _first_moment_forgotten(healthy, grads, rest):
 
 
 def _uncorrected() -> Any:
-    """Adam without bias correction."""
+    """Return Adam without bias correction, as an optax transformation."""
 
     def update(updates, state, params=None):
         _, state = _adam().update(updates, state)

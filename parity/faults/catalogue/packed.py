@@ -1,4 +1,4 @@
-"""Bugs of packed documents: values of one document leak into the next, in a call or by a cache."""
+"""Planted bugs of packed rows: values of one document leak into the next, also between calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYER = Quantity.state("layers.0.")
 
 
 def _of_the_row(positions: Any) -> Any:
-    """Return positions as if every row were one document."""
+    """Return positions (B, L) counted from the start of the row, as if it were one document."""
     return jnp.broadcast_to(jnp.arange(positions.shape[1], dtype=jnp.int32), positions.shape)
 
 
@@ -55,7 +55,10 @@ def _shift_goes_on(targets, labels, mask, V, ignore_index, segment_ids=None):
 
 
 def _layers_kept(*names: str) -> Plant:
-    """A cache whose layers do not begin anew in one part of their state."""
+    """Return a plant for `continued` that keeps parts of the state when a new document begins.
+
+    `names` are the fields of a layer's cache that are kept.
+    """
 
     def kept(after: Any, cache: Any, *_: Any) -> Any:
         layers = tuple(

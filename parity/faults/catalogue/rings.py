@@ -1,4 +1,4 @@
-"""Bugs of the keys and values that a stream caches, and of their visibility."""
+"""Planted bugs of the ring buffers with a stream's keys and values, and of their visibility."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _slot_of_the_first_row(append, self, k, v, lengths):
     right = append(self, k, v, lengths)
     shared = jnp.full_like(self.count, self.count[0])
     wrong = append(altered(self, count=shared), k, v, lengths)
-    # Single tokens only: longer pieces are written at once, from the end of each row's ring.
+    # Only single tokens are misplaced. Longer calls write a row's ring at once, from its own end.
     return altered(right, k=wrong.k, v=wrong.v) if k.shape[1] == 1 else right
 
 
@@ -87,7 +87,8 @@ def _one_block(stream, self, q, k, v, ring, key):
 _LAYER = Quantity.state("layers.0.")
 
 
-# A visibility bug does not affect the first layer's cache; it first shows in the second's state.
+# Wrong visibility of keys does not change the first layer's cache. The first state that it changes
+# is in the second layer.
 _NEXT_LAYER = Quantity.state("layers.1.norm_mean")
 
 _ring = partial(_fault, owner=AttentionCache, attribute="append")

@@ -1,7 +1,8 @@
-"""Bugs of the rotary position embedding.
+"""Planted bugs of the rotary position embedding.
 
-Queries and keys are marked before the rotation, so a bug shows in `inner`. A bug that rotates both
-by the same angle changes no score; it shows only in cached keys.
+The compared queries and keys are those before the rotation, so a bug first shows in the attention's
+result, `inner`. A bug that rotates both by the same extra angle changes no score; it shows only in
+cached keys.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _bfloat16_angles(tables, self, start_index, length, dtype):
 
 
 class _Restarting:
-    """Positions counted from the start of each chunk."""
+    """A faulty RoPE that counts positions from the start of each chunk."""
 
     def __init__(self, rope: RotaryEmbedding, chunk: int):
         self.rope, self.chunk = rope, chunk

@@ -1,4 +1,4 @@
-"""Bugs of running the model: dtypes and rounding, with correct mathematics."""
+"""Planted bugs of dtypes and rounding; the mathematics stays correct."""
 
 from __future__ import annotations
 

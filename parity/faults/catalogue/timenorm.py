@@ -1,4 +1,4 @@
-"""Bugs of TimestepNorm, whose statistics accumulate along the text."""
+"""Planted bugs of TimestepNorm, whose statistics accumulate along the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _statistics = partial(_norm, owner=timestep_norm, attribute="_running")
 
 
 def _running(change: Callable[..., Any]) -> Plant:
-    """Change (mean, var, count, n) of the running statistics; n is the number of tokens."""
+    """Return a plant that replaces running mean and variance by those that `change` returns.
+
+    `change` gets keyword arguments: `mu`, the group means of each token; the correct `mean` and
+    `var`; `n`, the number of valid tokens so far; and `previous`, the mean before each token.
+    """
 
     @around
     def plant(run, mu, mean0, var0, count0, mask):
@@ -72,7 +76,10 @@ def _from_raw_moments(call, self, x, state=None, mask=None):
 
 
 def _with_variance(change: Callable[..., Any]) -> Plant:
-    """Change the variance below the square root: `change(var, groups (B, L, G, g), eps)`."""
+    """Return a plant that replaces the variance by `change(var, groups, eps)`.
+
+    `groups` (B, L, G, g) is the input by group; the norm divides by sqrt(variance + eps).
+    """
 
     @around
     def plant(call, self, x, state=None, mask=None):
@@ -88,7 +95,7 @@ def _with_variance(change: Callable[..., Any]) -> Plant:
 
 
 def _plus_eps(var, groups, eps):
-    # rsqrt of this plus eps is 1 / (sqrt(var) + eps).
+    # The norm adds eps and takes rsqrt, which gives 1 / (sqrt(var) + eps).
     return jnp.square(jnp.sqrt(var) + eps) - eps
 
 

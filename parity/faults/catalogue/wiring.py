@@ -1,4 +1,4 @@
-"""Bugs of the connections between the layers of a block."""
+"""Planted bugs of the connections between the layers of a block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _without_residual(y, self, x):
 
 
 def _fed(call, layer: str, source: str):
-    """Feed the output of one layer of attention (`source`) to another (`layer`)."""
+    """Return a faulty attention whose submodule `layer` gets the output of submodule `source`."""
 
     def faulty(self, *args, **options):
         seen: list[Any] = []
@@ -36,7 +36,7 @@ def _fed(call, layer: str, source: str):
         def misled(x):
             return getattr(self, layer)(seen[-1])
 
-        # The chunked attention has other methods that are used too.
+        # Other methods of the chunked attention are used too, so its stand-in must have them.
         stand_in = _Watched(self.inner, watched) if source == "inner" else watched
         return call(altered(self, **{source: stand_in, layer: misled}), *args, **options)
 
@@ -44,6 +44,8 @@ def _fed(call, layer: str, source: str):
 
 
 class _Watched:
+    """A module whose call is replaced by `call`; everything else is that of the module."""
+
     def __init__(self, module: Any, call: Callable[..., Any]):
         self._module, self._call = module, call
 

@@ -1,7 +1,7 @@
-"""The reference: megalodon-hf, run live. torch is used only here and in `megalodon_jax.convert`.
+"""The live reference: runs megalodon-hf, the PyTorch implementation that JAX is compared with.
 
-Install it with `make reference`, or manually as `INSTALL` says. Without it, recordings are used
-(`parity.megalodon.recordings`).
+Install megalodon-hf with `make reference`, or with pip as `INSTALL` says. Where it is missing,
+recordings of its results are used (`parity.megalodon.recordings`).
 """
 
 from parity.megalodon.reference.installed import INSTALL, identity, why_unavailable

@@ -1,4 +1,4 @@
-"""megalodon-hf as a user loads it: a folder read by `from_pretrained`."""
+"""megalodon-hf loaded as its users do: `from_pretrained` on a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from parity.recordings import ReferenceUnavailableError
 
 @dataclass(frozen=True)
 class Deployed:
-    """A folder loaded by megalodon-hf in float32, on the CPU.
-
-    Raises:
-        ReferenceUnavailableError: on loading, when megalodon-hf cannot run.
-    """
+    """A checkpoint folder loaded by megalodon-hf in float32, on the CPU."""
 
     model: Any
+    """megalodon-hf's model, in evaluation mode."""
     problems: tuple[str, ...]
     """Mismatches reported by Transformers: missing, unexpected or differently shaped tensors."""
 
     @classmethod
     def load(cls, folder: Path) -> Deployed:
-        """Load a folder."""
+        """Load a checkpoint folder.
+
+        Raises:
+            ReferenceUnavailableError: megalodon-hf cannot run here.
+        """
         if reason := why_unavailable():
             raise ReferenceUnavailableError(reason)
         model, info = package().MegalodonForCausalLM.from_pretrained(
@@ -39,11 +40,11 @@ class Deployed:
 
     @property
     def config(self) -> MegalodonConfig:
-        """Its configuration, converted to ours."""
+        """Configuration that megalodon-hf read from the folder, as a `MegalodonConfig`."""
         return MegalodonConfig.from_hf(self.model.config)
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield parameters by name, one at a time."""
+        """Yield the names and values of the model's tensors, one at a time."""
         for name, tensor in self.model.state_dict().items():
             yield name, to_numpy(tensor)
 

@@ -1,4 +1,4 @@
-"""Operations that torch dispatches for megalodon-hf: operator, dtypes, module, forward or backward.
+"""Operators that torch runs for megalodon-hf, each with dtypes, module and direction of the pass.
 
 Source: docs/formats.md "The dtype audit": the torch side under autocast and under `.to(bfloat16)`.
 """
@@ -18,15 +18,17 @@ from megalodon_jax.weights import weight_table
 from parity.megalodon.reference.live import LiveReference
 
 Mode = Literal["float32", "autocast", "bfloat16"]
+"""Float32; autocast to bfloat16 with float32 weights; or the whole model cast to bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Calls of one operator with equal dtypes in one module."""
+    """Calls of one operator with equal dtypes in one module, and their number."""
 
     module: str
-    """Path of the innermost module; empty for the model itself."""
+    """Path of the innermost module that makes the calls; empty for the model itself."""
     backward: bool
+    """Whether the calls belong to the backward pass."""
     op: str
     """ATen name without namespace and overload, such as `addmm`."""
     inputs: tuple[str, ...]
@@ -39,10 +41,12 @@ class Dispatched:
 def dispatched(
     config: MegalodonConfig, shape: tuple[int, int], mode: Mode, device: str = "cpu"
 ) -> tuple[Dispatched, ...]:
-    """Run loss and backward pass of megalodon-hf once; return the dispatched calls, sorted.
+    """Run loss and backward pass of megalodon-hf once; return the operators that torch ran.
+
+    They are sorted by module, pass, operator and dtypes.
 
     Args:
-        config: sizes; weights are random with a fixed seed.
+        config: sizes; weights and token ids are random with a fixed seed.
         shape: (B, L) of the ids.
         mode: `float32`; `autocast` to bfloat16 with float32 weights; or a model cast to `bfloat16`.
         device: "cpu" or "cuda".
@@ -82,10 +86,11 @@ def dispatched(
 
 
 class _Places:
-    """Tracks which module is running: by hooks in the forward pass, by graph node in the backward.
+    """Tracks which module is running: by module hooks forward, by autograd graph node backward.
 
-    A node belongs to the innermost module that was called when it was created. Nodes are found when
-    a module returns, by traversal from its outputs to its inputs, skipping those of inner modules.
+    A node belongs to the innermost module that was running when it was created. Nodes are assigned
+    when a module returns, by traversal from its outputs to its inputs. Nodes that an inner module
+    already owns keep their owner.
     """
 
     def __init__(self, model: Any):
@@ -104,11 +109,11 @@ class _Places:
 
     @property
     def module(self) -> str:
-        """Path of the running module."""
+        """Path of the module that is running; empty for the model itself."""
         return self.now if self.backward else self._stack[-1]
 
     def turn(self, loss: Any) -> None:
-        """Start the backward pass from `loss`."""
+        """Switch from forward to backward pass; call it before `loss.backward()`."""
         self._claim("", [loss], set())
         self.backward = True
         for node, name in self._owner.items():
@@ -151,7 +156,10 @@ def _nodes(values: Any) -> list[Any]:
 
 
 def _recorder(places: _Places, counts: Counter[tuple[Any, ...]]) -> Any:
-    """Return a dispatch mode that counts calls by module, operator and dtypes."""
+    """Return a torch dispatch mode that counts calls in `counts`.
+
+    Keys are module, backward or not, operator, dtypes of inputs and dtype of the output.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

@@ -1,4 +1,4 @@
-"""Checks which megalodon-hf is installed, and whether its results are those we expect."""
+"""Checks which version of megalodon-hf is installed, and whether it is the supported one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 COMMIT = "082db4b"
+"""Supported commit of megalodon-hf."""
 SOURCE = "22e25a5d9788f38b"
-"""Hash of the sources of `COMMIT`; version numbers are not reliable."""
+"""Hash of the sources of `COMMIT` (`source_hash`); the package's version number is not reliable."""
 ANY = "MEGALODON_HF_ANY"
-"""Environment variable that allows another version, for example your own refactoring of it."""
+"""Environment variable that, if set, allows any version of megalodon-hf, such as your own."""
 INSTALL = (
     f'pip install "megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@{COMMIT}", '
     "or set MEGALODON_HF_SOURCE to a local checkout and run `make reference`"
 )
+"""Instructions to install megalodon-hf, for error messages."""
 
 
 def why_unavailable() -> str | None:
-    """Return why the live reference cannot run, or None if it can, without heavy imports."""
+    """Return why megalodon-hf cannot run here and what to do; None if it can run.
+
+    torch and megalodon-hf are not imported.
+    """
     for package in ("torch", "transformers", "megalodon"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed; {INSTALL}"
@@ -33,27 +38,25 @@ def why_unavailable() -> str | None:
     if (found := source_hash()) != SOURCE and not os.environ.get(ANY):
         return (
             f"another megalodon-hf is installed: its sources have hash {found}, those of commit "
-            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to accept it"
+            f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to accept the installed one"
         )
     return None
 
 
 def package() -> Any:
-    """Return megalodon-hf's package.
-
-    Imported by name, because a type checker would resolve it to `parity.megalodon`.
-    """
+    """Import and return megalodon-hf's package, `megalodon`."""
+    # Imported by name: a type checker would take `import megalodon` for `parity.megalodon`.
     return importlib.import_module("megalodon")
 
 
 def identity() -> str:
-    """Return the commit of the installed version, or the hash of its sources if it is another."""
+    """Return `COMMIT` if that is installed, else "sources " and the hash of what is installed."""
     found = source_hash()
     return COMMIT if found == SOURCE else f"sources {found}"
 
 
 def source_hash() -> str:
-    """Return a hash of the installed package's sources without its generated version file."""
+    """Return a hash of the installed package's .py files, without the generated `_version.py`."""
     spec = importlib.util.find_spec("megalodon")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""megalodon-hf's results at the known differences."""
+"""megalodon-hf's results where it is known to differ from the JAX model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from parity.megalodon.reference.installed import package
 
 def known_difference_facts(live: Any) -> dict[str, np.ndarray]:
     """Return megalodon-hf's result for every known difference, by id.
+
+    `parity.megalodon.known_differences` measures the differences from these arrays.
 
     Args:
         live: a `LiveReference`.
@@ -37,7 +39,10 @@ def _loss_without_targets(live: Any, case: Any) -> np.ndarray:
 
 
 def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
-    """Return the largest difference between head and embedding, without `tie_word_embeddings`."""
+    """Return the largest difference between head and embedding; NaN if their shapes differ.
+
+    The model is built without `tie_word_embeddings` in its configuration, and newly initialised.
+    """
     model = _built(config)
     head, embedding = model.lm_head.weight, model.model.embed.weight
     if head.shape != embedding.shape:
@@ -46,7 +51,7 @@ def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
 
 
 def _initial_spread(config: MegalodonConfig) -> np.ndarray:
-    """Return the standard deviation over the embedding and all linear weights together."""
+    """Return the standard deviation of all initial weights of embedding and linear layers."""
     import torch
 
     torch.manual_seed(0)
@@ -56,7 +61,7 @@ def _initial_spread(config: MegalodonConfig) -> np.ndarray:
 
 
 def _built(config: MegalodonConfig) -> Any:
-    """Build the reference from a configuration without `tie_word_embeddings`."""
+    """Return a new megalodon-hf model whose configuration lacks `tie_word_embeddings`."""
     theirs = package()
     fields = config.to_hf()
     del fields["tie_word_embeddings"]

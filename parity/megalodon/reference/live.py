@@ -1,4 +1,4 @@
-"""megalodon-hf with a case's weights: intermediates, loss, gradients and streams."""
+"""Runs megalodon-hf on a case: intermediates, loss, gradients, streams and trajectories."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from parity.recordings import ReferenceUnavailableError
 
 @dataclass(frozen=True)
 class LiveReference:
-    """Runs megalodon-hf in float32 on CPU or CUDA.
+    """Runs megalodon-hf in float32.
 
     Raises:
-        ReferenceUnavailableError: on construction, if it cannot run.
+        ReferenceUnavailableError: on construction, if megalodon-hf cannot run here.
     """
 
     device: str = "cpu"
+    """torch device: "cpu" or "cuda"."""
     kind = "live"
-    omits = "the gate's cotangent, for which it has no tensor of its own"
+    omits = "the gate's cotangent, for which megalodon-hf has no separate tensor"
 
     def gives(self, quantity: str) -> bool:
-        """Whether it has a quantity of the oracle; see `omits`."""
+        """Return whether `run` gives a quantity of the oracle; see `omits`."""
         what = Quantity(quantity)
         return not (what.role is Role.COTANGENT and what.stage == "gate")
 
@@ -47,7 +48,7 @@ class LiveReference:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Commit, versions, threads, CPU capability detected by torch, device."""
+        """Commit of megalodon-hf, versions of packages, threads and CPU capability, device."""
         import torch
 
         return {
@@ -61,20 +62,25 @@ class LiveReference:
         }
 
     def weights(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the state dict after loading a case's weights."""
+        """Return megalodon-hf's state dict after it loaded a case's weights, for those weights."""
         held = self.load(case.config, case.weights).state_dict()
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16 by mode (`reference.low_precision`)."""
+        """Return logits and loss in bfloat16, as `<mode>/logits` (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
     def known_differences(self) -> dict[str, np.ndarray]:
-        """Return its result for every known difference, by id."""
+        """Return megalodon-hf's result for every known difference, by id."""
         return known_difference_facts(self)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return intermediates, loss and gradients, or the results of a stream or trajectory."""
+        """Return the results of a case as float32 arrays, by name.
+
+        A stream gives logits, states and generated tokens; a trajectory gives losses, moments and
+        displacements. Any other case gives intermediates, loss, gradients and cotangents. Padded
+        rows of a stream, and packed documents, run one at a time.
+        """
         import torch
 
         batch = case.batch
@@ -112,8 +118,8 @@ class LiveReference:
     def _documents(self, model: Any, case: Case) -> dict[str, np.ndarray]:
         """Run every packed document alone, and join the results.
 
-        The loss is the mean over the targets of all documents. A document without targets has zero
-        gradients.
+        The loss is the mean over the targets of all documents. A document without targets
+        contributes nothing to loss and gradients.
         """
         import torch
 
@@ -156,7 +162,7 @@ class LiveReference:
         ids: np.ndarray,
         autocast: bool = False,
     ) -> dict[str, Callable[[int], None]]:
-        """Return timed workloads by name (`parity.megalodon.reference.timed`)."""
+        """Return megalodon-hf's workloads for benchmarks, by name (`reference.timed.workloads`)."""
         return workloads(self.load(config, weights), ids, self.device, autocast)
 
     def _stream(self, model: Any, rows: np.ndarray, cuts: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -194,7 +200,7 @@ class LiveReference:
 
 
 def _cache_arrays(cache: Any) -> dict[str, np.ndarray]:
-    """Return the contents of the reference's cache by our names: layers, then the final norm."""
+    """Return the contents of megalodon-hf's cache under the names of `intermediates.STATES`."""
     outputs = {}
     *layers, final = cache
     for i, layer in enumerate(layers):
@@ -212,9 +218,14 @@ def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
 
 
 def _hooks(model: Any, intermediates: dict[str, np.ndarray]) -> list[Any]:
-    """Record each intermediate, and its gradient where the reference has a tensor for it.
+    """Make the model store each intermediate, and its cotangent if it is a tensor of the model.
 
-    Return the hook handles to remove.
+    Args:
+        model: megalodon-hf's model.
+        intermediates: filled during forward and backward pass, by name.
+
+    Returns:
+        Handles of the hooks; call `remove` on each after the run.
     """
 
     def keep(name: str, value: Any, row: Intermediate | None = None) -> None:

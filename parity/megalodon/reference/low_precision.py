@@ -11,16 +11,16 @@ import numpy as np
 from parity.megalodon.cases import Case
 
 MODES = ("autocast", "cast")
-"""Products in bfloat16 with float32 parameters, and `model.to(torch.bfloat16)`."""
+"""Modes: "autocast" (products in bfloat16, float32 parameters) and "cast" (the whole model)."""
 
 
 def low_precision(model: Any, case: Case, device: str) -> dict[str, np.ndarray]:
-    """Return logits and loss of a case by mode: `autocast/logits` and so on.
+    """Return logits and loss of a case in each mode, as `autocast/logits`, `cast/loss` and so on.
 
-    Values that bfloat16 represents exactly are returned as bfloat16, others as float32.
+    An array whose values are all exact in bfloat16 is returned as bfloat16, any other as float32.
 
     Args:
-        model: megalodon-hf with the case's weights, float32; it is cast at the end.
+        model: megalodon-hf with the case's weights, float32; afterwards it is bfloat16.
         case: a case without cuts and steps.
         device: device of the model.
     """

@@ -1,4 +1,4 @@
-"""Workloads of megalodon-hf for benchmarks."""
+"""Workloads of megalodon-hf (training step, prefill, decoding, ...) for benchmarks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 
 Work = Callable[[int], None]
+"""Repeats a workload the given number of times, and returns when the results are computed."""
 
 
 def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) -> dict[str, Work]:
     """Return workloads by name; each takes a number of repetitions and waits for the results.
 
-    forward, train_step (loss, backward, AdamW), prefill (with a cache), decode (single tokens after
-    a prefill) and generate (`count` greedy tokens after the prompt). With recent versions of
-    transformers megalodon-hf has no `generate`; it is replaced by a loop over its cache, which
-    omits the other work of `generate`.
+    - forward: forward pass without a cache.
+    - train_step: loss, backward pass and AdamW.
+    - prefill: forward pass that fills a cache.
+    - decode: single tokens after a prefill.
+    - generate: prefill and as many greedy tokens as repetitions. With recent versions of
+      transformers megalodon-hf has no `generate`, so a loop over its cache stands in for it.
 
     Args:
-        model: megalodon-hf, float32; train_step trains it.
+        model: megalodon-hf, float32; train_step changes its weights.
         ids: token ids (B, L) int32.
         device: device of the model.
         autocast: run forward pass and loss under autocast to bfloat16.

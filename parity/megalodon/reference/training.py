@@ -11,10 +11,10 @@ from parity.megalodon.trajectory import HYPER, Diary, batches, decays
 
 
 def trajectory(model: Any, case: Case, device: str) -> dict[str, np.ndarray]:
-    """Return the quantities of `parity.megalodon.trajectory`, float32.
+    """Train megalodon-hf; return losses, moments and displacements, float32, as `Diary.arrays`.
 
     Args:
-        model: megalodon-hf with the case's weights; it is trained.
+        model: megalodon-hf with the case's weights; training changes them.
         case: a case with steps.
         device: device of the model.
     """

@@ -1,4 +1,4 @@
-"""Subjects compared over meshes every night: training runs of Megalodon and of MLA-MoE."""
+"""Training runs of Megalodon and of MLA-MoE, which nightly runs compare over meshes."""
 
 from parity.mesh.subjects.megalodon import megalodon
 from parity.mesh.subjects.mla_moe import mla_moe

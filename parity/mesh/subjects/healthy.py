@@ -1,8 +1,9 @@
-"""Random healthy cases (mesh, configuration, length), which must not be reported as different.
+"""Random cases without a bug: comparing them must report no difference (negative control).
 
-A case is determined by its index. A group of `VARIATIONS` cases has one text of random length, one
-set of masks and weights, and as many random meshes. `NEIGHBOURS` groups share a configuration and
-meshes, so that programs are compiled once while JAX caches them.
+A case is a mesh, a configuration and a length. Cases come in numbered groups; the number determines
+everything random. A group has one text of random length, one set of masks and weights, and
+`VARIATIONS` random meshes, one per case. `NEIGHBOURS` consecutive groups share configuration and
+meshes, so that JAX compiles their programs only once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.megalodon import AXES, SMALL, megalodon
 
 VARIATIONS = 8
-"""Number of meshes on which one text is compared."""
+"""Number of cases (meshes) of a group."""
 NEIGHBOURS = 8
 """Number of consecutive groups with the same configuration, padded text size and meshes."""
 SHAPES = (
@@ -31,9 +32,9 @@ SHAPES = (
 
 
 def healthy(group: int) -> MeshComparison:
-    """Return a random configuration and length, on `VARIATIONS` random meshes.
+    """Return the group with this number: a random configuration and text on `VARIATIONS` meshes.
 
-    Every other configuration also compares gradients, which take most of the compile time.
+    Gradients are compared for every other configuration only: they take most of the compile time.
     """
     rng = np.random.default_rng([11, group // NEIGHBOURS])
 
@@ -59,7 +60,7 @@ def healthy(group: int) -> MeshComparison:
     chunks = one(0, 8)
     places = rng.choice(len(SHAPES), VARIATIONS, replace=False)
     meshes = [dict(zip(AXES, SHAPES[i], strict=True)) for i in places]
-    # All such lengths are padded to the same number of chunks.
+    # All lengths of this range are padded to the same number of chunks, hence the same programs.
     own = np.random.default_rng([12, group])
     length = int(own.integers(chunks * chunk + 2, (chunks + 8) * chunk + 1))
     comparison = megalodon(
@@ -78,12 +79,14 @@ def alarms(
     report: Callable[[str], None] = lambda line: None,
     wanted: Callable[[Mapping[str, int]], bool] = lambda sizes: True,
 ) -> Iterator[Measurement]:
-    """Compare healthy cases and yield every row that exceeds its tolerance; none should.
+    """Compare healthy cases and yield every measurement that exceeds its tolerance.
+
+    Each one is a false alarm.
 
     Args:
-        groups: indices of groups of `VARIATIONS` cases.
-        report: called with a line for each group.
-        wanted: selects meshes of a group by their axis sizes.
+        groups: numbers of groups (`healthy`).
+        report: called with a line of text after each group.
+        wanted: whether to compare a mesh, given its axis sizes.
     """
     for group in groups:
         triples = healthy(group)
@@ -91,7 +94,7 @@ def alarms(
         compared = some.run(watched=("float64",), forced=False)
         broken = [m for m in compared.measurements if m.verdict is Verdict.FAIL]
         gates = sum(m.verdict is Verdict.PASS for m in compared.measurements)
-        report(f"  group {group}: {len(compared.results)} triples, {gates} gates, {len(broken)} no")
+        report(f"  group {group}: {len(compared.results)} cases, {gates} gates, {len(broken)} fail")
         yield from broken
         # Compiled programs of this configuration are not needed again.
         jax.clear_caches()

@@ -21,6 +21,7 @@ from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.training import STEPS, initial_state, trained
 
 AXES = ("data", "fsdp", "tensor", "sequence")
+"""Mesh axes of Megalodon."""
 MESHES = (
     {"data": 8, "fsdp": 1, "tensor": 1, "sequence": 1},
     {"data": 2, "fsdp": 1, "tensor": 4, "sequence": 1},
@@ -28,7 +29,7 @@ MESHES = (
     {"data": 2, "fsdp": 1, "tensor": 2, "sequence": 2},
     {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 8},
 )
-"""8, 2 x 4, 4 x 2 and 2 x 2 x 2 devices, and sequence parallelism over all 8."""
+"""Meshes of 8 devices: data parallel, two and three axes combined, and sequence parallel."""
 SMALL = MegalodonConfig(
     vocab_size=20,
     model_dim=16,
@@ -42,9 +43,11 @@ SMALL = MegalodonConfig(
     norm_num_groups=4,
     swiglu=True,
 )
-"""Vocabulary 20, 4 heads and 4 norm groups are divisible by 4 but not by 8."""
+"""Configuration of the subject. Vocabulary (20), heads and norm groups (4 each) are divisible by 4
+but not by 8, which tests axes that do not divide a size."""
 PARTS = 8
-"""Largest number of parts of a text; texts are padded to whole chunks for each part."""
+"""Largest number of parts into which the sequence axis splits a text. Texts are padded to a
+multiple of that many chunks."""
 
 
 def megalodon(
@@ -58,17 +61,19 @@ def megalodon(
     meshes: Any = MESHES,
     explicit: bool = False,
 ) -> MeshComparison:
-    """Return a training run with random weights and texts of different lengths.
+    """Return a training run of Megalodon, to be compared over meshes.
+
+    Weights are random, and texts have different lengths.
 
     Args:
         config: float32 configuration; in float64 `config.with_dtype("float64")` is used.
         length: tokens of the longest text, before padding.
         batch: number of texts.
         seed: seed of weights, ids and masks.
-        steps: steps of AdamW; 0 compares only logits, loss and gradients.
-        gradients: compare gradients if there are no steps.
-        meshes: axis sizes by the names in `AXES`, all of them.
-        explicit: whether axes are Explicit.
+        steps: number of AdamW steps; 0: no training, compare intermediates, loss and gradients.
+        gradients: whether gradients are computed if `steps` is 0.
+        meshes: axis sizes; each mesh has all axes of `AXES`.
+        explicit: whether mesh axes have JAX's type Explicit.
     """
     rng = np.random.default_rng([7, seed])
     weights = {
@@ -104,7 +109,7 @@ def megalodon(
 
 
 def _spec(path: str, leaf: Any, mesh: AnyMesh) -> P:
-    """Return an argument's sharding: parameters and moments by role, batches by rows."""
+    """Return the sharding of an argument leaf: texts by row and token, parameters by role."""
     if path.startswith("2/"):
         return spec_of(mesh, leaf.shape, ("batch", "sequence"))
     name = path.replace("/", ".")
@@ -115,7 +120,7 @@ def _spec(path: str, leaf: Any, mesh: AnyMesh) -> P:
 
 
 def _typed(config: MegalodonConfig, params: Any) -> MegalodonForCausalLM:
-    """Return the model with the given parameters, in their dtype."""
+    """Return the model with the given parameters, configured for their dtype."""
     leaves = named_leaves(params)
     dtype = next(iter(leaves.values())).dtype.name
     return replace_leaves(_abstract(config, dtype), leaves)

@@ -1,4 +1,4 @@
-"""MLA-MoE on meshes with expert parallelism: one function, sharded through its arguments."""
+"""MLA-MoE on meshes with expert parallelism: only the arguments are sharded, XLA does the rest."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ MESHES = (
     {"data": 4, "expert": 2},
     {"data": 1, "expert": 8},
 )
+"""Meshes of 8 devices, from data parallel to expert parallel."""
 EXPERTS = "mlp/experts/"
-"""Part of the path of parameters whose first axis is the experts."""
+"""Part of the path of parameters with one row per expert."""
 
 
 def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> MeshComparison:
-    """Return a training run of the tiny configuration, with experts sharded along `expert`.
+    """Return a training run of a tiny MLA-MoE, to be compared over meshes.
+
+    Texts are sharded along `data`, experts along `expert`.
 
     Args:
-        steps: steps of AdamW; 0 compares only loss and gradients.
-        meshes: sizes of `data` and `expert`.
+        steps: number of AdamW steps; 0: no training, compare loss and gradients.
+        meshes: sizes of the axes `data` and `expert`.
         batch: number of texts.
     """
     case = Case("mesh", "experts on an axis", replace(TINY), length=12, batch=batch)

@@ -19,24 +19,23 @@ from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.roles import named_leaves
 
 STEPS = 3
+"""Number of training steps."""
 CLIP, RATE = 0.5, 1e-2
-"""Clipping norm, below the norm of every gradient here, so that clipping is active; and a learning
-rate that changes weights visibly in three steps."""
+"""Clipping norm and learning rate. The norm is below that of every gradient here, so that clipping
+is active. The rate is large enough to change weights visibly in three steps."""
 
 
 def transform() -> optax.GradientTransformation:
-    """Return clipping by the global norm, then AdamW.
-
-    Its epsilon is far above the rounding error of a gradient that should be 0. Otherwise the step
-    of Adam would be the sign of that error.
-    """
+    """Return the optimiser: clipping by the global norm, then AdamW."""
+    # `eps` is far above the rounding error of a gradient that should be 0. With a small `eps`, Adam
+    # would turn the sign of that error into a full step.
     adam = optax.adamw(RATE, eps=1e-3, weight_decay=0.1)
     return optax.chain(optax.clip_by_global_norm(CLIP), adam)
 
 
 def initial_state(params: Any) -> Any:
-    """Return the optimiser's initial state, on the host."""
-    # Evaluated on shapes only: no model computation here.
+    """Return the initial state of `transform` for `params`, as NumPy zeros."""
+    # Only shapes are evaluated, so nothing runs on a device.
     shapes = jax.eval_shape(transform().init, params)
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -44,13 +43,17 @@ def initial_state(params: Any) -> Any:
 def trained(
     loss: Callable[..., jax.Array], params: Any, state: Any, *batch: Any, steps: int = STEPS
 ) -> dict[str, Any]:
-    """Return losses, gradients, and parameters and moments after each step, by quantity name.
+    """Train and return the values of every step, as a nested dictionary of arrays.
+
+    Arrays have the step as first axis. They are `losses`, gradient `norm`, gradients `grad`, and
+    moments and parameters after each step, as `step<steps>/mu`, `/nu` and `/params`. `loss` is the
+    last loss.
 
     Args:
         loss: scalar function of parameters and batch.
-        params: floating-point arrays.
-        state: state of `transform`.
-        batch: arrays.
+        params: pytree of floating-point arrays.
+        state: state of `transform` (`initial_state`).
+        batch: further arguments of `loss`; the same in every step.
         steps: number of steps.
     """
 

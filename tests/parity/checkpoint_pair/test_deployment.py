@@ -138,7 +138,7 @@ DAMAGES = {
     "missing": (edit(WEIGHTS, lambda t: t.pop(BETA)), f"{BETA} is missing from the folder"),
     "unexpected": (
         edit(WEIGHTS, lambda t: t.update(other=t[BETA])),
-        "other is of no parameter, in the folder",
+        "other is no parameter of the model, but is in the folder",
     ),
     "narrow": (
         edit(WEIGHTS, lambda t: t.update({BETA: t[BETA].astype(jnp.bfloat16)})),
@@ -150,7 +150,7 @@ DAMAGES = {
     ),
     "a head twice": (
         edit(WEIGHTS, lambda t: t.update({HEAD: t[EMBEDDING] + 1})),
-        f"{HEAD} is of no parameter",
+        f"{HEAD} is no parameter of the model",
     ),
 }
 

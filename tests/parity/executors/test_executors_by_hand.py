@@ -233,7 +233,7 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         second = Idle()
         found = [a.name for a in run(items[::-1], second, answers, said.append)]
         assert found == ["i1", "i0", "i2"] and second.closed == 1
-        assert said[0] == "  2 of 3 items are there already" and not answers.damaged
+        assert said[0] == "  2 of 3 items have stored answers" and not answers.damaged
         # One that is stored stays what it is.
         answers.write(items[0], Answer("i0", State.DONE, "another"))
         stored = answers.read(items[0])

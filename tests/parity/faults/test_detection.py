@@ -110,9 +110,11 @@ def test_selection_by_name_and_family():
     assert select() == FAULTS
     assert [fault.name for fault in select(["rope_sign"])] == ["rope_sign"]
     assert {fault.family for fault in select(family="cema")} == {Family.CEMA}
-    with pytest.raises(ValueError, match=r"no fault 'rope'; there are square_linear_transposed, "):
+    with pytest.raises(
+        ValueError, match=r"no fault 'rope'; choose one of square_linear_transposed, "
+    ):
         select(["rope"])
-    with pytest.raises(ValueError, match=r"no family 'sea'; there are conversion, "):
+    with pytest.raises(ValueError, match=r"no family 'sea' of faults; choose one of conversion, "):
         select(family="sea")
     with pytest.raises(ValueError, match="none of rope_sign is of the family 'CEMA'"):
         select(["rope_sign"], "CEMA")

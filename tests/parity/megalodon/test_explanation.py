@@ -99,5 +99,7 @@ def test_a_stream_without_a_wrong_stage_has_only_its_first_divergence(monkeypatc
     asked(monkeypatch, divergence=failing(quantity="state/layers.0.k", note="shape"))
     told = explain(by_name("stream"))
     assert (told.quantity, told.stages) == ("state/layers.0.k", ())
-    assert told.note == "shape; every stage of its last calls is right on the oracle's values"
+    assert (
+        told.note == "shape; all stages of the examined calls are right if fed the oracle's values"
+    )
     assert "all before the first wrong one are right" in told.meaning

@@ -153,7 +153,7 @@ def test_another_bug_names_another_line_and_a_healthy_model_none() -> None:
     with patch("parity.megalodon.explanation.account", return_value=report):
         again = explain(case, [told])
     assert again.lines == told.lines
-    assert again.note == f"its lines are those of case {case.name}"
+    assert again.note == f"source lines are those found for case {case.name}"
     assert account(case).culprit is None, "and of a healthy model there is nothing to name"
 
 
@@ -167,7 +167,7 @@ def test_a_search_that_fails_leaves_the_account(monkeypatch) -> None:
     with fault_by_name("rmsnorm_plus_one_dropped").planted():
         told = explain(case)
     assert told.quantity == "layers.0.rmsnorm" and told.lines == ()
-    assert told.note == "its source lines are unknown: RuntimeError: no lines today"
+    assert told.note == "source lines were not found: RuntimeError: no lines today"
 
 
 def test_the_oracle_s_operations_end_at_the_stage_and_hold_its_numbers() -> None:

@@ -165,13 +165,13 @@ def test_what_another_case_names_is_not_looked_for_again(monkeypatch: pytest.Mon
     other = Explanation("plain", "jax64:oracle", quantity=stage.name, stages=(stage,))
     line = Line("megalodon_jax/layers/complex_ema.py:1 (f)", "why", "> 1")
     told = explain(SHORT, [replace(other, lines=(line,))])
-    assert told.note == "its lines were not looked for: case plain names some" and not told.lines
+    assert told.note == "its lines were not searched: see those of case plain" and not told.lines
     # An account without lines is no reason, and a search that fails is said.
     monkeypatch.setattr(
         "parity.megalodon.explanation.failure", lambda case: failing(note="shapes differ")
     )
     told = explain(SHORT, [other])
-    assert told.note == "shapes differ; its call is unknown: AssertionError: looked for"
+    assert told.note == "shapes differ; the wrong call was not found: AssertionError: looked for"
 
 
 def test_lines_of_a_stream_are_not_those_of_a_stage_of_the_same_name() -> None:

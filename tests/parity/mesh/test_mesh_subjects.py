@@ -69,7 +69,7 @@ def test_megalodon_in_float32_stays_within_reordered_sums():
 def test_healthy_triples_raise_no_alarm():
     told: list[str] = []
     wide = healthy.alarms([ODD_VOCABULARY], told.append, lambda sizes: sizes["tensor"] == 4)
-    assert list(wide) == [] and "2 triples" in told[0]
+    assert list(wide) == [] and "2 cases" in told[0]
 
 
 def test_a_healthy_configuration_depends_on_its_number_alone():
@@ -129,7 +129,7 @@ def test_a_process_that_fails_is_named(monkeypatch):
     with pytest.raises(RuntimeError, match="ended with -9: killed"):
         suite.measure()
     with pytest.raises(
-        ValueError, match="unknown: mesh of all; expected mesh megalodon, mesh mla-moe"
+        ValueError, match=r"no subject or case mesh of all .*; choose from mesh megalodon, mesh"
     ):
         suite.measure(["mesh of all"])
     assert suite.planned() == len(MESHES) + len(EXPERTS)

@@ -53,7 +53,7 @@ def test_a_sound_step_passes_and_a_faulty_one_does_not(step_file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", "defines no function step(); add one"),
+        ("x = 1", "defines no function step(); define one"),
         ("def step(): return 1", "expected step() to return a parity.mesh.MeshComparison, got int"),
         (STEP.format("psum").replace("4}", "4096}"), "needs 4096 devices"),
     ],

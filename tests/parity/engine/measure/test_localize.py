@@ -73,7 +73,7 @@ def test_a_forced_stage_goes_on_with_what_it_is_given() -> None:
 
 
 def test_a_stream_has_no_stages_to_force() -> None:
-    with pytest.raises(ValueError, match=r"stream is a stream.*case 'plain'"):
+    with pytest.raises(ValueError, match=r"stream is a cached stream.*case 'plain'"):
         account(by_name("stream"))
 
 
