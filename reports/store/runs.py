@@ -114,10 +114,12 @@ def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
 
 
 def check_root(root: Path) -> None:
-    """Check that a folder may hold runs; one that is empty or does not exist yet may.
+    """Check that a folder does not hold something other than runs, such as source code.
+
+    A folder without subfolders, or that does not exist yet, is accepted.
 
     Raises:
-        StoreError: the folder has folders, and none of them is a run, not even a damaged one.
+        StoreError: it has subfolders, and none of them is a run or a damaged run.
     """
     names = [folder.name for folder in run_folders(root)]
     dated = any(DATED.match(name) for name in names)
