@@ -229,7 +229,12 @@ def _both_sides(port: Port) -> _Both:
         )
     # A port's parameter that is the sum of two of the original's has been rounded once more than
     # they have, so the two sides do not hold those bit for bit.
-    equal = [pair for pair in matching.pairs if pair.is_equal and not pair.construction.adds]
+    # A parameter in another order has the original's numbers.
+    equal = [
+        pair
+        for pair in matching.pairs
+        if (pair.is_equal or pair.is_reordered) and not pair.construction.adds
+    ]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages

@@ -43,7 +43,7 @@ class SideRuns:
         self.name = f"the {whose} ({side.kind})"
         self.masked_outputs, self.left_out = masked_outputs, left_out
         self.cotangents: dict[str, np.ndarray] | None = None
-        self.shared: frozenset[str] = frozenset()
+        self.shared: frozenset[str] | None = None
         self.notices: tuple[str, ...] = ()
         self.masked: set[str] = set()
         """Names of stages with a number of at least `MASK` in any run so far."""

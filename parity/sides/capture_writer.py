@@ -211,7 +211,7 @@ def entry_of(how: Run) -> dict[str, Any]:
         "precision": str(how.precision),
         "rounding": None if how.rounding is None else str(how.rounding),
         "seed": how.seed,
-        "shared": sorted(how.shared),
+        "shared": sorted(how.shared or ()),
         "derivatives": how.cotangents is not None,
     }
 

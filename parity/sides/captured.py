@@ -139,7 +139,7 @@ class CapturedSide:
             return False
         # A captured run may perturb more tables than requested, but not fewer: the noise floor
         # would be an underestimate.
-        if not set(entry["shared"]) <= how.shared:
+        if not set(entry["shared"]) <= (how.shared or frozenset()):
             return False
         return how.cotangents is None or self._same_cotangents(entry, how.cotangents)
 

@@ -84,9 +84,9 @@ class Run:
     forced: Arrays = field(default_factory=dict)
     """Values that replace stages in the rest of the computation, by stage name, in the shapes of
     this side. The returned stage is still the one that the program computed."""
-    shared: frozenset[str] = frozenset()
-    """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` does not perturb
-    them."""
+    shared: frozenset[str] | None = None
+    """Names of parameters that both sides hold bit for bit. `Rounding.CONSTANTS` perturbs the
+    others. None: unknown, and no trained parameter is perturbed, only tables."""
     cotangents: Arrays | None = None
     """Cotangents of the vector-Jacobian product, by output name; None: no gradients."""
 

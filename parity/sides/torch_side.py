@@ -323,12 +323,13 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
     tables = dict(moved.named_buffers())
-    if how.shared:
+    # An empty set is known too: a port may hold every parameter in another order or as a sum.
+    if how.shared is not None:
         tables |= dict(moved.named_parameters())
     with lifted(how.seed) as mode, torch.no_grad():
         mode.signs = generator
         for name, table in tables.items():
-            if _floating(table) and name not in how.shared:
+            if _floating(table) and name not in (how.shared or ()):
                 table.copy_(_moved_table(mode, table))
         for inner in moved.modules():
             for name, value in vars(inner).items():

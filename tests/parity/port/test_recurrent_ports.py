@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from parity import FunctionSide, Port, TorchSide, compare
+from parity.engine.measure.measurement import Verdict
 from parity.port.ledger import Role
 from parity.port.report import Report
+from parity.port_tolerances import PORTS, PortEdge
 
 WIDTH, HIDDEN = 6, 5
 X = np.random.default_rng(0).normal(size=(2, 3, WIDTH)).astype(np.float32)
@@ -86,6 +88,62 @@ def test_one_bias_stands_for_two() -> None:
     # Negative controls: half of a bias, and a bias that is off by more than the sum's rounding.
     assert not _compared(module, lstm, params | {"bias": w["bias_ih"]}).holds
     assert not _compared(module, lstm, params | {"bias": params["bias"] + np.float32(1e-5)}).holds
+
+
+def test_one_bias_stands_for_two_in_another_order_of_gates() -> None:
+    """Haiku's LSTM: no parameter is equal in place, which counted as "nothing is known"."""
+    module = Recurrent()
+    w = _arrays(module)
+    params = {"kernel": w["weight_ih"], "recurrent": w["weight_hh"],
+              "bias": w["bias_ih"] + w["bias_hh"]}  # fmt: skip
+
+    def exchanged(library: Any, params: Any) -> Any:
+        """Exchange the second and third of four gates, which is its own inverse."""
+        order = (0, 2, 1, 3)
+        return {
+            name: library.concatenate([library.split(a, 4)[gate] for gate in order])
+            for name, a in params.items()
+        }
+
+    def reordered(params: Any, x: jax.Array) -> jax.Array:
+        return lstm(exchanged(jnp, params), x)
+
+    params = exchanged(np, params)
+
+    report = _compared(module, reordered, params)
+    assert report.holds, report.text()
+    # Negative controls: torch's order of gates, and a bias that is off by more than its rounding.
+    assert not _compared(module, lstm, params).holds
+    wrong = params | {"bias": params["bias"] + np.float32(1e-5)}
+    assert not _compared(module, reordered, wrong).holds
+
+
+class Projected(Gated):
+    """A GRU whose output is multiplied by a matrix, which the port holds as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cell(x)[0])
+
+
+def test_an_order_of_gates_alone_loosens_no_bound() -> None:
+    """Reordered weights are held bit for bit, so both sides agree to float64's rounding."""
+    module = Projected()
+    w = _arrays(module)
+    names = {"kernel": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih",
+             "recurrent_bias": "bias_hh"}  # fmt: skip
+    order = (1, 0, 2)
+    params = {n: np.concatenate([np.split(w[o], 3)[g] for g in order]) for n, o in names.items()}
+    params["out"] = module.out.weight.detach().numpy()
+    report = _compared(module, lambda p, x: gru(p, x) @ p["out"].T, params)
+    assert report.holds, report.text()
+    edge = PortEdge.PORT64_ORIGINAL64
+    largest = max(rule.absolute for rule in PORTS if rule.edge is edge)
+    gates = [m for m in report.measurements if m.edge == edge and m.verdict is Verdict.PASS]
+    assert gates and all(m.tolerance <= largest for m in gates), [m.tolerance for m in gates]
 
 
 def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:

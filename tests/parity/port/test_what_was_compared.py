@@ -116,7 +116,7 @@ def test_agreement_of_nothing_does_not_hold(name):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("masked", "say Port(masked_outputs=True) if these are masks"),
+        ("masked", "set Port(masked_outputs=True) if these are masks"),
         ("zero", "nothing compared: 0 everywhere on both sides"),
         ("transposed", "expected shape (4, 6), received (6, 4); the values agree when transposed"),
         ("flattened", "expected shape (4, 6), received (24,); the values agree when reshaped"),

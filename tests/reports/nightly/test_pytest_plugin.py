@@ -180,8 +180,8 @@ def pytest_sessionfinish(session):
     session.exitstatus = 7
 """
     tests = ROW + "def test_a(numerics):\n    numerics([row('one', 1e-6)])\n"
-    (tmp_path / "coverage.py").write_text(hook, encoding="utf-8")
-    result = run(tmp_path, "-n", "0", "-p", "coverage", tests=tests)
+    (tmp_path / "lines_run.py").write_text(hook, encoding="utf-8")
+    result = run(tmp_path, "-n", "0", "-p", "lines_run", tests=tests)
     assert "PASS" in result.stdout
     assert result.returncode == 7
 
