@@ -71,11 +71,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def numerics(
     request: pytest.FixtureRequest,
 ) -> Callable[[Iterable[Measurement]], list[Measurement]]:
-    """Record measurements: `rows = numerics(suite.case(case, floors))` returns them as a list."""
+    """Record measurements and return them as a list: `rows = numerics(suite.case(case, floors))`.
+
+    It does not assert that they hold; the verdict of `--numerics-run` does.
+
+    Raises:
+        TypeError: something else than a `parity.engine.measure.measurement.Measurement` was given.
+    """
+    kind = own("parity.engine.measure.measurement").Measurement
     rows = request.node.stash.setdefault(_ROWS, [])
 
     def record(measured: Iterable[Measurement]) -> list[Measurement]:
         new = list(measured)
+        # Recorded after the test, where an error would end the whole session.
+        if wrong := [row for row in new if not isinstance(row, kind)]:
+            raise TypeError(
+                "numerics: expected measurements (parity.engine.measure.measurement.Measurement), "
+                f"such as `report.measurements` of a port, got {wrong[0]!r}"
+            )
         rows.extend(new)
         return new
 

@@ -99,8 +99,9 @@ def compare(port: Port) -> Report:
     """Compare a port with its original.
 
     Raises:
-        PortError: both sides are one object, the sides share no parameter, the loss is not a scalar
-            output of both, or `not_compared` names no output or gives no reason.
+        PortError: this is no port of two sides, both sides are one object, the sides share no
+            parameter, the loss is not a scalar output of both, or `not_compared` names no output or
+            gives no reason.
         AlignmentError: their stages cannot be aligned, or pins do not fit them.
         SideError: a side rejects its inputs, or the sides have different inputs.
         ExitError: the code of a side called `sys.exit`, `exit`, `quit` or `os._exit`.
@@ -190,7 +191,18 @@ def _repeated(row: Measurement) -> Measurement:
 
 
 def _check_two_sides(port: Port) -> None:
-    """Raise a PortError if both sides are one object or share one torch module."""
+    """Raise a PortError for anything but a port of two different sides."""
+    if not isinstance(port, Port):
+        raise PortError(
+            f"expected a parity.Port, got {_kind(port)}: compare one port at a time. In pytest, "
+            "`@pytest.mark.ports(of=FUNCTION)` takes a function that returns several"
+        )
+    for name, side in (("original", port.original), ("port", port.port)):
+        if not callable(getattr(side, "run", None)) or not hasattr(side, "kind"):
+            raise PortError(
+                f"{port.title}: expected a side as {name}=, such as parity.TorchSide(module, "
+                f"inputs) or parity.FunctionSide(function, parameters, inputs), got {_kind(side)}"
+            )
     # A module of Flax holds no parameters, so two sides may share it.
     modules = [getattr(s, "module", s) for s in (port.original, port.port) if s.kind == "torch"]
     if port.original is port.port or (len(modules) == 2 and modules[0] is modules[1]):
@@ -198,6 +210,12 @@ def _check_two_sides(port: Port) -> None:
             f"{port.title}: both sides are one object, which is always equal to itself; give the "
             "port its own side"
         )
+
+
+def _kind(value: object) -> str:
+    """Return the type of a value, and the length of a list or tuple."""
+    name = type(value).__name__
+    return f"a {name} of {len(value)}" if isinstance(value, list | tuple) else f"a {name}"
 
 
 def _both_sides(port: Port) -> _Both:

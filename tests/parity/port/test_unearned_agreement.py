@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -104,6 +107,26 @@ def test_one_object_as_both_sides_is_refused() -> None:
     for sides in ([TorchSide(original, X)] * 2, [TorchSide(original, X) for _ in range(2)]):
         with pytest.raises(PortError, match="both sides are one object"):
             compare(Port("itself", *sides, **FAST))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([1, 2], r"expected a parity\.Port, got a list of 2: compare one port at a time"),
+        ("mlp", r"expected a parity\.Port, got a str"),
+        ("module", r"expected a side as port=, such as parity\.TorchSide.*, got a Two"),
+    ],
+)
+def test_what_is_no_port_of_two_sides_is_refused_in_words(
+    given: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for users: in tests beartype refuses it before.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    if given == "module":
+        module = Two(lambda a, b: a + b)
+        given = Port("a module", TorchSide(module, X), module, **FAST)
+    with pytest.raises(PortError, match=told):
+        compare(given)
 
 
 def test_a_bound_that_zeros_would_keep_is_no_gate() -> None:

@@ -122,6 +122,18 @@ def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_what_is_no_measurement_fails_its_own_test_alone(tmp_path: Path) -> None:
+    """It ended the whole session with an internal error, and nothing was stored."""
+    tests = TESTS + "\n\ndef test_wrong(numerics):\n    numerics({'y': 1.0})\n"
+    result = run(tmp_path, "-n", "0", "-k", "good or wrong", tests=tests)
+    assert "4 passed" in result.stdout and "1 failed" in result.stdout
+    assert "expected measurements" in result.stdout and "got 'y'" in result.stdout
+    assert "INTERNALERROR" not in result.stdout + result.stderr
+    assert (
+        result.returncode == ExitCode.REGRESSION and len(list((tmp_path / "runs").glob("2*"))) == 1
+    )
+
+
 @pytest.mark.parametrize("asked", ["verdict", "pytest"])
 def test_a_module_that_stops_the_session_is_incomplete_and_named(tmp_path: Path, asked) -> None:
     """pytest runs no test where a module does not import; its 2 would be wrong usage."""

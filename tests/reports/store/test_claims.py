@@ -281,7 +281,7 @@ def test_every_line_about_an_unsent_run_names_it(tmp_path: Path) -> None:
         writer.publish(folder_of(tmp_path, "a"), NAME)
     lines: list[str] = []
     writer.send_unsent(lines.append)
-    assert len(lines) == 1 and lines[0].startswith("not sent") and NAME in lines[0]
+    assert len(lines) == 1 and lines[0].startswith("run not sent") and NAME in lines[0]
     store.down = ""
     writer.send_unsent(lines.append)
     assert len(lines) == 2 and lines[1].startswith("sent now") and NAME in lines[1]

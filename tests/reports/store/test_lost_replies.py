@@ -402,7 +402,7 @@ def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
     lines: list[str] = []
     writer.refresh(lines.append)
     assert assert_whole(store) == {"night-c": "c"}
-    assert [line.startswith("not sent") and "damaged" in line for line in lines] == [
+    assert [line.startswith("run not sent") and "damaged" in line for line in lines] == [
         *(True, True, False)
     ]
     # What cannot be sent claims no name.
