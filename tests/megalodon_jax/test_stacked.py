@@ -157,7 +157,7 @@ def test_leaves_that_are_not_shaped_as_their_parameters_are_not_cut(model) -> No
     placeholders = jax.tree.map(
         lambda x: jnp.zeros(1), eqx.filter(stack_layers(model), eqx.is_array)
     )
-    with pytest.raises(ValueError, match=r"a first axis of 3 layers, and .* has shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"a first axis of 3 layers, but .* has shape \(1,\)"):
         unstack_layers(placeholders)
 
 

@@ -151,8 +151,8 @@ def test_contradictions_fail_at_construction_with_both_numbers(fields, words):
     ("fields", "words"),
     [
         ({"model_type": "llama"}, "checkpoint of 'llama', expected model_type 'deepseek_v3'"),
-        ({"qk_head_dim": 9}, "qk_head_dim=9, but 8 follows"),
-        ({"num_key_value_heads": 1}, "num_key_value_heads=1, but 2 follows"),
+        ({"qk_head_dim": 9}, "qk_head_dim=9, .* expected 8"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads=1, .* expected 2"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "type 'linear'"),
         ({"num_experts_per_tok": 99}, "num_experts_per_tok=99"),
         ({"quantization_config": {"fmt": "e4m3"}}, "quantised"),
