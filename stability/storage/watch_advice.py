@@ -45,7 +45,9 @@ def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str
     vectors = [leaf for leaf in narrow if leaf[0] not in WIDE]
     count = sum(size for _, size, _ in vectors)
     families = " and ".join(dict.fromkeys(family for family, _, _ in vectors))
-    wide = f"keep the {families} in float32 ({count:,} elements, {_bytes(2 * count)} more)"
+    # Other leaves lose part of their updates without being frozen; this returns nothing of those.
+    wide = f"keep the {families} in float32 ({count:,} elements, {_bytes(2 * count)} more), which "
+    wide += "recovers only their updates"
     options = [_described(remedy, framework) for remedy in general()]
     cheap = bool(vectors) and count <= FEW * elements
     if cheap and len(vectors) == len(narrow):

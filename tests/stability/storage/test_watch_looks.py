@@ -130,7 +130,8 @@ def test_every_remedy_that_is_named_works_in_a_trial_and_they_are_in_its_order()
 def test_float32_for_the_norms_comes_first_where_they_alone_stand_still() -> None:
     norm, matrix = ("norms", 64, "bfloat16"), ("matrices", 4096, "bfloat16")
     alone = advice([norm], 10_000, "torch")
-    assert "1. keep the norms in float32 (64 elements, 128 bytes more); 2. round updates" in alone
+    kept = "1. keep the norms in float32 (64 elements, 128 bytes more), which recovers only their"
+    assert f"{kept} updates; 2. round updates" in alone
     both = advice([norm, matrix], 10_000, "jax")
     assert (
         "1. round updates stochastically (stability.storage.narrow_optimisers.stochastic_adamw)"
