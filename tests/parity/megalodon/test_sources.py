@@ -45,7 +45,7 @@ def test_cases_are_distinct_work():
 
 
 def test_unknown_case_lists_those_there_are():
-    with pytest.raises(ValueError, match=r"no case 'plian'; there are plain, "):
+    with pytest.raises(ValueError, match=r"no case 'plian'; choose one of plain, "):
         by_name("plian")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 
@@ -21,6 +22,7 @@ from parity.engine.measure.measurement import Kind
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.programs import evaluation
 from parity.engine.programs.jaxprs import bind
+from parity.extras import install
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 from parity.tolerances import rule
@@ -399,7 +401,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, n
     for home in ("flax_side", "nnx_side", "torch_side", "torch_lift"):
         monkeypatch.delitem(sys.modules, f"parity.sides.{home}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    message = rf"{name} needs {package}.*: pip install 'megalodon-numerics\[{package}\]'"
+    message = f"{name} needs {package}.*: {re.escape(install(package))}"
     with pytest.raises(SideError, match=message):
         getattr(parity, name)
 
