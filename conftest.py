@@ -243,9 +243,12 @@ def missing(name):
 
 
 def not_installed(modules, extra):
-    """Return which modules are not installed and the extra that brings them, or None."""
+    """Return which modules are not installed and the command that installs them, or None."""
+    # Here, because the hook above has to see the first import of the package.
+    from megalodon_jax.extras import install
+
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    return f"no {', '.join(absent)}: pip install 'megalodon-numerics[{extra}]'" if absent else None
+    return f"no {', '.join(absent)}: {install(extra)}" if absent else None
 
 
 def no_flax_models():

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from megalodon_jax.checkpoint import specs
+from megalodon_jax.extras import install
 
 KIND, SCHEMA = "megalodon_jax orbax checkpoint", 1
 META = "meta"
@@ -31,7 +32,7 @@ def orbax_package() -> Any:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
-            "Orbax is not installed: pip install 'megalodon-numerics[orbax]', or use "
+            f"Orbax is not installed: {install('orbax')}, or use "
             "megalodon_jax.checkpoint, which needs no extra package."
         ) from error
     return ocp

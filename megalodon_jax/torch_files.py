@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from megalodon_jax.extras import install
 from megalodon_jax.file_formats import format_of_file
 from megalodon_jax.tensor_files import printable
 
@@ -200,8 +201,8 @@ def _load(file: Path) -> Any:
         import torch
     except ImportError as error:
         raise ImportError(
-            f"{file} is a torch file, but torch is not installed: pip install "
-            "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
+            f"{file} is a torch file, but torch is not installed: {install('torch')}, or export "
+            "the checkpoint as safetensors."
         ) from error
     archive, names = start.startswith(_ZIP), []
     try:

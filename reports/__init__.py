@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from parity.extras import install
+from megalodon_jax.extras import install
 
 NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
 """Packages of the extra `nightly`; the project's other packages work without them."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from megalodon_jax.extras import EXTRA_OF, install
 from parity.engine.programs.exits import os_exit_raises
-from parity.extras import EXTRA_OF, install
 
 _OURS = ("megalodon_jax", "parity", "stability", "reports")
 """Top-level packages of this project."""

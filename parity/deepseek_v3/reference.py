@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from parity.recordings import ReferenceUnavailableError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from megalodon_jax.extras import install
 from parity.executors.identity import Identity, settings
 from parity.executors.item import (
     ATTEMPTS,
@@ -30,7 +31,6 @@ from parity.executors.item import (
     not_run,
     perform,
 )
-from parity.extras import install
 
 
 class RayExecutor:

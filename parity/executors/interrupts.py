@@ -65,7 +65,10 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
                 _exit(code)
         os.close(reader)
 
-    hook, sys.unraisablehook = sys.unraisablehook, _repeating(sys.unraisablehook, interrupt)
+    hook, sys.unraisablehook = (
+        sys.unraisablehook,
+        _repeating(sys.unraisablehook, interrupt, interrupted),
+    )
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True, name="interrupts").start()
@@ -90,15 +93,19 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         os.close(writer)
 
 
-def _repeating(hook: Callable[[Any], Any], interrupt: Callable[..., None]) -> Callable[[Any], None]:
-    """Return `sys.unraisablehook` that sends an interrupt again which Python ignored.
+def _repeating(
+    hook: Callable[[Any], Any], interrupt: Callable[..., None], interrupted: threading.Event
+) -> Callable[[Any], None]:
+    """Return a `sys.unraisablehook` that sends an interrupt again which Python ignored.
 
     Python ignores what is raised in `__del__` and in callbacks of the garbage collector, such as
     JAX's, and goes on with what was to be interrupted.
     """
 
     def repeat(lost: Any) -> None:
-        if lost.exc_type is not KeyboardInterrupt:
+        # Only the main thread gets our interrupt; a KeyboardInterrupt may come from elsewhere.
+        here = threading.current_thread() is threading.main_thread()
+        if lost.exc_type is not KeyboardInterrupt or not interrupted.is_set() or not here:
             hook(lost)
             return
         for number in _SIGNALS:

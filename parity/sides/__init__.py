@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from parity.extras import EXTRA_OF, install
+from megalodon_jax.extras import EXTRA_OF, install
 from parity.sides.side import (
     AS_IS,
     OUTPUT,

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from megalodon_jax.extras import install
 from megalodon_jax.quantization.products import path_of
 from parity.device import device_kind
-from parity.extras import install
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance

@@ -16,9 +16,9 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from megalodon_jax.extras import EXTRA_OF, install
 from parity.executors.interrupts import ended_in_time
 from parity.executors.machine import FIELDS, host
-from parity.extras import EXTRA_OF, install
 from reports.cli import cases as case_commands
 from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from reports.exports.steps import PROJECT, Step, files
 
 BATCH = 1000

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from reports.exports.levels import largest_shares
 from reports.store.runs import Run
 from reports.text import label

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from reports.exports.steps import PROJECT, Step, curve, files
 
 

@@ -451,7 +451,7 @@ def explanations_of(run: Run) -> list[dict[str, Any]]:
 
     The commands are those below a verdict, and exist for cases of Megalodon alone.
     """
-    suites = {m.case: suite_of(m) for m in run.measurements}
+    ours = {m.case for m in run.measurements if suite_of(m) == SUITE}
     return [
         {
             "case": e.case,
@@ -463,8 +463,9 @@ def explanations_of(run: Run) -> list[dict[str, Any]]:
             "lines": [{"place": x.place, "why": x.why, "excerpt": x.excerpt} for x in e.lines],
             "commands": [
                 command["command"]
-                for command in account_commands(e.case, run.manifest.fault)
-                if suites.get(e.case) == SUITE
+                for command in (
+                    account_commands(e.case, run.manifest.fault) if e.case in ours else ()
+                )
             ],
         }
         for e in run.explanations

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from megalodon_jax.extras import install
 from megalodon_jax.files import folder_written_aside, written_aside
 from parity.executors.executor import Log
-from parity.extras import install
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects

@@ -461,14 +461,14 @@ def trained_by(
     own = next((rule for state in fit if (rule := state.rule()) is not None), None)
     if own is None or (name is not None and name != own.name):
         rule = optimiser_by_name(name or AdamW.name, **settings)
-        whose = "assumed" if fit else "assumed, there is no optimiser state: --lr, --weight-decay"
-        if states and not fit:
-            # Named first: what follows would otherwise be taken for facts of this training.
-            whose = (
-                f"assumed, since {states[0].place} is the state of another model "
-                f"({states[0].problem}): --lr, --weight-decay"
-            )
-        return rule, "as asked" if name or settings else whose
+        if name or settings:
+            return rule, "as asked"
+        if fit:
+            return rule, "assumed"
+        why = "no optimiser state was given"
+        if states:
+            why = f"{states[0].place} is the state of another model ({states[0].problem})"
+        return rule, f"assumed, since {why}; --lr and --weight-decay state them"
     kept = {f.name: getattr(own, f.name) for f in fields(own)}
     changed = f", except {', '.join(sorted(settings))}" if settings else ""
     return optimiser_by_name(own.name, **(kept | settings)), f"from the optimiser state{changed}"

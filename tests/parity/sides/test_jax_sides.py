@@ -17,12 +17,12 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import parity
+from megalodon_jax.extras import install
 from parity import EquinoxSide, FlaxSide, FunctionSide, NNXSide, SideError
 from parity.engine.measure.measurement import Kind
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.programs import evaluation
 from parity.engine.programs.jaxprs import bind
-from parity.extras import install
 from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 from parity.tolerances import rule

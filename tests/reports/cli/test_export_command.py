@@ -12,8 +12,8 @@ import pytest
 from junitparser import Error, Failure, JUnitXml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from megalodon_jax.extras import install
 from parity.engine.measure.measurement import Verdict
-from parity.extras import install
 from reports.store.runs import write_run
 from stability.core.findings import Severity
 from tests.helpers import cli

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from reports.exports import step
 from reports.store.runs import write_run
 from reports.verdict.decide import decide

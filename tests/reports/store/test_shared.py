@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from parity.extras import install
+from megalodon_jax.extras import install
 from reports.registry import shared_index
 from reports.registry.outcome import store
 from reports.registry.retention import clean, delete

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parity import extras
+from megalodon_jax import extras
 from reports.user_module import UserFileError, functions_of
 from tests.helpers import ROOT
 
