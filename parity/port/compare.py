@@ -27,6 +27,7 @@ from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
 from parity.port.consequences import compensated, has_effect, notice_of, without
+from parity.port.conversion import misplaced, untransposed
 from parity.port.correspondence import Correspondence
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.hidden import Squares
@@ -36,12 +37,12 @@ from parity.port.ledger import (
     ledger_of,
     require_an_output,
 )
-from parity.port.localisation import Place, localise
+from parity.port.localisation import ROOM, Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
+from parity.port.same_numbers import exact_sums, without_shared_tables
 from parity.port.side_runs import SideRuns
-from parity.port.untransposed import untransposed
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
@@ -171,12 +172,15 @@ def compare(port: Port) -> Report:
             comparison.gate(stage.name, FORCED, stage.forced, stage.tolerance)
             for stage in place.stages
         ]
+    rows = [_hidden_by_tables(row, place) for row in rows]
     rows = without_constants(rows, *both.compared())
     ledger = both.ledger(rows, port)
     edge = PortEdge.PORT32_ORIGINAL32
     comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
     rows = require_an_output(rows, ledger, comparison)
-    odd = untransposed(place, both.names, original, ours)
+    odd = both.misconverted(rows, port, bounds, work, place)
+    # With wrong parameters the operations are those of the original, on other numbers.
+    place = replace(place, operation=None if odd else place.operation)
     return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger, odd)
 
 
@@ -231,8 +235,11 @@ def _both_sides(port: Port) -> _Both:
             + matching.text()
         )
     how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
-    original = SideRuns(port.original, port.valid, "original", **how)
-    ours = SideRuns(port.port, port.valid, "port", **how)
+    with exits_named("a side, asked for its tables,"):
+        theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
+    sums = exact_sums(matching, parameters[0], mine)
+    original = SideRuns(theirs, port.valid, "original", **how)
+    ours = SideRuns(mine, port.valid, "port", sums=sums, **how)
     dropped = {*original.dropped.values(), *ours.dropped.values()}
     if unknown := [name for name in port.not_compared if name not in dropped]:
         names = [*original.best.outputs, *original.best.exact, *original.best.unread]
@@ -245,15 +252,16 @@ def _both_sides(port: Port) -> _Both:
             f"not_compared has no reason for {', '.join(empty)}: give each name a reason as its "
             "value in Port.not_compared"
         )
-    # A port's parameter that is the sum of two of the original's has been rounded once more than
-    # they have, so the two sides do not hold those bit for bit.
-    # A parameter in another order has the original's numbers.
+    # Both sides hold these numbers bit for bit: equal, in another order, or as a sum that is exact
+    # in float64 runs. A sum that stays rounded to float32 is another number.
     equal = [
         pair
         for pair in matching.pairs
-        if (pair.is_equal or pair.is_reordered) and not pair.construction.adds
+        if (pair.is_equal or pair.is_reordered)
+        and (pair.port in sums or not pair.construction.adds)
     ]
-    original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
+    names = (name for pair in equal for name in (*pair.originals, *pair.also))
+    original.shared = tables | {*names}
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
     alignment = align(*stages, outputs=returned, pins=port.pins)
@@ -333,6 +341,28 @@ class _Both:
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
 
+    def misconverted(
+        self,
+        rows: Sequence[Measurement],
+        port: Port,
+        bounds: PortBounds,
+        work: Work,
+        place: Place,
+    ) -> dict[str, str]:
+        """Return notes on parameters that were converted wrongly, by the port's name; none if all
+        gates hold. See `parity.port.conversion`."""
+        if _all_hold(rows):
+            return {}
+        wide = self.original.wide is not None and self.port.wide is not None
+        edge = PortEdge.PORT64_ORIGINAL64 if wide else PortEdge.PORT32_ORIGINAL32
+        return misplaced(
+            self.names,
+            port.original.parameters(),
+            self.original,
+            self.port,
+            lambda name: bounds.bound(edge, stage_kind(name), work, name),
+        ) or untransposed(place, self.names, self.original, self.port)
+
     def shown_by_derivatives(self) -> frozenset[str]:
         """Return the port's reordered parameters whose order is confirmed if all gates pass.
 
@@ -353,8 +383,8 @@ class _Both:
         notices = []
         if parameters:
             notices.append(
-                f"the port has no counterpart of the original's {', '.join(parameters)}: it "
-                "computes them itself, or these inputs do not need them"
+                f"no parameter of the port holds the original's {', '.join(parameters)}: the port "
+                "computes them itself, does not need them for these inputs, or lacks them"
             )
         for originals, ports in self.names.matching.tied:
             if len(ports) > len(originals):
@@ -648,6 +678,34 @@ def _with_hidden(
         value=found.fraction * row.tolerance,
         verdict=Verdict.FAIL,
         note=found.text(),
+    )
+
+
+def _hidden_by_tables(row: Measurement, place: Place) -> Measurement:
+    """Turn the passing float64 gate of a stage into a failure if only tables widen its tolerance.
+
+    Two float32 tables that differ by rounding widen the float64 tolerances of everything behind
+    them, to some 1e-7, which can hide a wrong epsilon. Fed the original's values, a stage that
+    uses no such table has a tolerance near float64's rounding. It fails if it breaks that one, and
+    if its free error could be the same error: larger than that tolerance, and no smaller than the
+    error with correct inputs, up to `ROOM`. Otherwise the stage is wrong for another reason, such
+    as a value that the port computes elsewhere.
+    """
+    if (row.edge, row.metric, row.verdict) != (PortEdge.PORT64_ORIGINAL64, "rel_l2", Verdict.PASS):
+        return row
+    stage = next((s for s in place.stages if s.name == row.quantity), None)
+    if stage is None or place.edge is not PortEdge.PORT64_ORIGINAL64 or not stage.broken:
+        return row
+    if not stage.tolerance < stage.free or not stage.forced <= ROOM * stage.free:
+        return row
+    return replace(
+        row,
+        value=stage.forced / stage.tolerance * row.tolerance,
+        verdict=Verdict.FAIL,
+        note=(
+            f"fed the original's values it differs by {stage.forced:.1e} of {stage.tolerance:.1e}: "
+            "the tolerance without them is as wide as it is because of float32 tables"
+        ),
     )
 
 

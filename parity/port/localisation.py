@@ -25,7 +25,15 @@ from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import Floors, floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults, Trace
+from parity.sides.side import (
+    Precision,
+    Rounding,
+    Run,
+    SideError,
+    TellsOperations,
+    TellsResults,
+    Trace,
+)
 
 MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
@@ -87,7 +95,7 @@ def localise(
         original: runs of the original.
         port: runs of the port.
         constants: noise floors due to tables that stay float32 in the original's float64 run, by
-            the port's names.
+            the port's names, for an original that cannot be run with replaced stages.
 
     Raises:
         SideError: the port cannot be run with replaced stages.
@@ -158,9 +166,43 @@ def _in_float64(
         floors_of(known, lambda seed, kind=kind: port.moved(kind, seed, fed).stages)
         for kind in (Rounding.CONSTANTS, Rounding.OPERATIONS)
     )
-    floors = together(tables, narrowed(operations), constants)
+    own = _own_tables(together_, original, fed, constants)
+    floors = together(
+        tables, narrowed(operations), {name: own[name] for name in own if name in known}
+    )
     edge = PortEdge.PORT64_ORIGINAL64
     return _place(edge, port.best.stages, forced, theirs, theirs, floors)
+
+
+def _own_tables(
+    together_: Correspondence,
+    original: SideRuns,
+    fed: Mapping[str, np.ndarray],
+    constants: Mapping[str, float],
+) -> Mapping[str, float]:
+    """Return the noise floors due to the original's tables, with its own values fed to each stage.
+
+    A table used in an earlier stage has moved the value that is fed, on both sides alike, so it
+    explains no error of this stage.
+
+    Args:
+        together_: the correspondence of stages.
+        original: runs of the original.
+        fed: the stages that are fed to the port, by the port's names.
+        constants: noise floors without replaced stages, returned if the original supports none.
+    """
+    if not any(constants.values()):
+        return constants
+    assert original.wide is not None
+    names = {pair.original for pair in together_.alignment.pairs if pair.port in fed}
+    own = {name: original.wide.whole[name] for name in names}
+    try:
+        return floors_of(
+            together_.stages(original.wide.stages),
+            lambda seed: together_.stages(original.moved(Rounding.CONSTANTS, seed, own).stages),
+        )
+    except SideError:
+        return constants
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:

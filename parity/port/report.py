@@ -26,6 +26,8 @@ AROUND = 3
 """Number of stages shown before and after the one where a difference starts."""
 NAMES = 8
 """Most names listed in one line of results that were not compared for the same reason."""
+EXCHANGED = "with each parameter where its name says, every output holds"
+"""End of a note on parameters in one another's place."""
 ELEMENTS = 3
 """Most elements shown of the stage where the difference starts."""
 
@@ -45,8 +47,9 @@ class Report:
     """Remarks for the reader, a sentence each, such as that a side could not run in bfloat16."""
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
-    untransposed: Mapping[str, str] = field(default_factory=dict)
-    """Notes on square matrices that fit when transposed, by the port's name (`untransposed`)."""
+    misconverted: Mapping[str, str] = field(default_factory=dict)
+    """Notes on parameters with which the port would be correct, transposed or in another place, by
+    the port's name (`parity.port.conversion`)."""
 
     def __repr__(self) -> str:
         """Return the one-sentence answer, which a failing assertion shows."""
@@ -101,9 +104,11 @@ class Report:
         """
         if self.holds:
             return ()
-        notes = {name: [note] for name, note in self.untransposed.items()}
+        notes = {name: [note] for name, note in self.misconverted.items()}
         for name, note in irregularities(self.matching.pairs).items():
-            notes.setdefault(name, []).append(note)
+            # A parameter in another one's place has the longer note already.
+            if not (name in notes and note.startswith("holds") and EXCHANGED in notes[name][0]):
+                notes.setdefault(name, []).append(note)
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
@@ -126,6 +131,13 @@ class Report:
             return f"{self.title}: the parameters differ; {weights[0].note}"
         if unstable := [m for m in self.failures if "not deterministic" in m.note]:
             return f"{self.title}: {unstable[0].note}"
+        if self.misconverted:
+            (first, note), *rest = self.misconverted.items()
+            more = f" and {len(rest)} more" if rest else ""
+            return (
+                f"{self.title}: the conversion is wrong, not the code: parameter {first}{more}: "
+                f"{note}"
+            )
         if self.culprit is not None:
             operation = self.place.operation
             lines = (operation.mask or operation.source) if operation is not None else ()

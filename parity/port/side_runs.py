@@ -7,9 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.programs.exits import exits_named
 from parity.sides.projection import Valid, only_valid
-from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
+from parity.sides.side import (
+    Precision,
+    Rounding,
+    Run,
+    Side,
+    SideError,
+    TakesExactParameters,
+    Trace,
+)
 
 MASK = 1e30
 """Magnitude from which a number counts as a mask, such as one added to attention scores."""
@@ -24,6 +33,7 @@ class SideRuns:
         whose: `original` or `port`, for messages.
         masked_outputs: whether outputs contain masks on purpose, which stages always may.
         left_out: outputs that are not compared, including everything below them.
+        sums: float64 values of the parameters that are float32 sums of the other side's, by name.
 
     Raises:
         SideError: the side rejects its inputs.
@@ -38,8 +48,10 @@ class SideRuns:
         *,
         masked_outputs: bool = False,
         left_out: Collection[str] = (),
+        sums: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.side, self.valid = side, valid
+        self.sums = sums or {}
+        self.side, self.valid = _with_exact(side, self.sums), valid
         self.name = f"the {whose} ({side.kind})"
         self.masked_outputs, self.left_out = masked_outputs, left_out
         self.cotangents: dict[str, np.ndarray] | None = None
@@ -63,14 +75,18 @@ class SideRuns:
         """The most precise run available."""
         return self.narrow if self.wide is None else self.wide
 
-    def run(self, how: Run) -> Trace:
+    def run(self, how: Run, side: Side | None = None) -> Trace:
         """Run the side once; set invalid positions to zero and masks to 1 or -1.
 
         Masks are replaced because they differ between dtypes, for example the lowest number of a
         dtype, and would dominate every norm.
+
+        Args:
+            how: settings of the run.
+            side: the side with other parameters; None: as it is.
         """
         with exits_named(self.name):
-            trace = self._without_left_out(self.side.run(how))
+            trace = self._without_left_out((side or self.side).run(how))
         stages = only_valid(trace.stages, self.valid)
         for name, x in stages.items():
             if name in trace.outputs and not self.masked_outputs:
@@ -108,9 +124,20 @@ class SideRuns:
             forced: values that replace stages; the run then computes no derivatives.
         """
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
+        side = self.side
+        if rounding is Rounding.OPERATIONS and self.sums:
+            # Each sum was rounded to float32 once, when the parameter was made.
+            random = np.random.default_rng((seed, len(self.sums)))
+            side = _with_exact(
+                side,
+                {
+                    name: x * (1 + UNIT_ROUNDOFF * random.choice((-1.0, 1.0), x.shape))
+                    for name, x in self.sums.items()
+                },
+            )
         if forced is None:
-            return self.run(replace(how, cotangents=self.cotangents))
-        return self.run(replace(how, forced=forced))
+            return self.run(replace(how, cotangents=self.cotangents), side)
+        return self.run(replace(how, forced=forced), side)
 
     def _without_left_out(self, trace: Trace) -> Trace:
         """Return a run without the outputs in `left_out`, and add those to `dropped`."""
@@ -137,6 +164,14 @@ class SideRuns:
             if not np.array_equal(value, second[name], equal_nan=True):
                 return name
         return None
+
+
+def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
+    """Return a side whose float64 runs have these parameters; it itself if there are none."""
+    if not values:
+        return side
+    assert isinstance(side, TakesExactParameters)
+    return side.with_exact(values)
 
 
 def covering(name: str, names: Collection[str]) -> str | None:

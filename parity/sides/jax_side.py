@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 
 from parity.engine.programs.jaxprs import aval
 from parity.engine.programs.operations import Operation
+from parity.engine.programs.rounding import digest
 from parity.sides.complex_pairs import as_pairs, from_pairs
 from parity.sides.jax_leaves import (
     arrays_of,
@@ -26,6 +28,7 @@ from parity.sides.jax_leaves import (
     cast,
     floating,
     is_array,
+    is_complex,
     is_key,
     path_name,
 )
@@ -70,6 +73,10 @@ class JaxSide:
         self.function = function
         self.params = jax.tree.map(as_array, params)
         self.arguments = jax.tree.map(as_array, (inputs, keywords))
+        self._exact: dict[str, np.ndarray] = {}
+        """Values of parameters in float64 runs, by name; the others are those of all runs."""
+        self._shared: frozenset[bytes] = frozenset()
+        """Digests of the tables that the other side holds too (`sharing`)."""
         self._programs: dict[tuple[Precision, bool], Traced] = {}
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -102,6 +109,34 @@ class JaxSide:
 
         side = copy.copy(self)
         side.params = jax.tree_util.tree_map_with_path(other, self.params)
+        return side
+
+    def with_exact(self, values: Mapping[str, np.ndarray]) -> JaxSide:
+        """Return a copy of this side with other values of some parameters in float64 runs.
+
+        Both sides share compiled programs. See `TakesExactParameters`.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        check_parameters(values, self.parameters())
+        side = copy.copy(self)
+        side._exact = {**self._exact, **values}
+        return side
+
+    def tables(self) -> list[np.ndarray]:
+        """Return the arrays that the function closes over; see `HoldsTables`."""
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            return self._program(Precision.FLOAT64, derivative=False).tables
+
+    def sharing(self, tables: Collection[np.ndarray]) -> JaxSide:
+        """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
+        side = copy.copy(self)
+        side._shared = frozenset(map(digest, tables))
+        side._programs = {
+            key: dataclasses.replace(program, shared=side._shared)
+            for key, program in self._programs.items()
+        }
         return side
 
     def parameter_name(self, path: str) -> str:
@@ -193,7 +228,17 @@ class JaxSide:
         return dict(zip(names, map(np.asarray, results), strict=True))
 
     def _trees(self, precision: Precision) -> Any:
-        return cast((self.params, self.arguments), DTYPES[precision])
+        params = self.params
+        if self._exact and precision is Precision.FLOAT64:
+            params = jax.tree_util.tree_map_with_path(self._exactly, params)
+        return cast((params, self.arguments), DTYPES[precision])
+
+    def _exactly(self, path: Any, leaf: Any) -> Any:
+        """Return a parameter's value in float64 runs; `path` is that of its leaf."""
+        value = self._exact.get(self.parameter_name(path_name(path)))
+        if value is None:
+            return leaf
+        return from_pairs(value, np.complex128 if is_complex(leaf) else np.float64)
 
     def _program(self, precision: Precision, *, derivative: bool) -> Traced:
         """Return the traced program, cached.
@@ -224,6 +269,7 @@ class JaxSide:
                     program = self._trace(precision, derivative)
             program.notices = notices | (program.notices or {})
             program.narrow = precision is Precision.BFLOAT16
+            program.shared = self._shared
             self._programs[key] = program
         return self._programs[key]
 

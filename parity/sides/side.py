@@ -8,7 +8,7 @@ last stages are the outputs of the whole program. Source: docs/your-own-port.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -160,6 +160,43 @@ class TakesParameters(Protocol):
 
         Raises:
             SideError: There is no such parameter, or it has another shape.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesExactParameters(Protocol):
+    """A side whose float64 runs can have more precise parameters than its other runs."""
+
+    def with_exact(self, values: Arrays) -> Side:
+        """Return a copy of this side with other values of some parameters in float64 runs.
+
+        Args:
+            values: float64 arrays by name, in the shapes that `parameters` returns.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        ...
+
+
+@runtime_checkable
+class HoldsTables(Protocol):
+    """A side that can list its tables: arrays that are neither parameters nor inputs.
+
+    A table that was made in float32 keeps those values in float64 runs.
+    """
+
+    def tables(self) -> list[np.ndarray]:
+        """Return the tables of float64 runs, such as buffers and closed-over constants."""
+        ...
+
+    def sharing(self, tables: Collection[np.ndarray]) -> Side:
+        """Return a copy of this side that does not perturb some of its tables.
+
+        Args:
+            tables: tables that the other side holds bit for bit. They are the same numbers in the
+                float64 runs of both, so `Rounding.CONSTANTS` leaves them as they are.
         """
         ...
 

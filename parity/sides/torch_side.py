@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import ml_dtypes
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from parity.engine.programs.rounding import is_short
+from parity.engine.programs.rounding import digest, is_short
 from parity.sides.side import (
     AS_IS,
     OUTPUT,
@@ -63,6 +63,8 @@ class TorchSide:
         self.module, self.call = module, call
         self.arguments = _map((inputs, keywords), _tensor)
         self._copies: dict[Precision, torch.nn.Module] = {}
+        self._shared: frozenset[bytes] = frozenset()
+        """Digests of the tables that the other side holds too (`sharing`)."""
         self._unseen = False
         """Whether tensors report float32 in float64 runs, because the module rejects float64."""
 
@@ -86,11 +88,33 @@ class TorchSide:
         check_parameters(values, self.parameters())
         side = copy.copy(self)
         side.module, side._copies = _copy(self.module), {}
-        named = {**dict(side.module.named_buffers()), **dict(side.module.named_parameters())}
-        with torch.no_grad():
-            for name, value in values.items():
-                tensor, other = named[name], torch.from_numpy(np.array(value, np.float64))
-                tensor.copy_(torch.view_as_complex(other) if tensor.is_complex() else other)
+        _set(side.module, values)
+        return side
+
+    def with_exact(self, values: Mapping[str, np.ndarray]) -> TorchSide:
+        """Return a copy of this side with other values of some parameters in float64 runs.
+
+        See `TakesExactParameters`.
+
+        Raises:
+            SideError: There is no such parameter, or it has another shape.
+        """
+        check_parameters(values, self.parameters())
+        side = copy.copy(self)
+        wide = _copy(self._in(Precision.FLOAT64))
+        side._copies = {**self._copies, Precision.FLOAT64: wide}
+        _set(wide, values)
+        return side
+
+    def tables(self) -> list[np.ndarray]:
+        """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
+        found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
+        return [_unpaired(x) for x in found if _floating(x) and x.numel() > 1]
+
+    def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
+        """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
+        side = copy.copy(self)
+        side._shared = frozenset(map(digest, tables))
         return side
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -140,7 +164,7 @@ class TorchSide:
     def _run(self, how: Run) -> Trace:
         module = self._in(how.precision)
         if how.rounding is Rounding.CONSTANTS:
-            module = _with_moved_tables(module, how)
+            module = _with_moved_tables(module, how, self._shared)
         stages: dict[str, torch.Tensor] = {}
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
@@ -313,13 +337,39 @@ def _gradients(
     }
 
 
-def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
+def _set(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> None:
+    """Write values into parameters and buffers, cast to their dtypes."""
+    named = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    with torch.no_grad():
+        for name, value in values.items():
+            tensor, other = named[name], torch.from_numpy(np.array(value, np.float64))
+            tensor.copy_(torch.view_as_complex(other) if tensor.is_complex() else other)
+
+
+def _attributes(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the tensors that a module and its submodules hold as plain attributes."""
+    held = (x for inner in module.modules() for x in vars(inner).values())
+    return [x for x in held if isinstance(x, torch.Tensor)]
+
+
+def _with_moved_tables(
+    module: torch.nn.Module, how: Run, shared: Collection[bytes]
+) -> torch.nn.Module:
     """Return a copy of a module whose precomputed tables are perturbed by float32 rounding.
 
     Tables are buffers and tensors held as plain attributes. If it is known which parameters both
     sides share (`Run.shared`), the others are perturbed too: the other side may compute them in
     float64, such as positions.
+
+    Args:
+        module: the module, in float64.
+        how: settings of the run.
+        shared: digests of tables that stay unperturbed (`TorchSide.sharing`).
     """
+
+    def is_moved(value: Any) -> bool:
+        return _floating(value) and not (shared and digest(_unpaired(value)) in shared)
+
     moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
     tables = dict(moved.named_buffers())
@@ -329,11 +379,11 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     with lifted(how.seed) as mode, torch.no_grad():
         mode.signs = generator
         for name, table in tables.items():
-            if _floating(table) and name not in (how.shared or ()):
+            if name not in (how.shared or ()) and is_moved(table):
                 table.copy_(_moved_table(mode, table))
         for inner in moved.modules():
             for name, value in vars(inner).items():
-                if _floating(value):
+                if is_moved(value):
                     setattr(inner, name, _moved_table(mode, value))
     return moved
 
@@ -456,6 +506,11 @@ def _floating(x: Any) -> bool:
 def _pairs(x: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor (...,) as its parts (..., 2); see `parity.sides.complex_pairs`."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def _unpaired(x: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; a complex one as a complex array, not as pairs."""
+    return x.detach().resolve_conj().cpu().numpy() if x.is_complex() else _array(x)
 
 
 def _array(x: torch.Tensor) -> np.ndarray:

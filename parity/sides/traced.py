@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from parity.engine.programs.evaluation import Evaluation
-from parity.engine.programs.jaxprs import aval, equations
+from parity.engine.programs.jaxprs import aval, constants, equations
 from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.operations import Operation, Recorder
 from parity.engine.programs.rounding import Signs, pool
@@ -65,6 +65,8 @@ class Traced:
     """Results that are Python or NumPy floats or complex numbers, by name, unchanged."""
     unread: dict[str, str] = field(default_factory=dict)
     """Descriptions of the results that cannot be compared, by name (`Trace.unread`)."""
+    shared: frozenset[bytes] = frozenset()
+    """Digests of constants that are not perturbed (`rounding.digest`)."""
     recorded: Recorder | None = None
     """All operations recorded by the last call of `operations_of`; None before the first."""
 
@@ -146,6 +148,11 @@ class Traced:
         return {i: recorder.operations[i] for i in results}, results
 
     @property
+    def tables(self) -> list[np.ndarray]:
+        """The program's constants of more than one element."""
+        return [np.asarray(x) for x in constants(self.closed) if floating(x) and x.size > 1]
+
+    @property
     def draws(self) -> bool:
         """Whether the program draws random numbers."""
         return any(eqn.primitive.name in RANDOM for eqn in equations(self.closed.jaxpr))
@@ -165,7 +172,7 @@ class Traced:
     def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):
         marks = Marks()
         notices = self.notices if self.notices is not None else {}
-        moving = Signs(signs, operations, constants, self.narrow)
+        moving = Signs(signs, operations, constants, self.narrow, self.shared)
         results = Evaluation(True, moving, notices).run(self.closed, arrays, marks, forced)
         return results, marks.values, marks.passed
 

@@ -6,6 +6,7 @@ docs/speed.md "Changes of level".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ SHORTEST = 3
 LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
 """Fewest runs in which a change can be found: with fewer, chance alone sorts the higher half of
 the values to one end too often."""
+# Fitting again moves a cut to its place in one or two rounds; a bound only ends a cycle.
+ROUNDS = 10
+"""Most rounds of fitting all cuts again."""
 _BATCH, _BATCHES = 111, 9
 """Permutations per batch, and batches: 999 in total, so p-values are multiples of 0.001."""
 
@@ -44,13 +48,15 @@ def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
 
     Two constant levels are fitted to the logarithms, with the cut that minimises the sum of
     absolute deviations. The cut is a change point if a fraction of at most `FALSE_ALARM` of random
-    permutations of the same values fits as well. Both sides are then searched in the same way. The
-    distribution of the noise does not matter, but values of neighbouring runs must be independent.
-    Gaps (None) and values without a logarithm are skipped.
+    permutations of the same values fits as well. Both sides are then searched in the same way, and
+    of several cuts each is fitted again between its neighbours (`_settled`). The distribution of
+    the noise does not matter, but values of neighbouring runs must be independent. Gaps (None) and
+    values without a logarithm are skipped.
     """
     places = [i for i, v in enumerate(series) if v is not None and v > 0 and math.isfinite(v)]
     values = np.array([series[i] for i in places], np.float64)
-    starts = _split(np.log(values), 0)
+    logs = np.log(values)
+    starts = _settled(logs, _split(logs, 0))
     levels = [float(np.median(part)) for part in np.split(values, starts)] if starts else []
     pairs = zip(starts, levels, levels[1:], strict=False)
     return tuple(ChangePoint(places[start], before, after) for start, before, after in pairs)
@@ -58,15 +64,42 @@ def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
 
 def _split(logs: np.ndarray, offset: int) -> list[int]:
     """Return the start index of every level except the first, in order."""
+    found = _cut(logs, offset)
+    if not found:
+        return []
+    start = found[0] - offset
+    left, right = _split(logs[:start], offset), _split(logs[start:], offset + start)
+    return [*left, offset + start, *right]
+
+
+def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
+    """Return the starts of levels, each of them the best and a rare cut between its neighbours.
+
+    A first cut is fitted to all levels at once: on a staircase it may lie in the middle of a level.
+    A cut that is alone has only two levels beside it.
+    """
+    if len(starts) < 2:
+        return starts
+    for _ in range(ROUNDS):
+        fitted = [0]
+        for stop in (*starts[1:], len(logs)) if starts else ():
+            fitted += _cut(logs[fitted[-1] : stop], fitted[-1])
+        ends = [*fitted, len(logs)]
+        more = (_split(logs[a:b], a) for a, b in itertools.pairwise(ends))
+        settled = sorted({*fitted[1:], *itertools.chain(*more)})
+        if settled == starts:
+            break
+        starts = settled
+    return starts
+
+
+def _cut(logs: np.ndarray, offset: int) -> list[int]:
+    """Return the best cut of a series into two levels, if it is rare; else an empty list."""
     if len(logs) < 2 * SHORTEST:
         return []
     gains = _gains(logs[None])[0]
     best = int(np.argmax(gains))
-    if not _is_rare(logs, float(gains[best])):
-        return []
-    start = best + SHORTEST
-    left, right = _split(logs[:start], offset), _split(logs[start:], offset + start)
-    return [*left, offset + start, *right]
+    return [offset + best + SHORTEST] if _is_rare(logs, float(gains[best])) else []
 
 
 def _is_rare(logs: np.ndarray, gain: float) -> bool:

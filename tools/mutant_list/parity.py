@@ -710,13 +710,13 @@ MUTANTS = (
         ),
     ),
     *of(
-        "parity/port/untransposed.py",
+        "parity/port/conversion.py",
         (
             "untransposed_whatever_follows",
             "a matrix is named as not transposed although the stage fails with it transposed",
             "found = [name for name in tried if holds([name])]",
             "found = [*tried]",
-            "test_untransposed.py",
+            "test_conversion.py",
         ),
     ),
     *of(

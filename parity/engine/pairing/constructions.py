@@ -161,9 +161,12 @@ class Construction:
         return result
 
     def text(self) -> str:
-        """Describe the construction: the texts of its pieces, joined by "+" or ", added to"."""
-        between = ", added to " if self.adds else " + "
-        return between.join(piece.text() for piece in self.pieces)
+        """Describe the construction: the texts of its pieces, joined by ", added to" at one place
+        and by "+" between places."""
+        places: dict[Part, list[str]] = {}
+        for piece in self.pieces:
+            places.setdefault(piece.place, []).append(piece.text())
+        return " + ".join(", added to ".join(texts) for texts in places.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""

@@ -87,6 +87,33 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
     }
 
 
+def placed_by_name(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Return the original that each parameter of the port should hold by its name, where it holds
+    another one of the same shape; by the port's name.
+
+    Only pairs of one whole parameter of each side are examined. Each original is assigned once. The
+    result is empty unless an exchange of two makes names fit much better (`exchanged`).
+    """
+    single = [
+        pair
+        for pair in pairs
+        if pair.is_equal
+        and len(pair.construction.pieces) == 1
+        and pair.construction.pieces[0].part.is_whole
+    ]
+    if not exchanged(single):
+        return {}
+    kinds: dict[Hashable, list[Pair]] = defaultdict(list)
+    for pair in single:
+        kinds[pair.construction.pieces[0].layout, pair.construction.shape].append(pair)
+    found = {}
+    for members in kinds.values():
+        names, ports = [pair.originals[0] for pair in members], [pair.port for pair in members]
+        assigned = naming.assignment(naming.similarity(names, ports))
+        found |= {ports[j]: names[i] for i, j in assigned if names[i] != names[j]}
+    return found
+
+
 def _move(pair: Pair) -> tuple[int, ...]:
     """Return the permutation of axes in a pair's layout."""
     return pair.construction.pieces[0].layout.axes

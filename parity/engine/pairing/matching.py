@@ -85,6 +85,8 @@ class _Search:
         self.original, self.port = original, port
         self.pairs: dict[str, Pair] = {}
         self.used: set[str] = set()
+        self.summed: set[str] = set()
+        """Originals that are a term of a sum."""
         self.reordered: dict[str, str] = {}
         """Originals with the same values in an order that is no layout, by parameter of the
         port."""
@@ -222,16 +224,20 @@ class _Search:
     def as_sums(self) -> None:
         """Match vectors, such as biases, that are the sum of two vectors of one module.
 
-        They may also be a block of the sum, or have its elements in another order.
+        They may also be a block of the sum, have its elements in another order, or be a sum in part
+        only. A vector that another parameter of the port holds, or a part of it, counts too: of a
+        GRU's biases the last gate's stay apart.
         """
-        rest_o, rest_p = self.rest(ambiguous=False)
-        vectors: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for name in rest_o:
-            if len(self.original.shapes[name]) == 1:
-                vectors[naming.parent(name), self.original.size(name)].append(name)
+        _, rest_p = self.rest(ambiguous=False)
         ports = {p: self.port[p] for p in rest_p if len(self.port.shapes[p]) == 1}
+        if not ports:
+            return
+        vectors: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for name in sorted(self.original.names, key=lambda name: name in self.used):
+            if len(self.original.shapes[name]) == 1 and not self.original.ambiguous(name):
+                vectors[naming.parent(name), self.original.size(name)].append(name)
         pairs = (pair for names in vectors.values() for pair in itertools.combinations(names, 2))
-        for pair in itertools.islice(pairs, SUMS if ports else 0):
+        for pair in itertools.islice(pairs, SUMS):
             arrays = [self.original[name] for name in pair]
             total = arrays[0] + arrays[1]
             for port, target in ports.items():
@@ -244,11 +250,14 @@ class _Search:
                         piece.layout.is_identity for piece in found.pieces
                     )
                     means = Means.REORDERED if ordered else Means.ROUNDED
+                    self.summed.update(found.parameters)
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
     def in_part(self) -> None:
         """Match arrays of one side that are a part of a larger, otherwise unmatched array."""
         rest_o, rest_p = self.rest(ambiguous=False)
+        # A vector that is in a sum only in part may have its other part here.
+        rest_o += sorted(self.summed)
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o > p):
             for name in names:
                 if at := locate(self.original[name], self.port[port]):

@@ -396,7 +396,8 @@ def sum_of(
     """Return the construction of `target` as the sum of two arrays of one shape, else None.
 
     The sum is rounded to the target's dtype. `target` may also be a block of the sum along the
-    first axis, or have its rows or columns in another order (`rearranged`).
+    first axis, have its rows or columns in another order (`rearranged`), or hold blocks of the sum
+    beside blocks of one array alone, such as a GRU's bias.
 
     Args:
         names: names of the two arrays in the construction.
@@ -416,10 +417,37 @@ def sum_of(
             return Construction(
                 target.shape, tuple(Piece(name, part, layout, place) for name in names)
             )
-    if length < shape[0] or (found := rearranged("", total, target)) is None:
+    if length < shape[0]:
         return None
-    pieces = (replace(piece, parameter=name) for piece in found.pieces for name in names)
-    return Construction(target.shape, tuple(pieces))
+    if (found := rearranged("", total, target)) is not None:
+        pieces = (replace(piece, parameter=name) for piece in found.pieces for name in names)
+        return Construction(target.shape, tuple(pieces))
+    return _partly_sum(names, (total, *(x.astype(target.dtype) for x in arrays)), target)
+
+
+def _partly_sum(
+    names: Sequence[str], sources: Sequence[np.ndarray], target: np.ndarray
+) -> Construction | None:
+    """Return the construction of `target` from blocks of a sum and of its two terms, else None.
+
+    Args:
+        names: names of the two terms in the construction.
+        sources: the sum and its two terms, of one shape.
+        target: array of the port.
+    """
+    length, shape = len(sources[0]), sources[0].shape
+    order = _order(np.concatenate(sources), target)
+    blocks = [] if order is None else _blocks(order, length)
+    if not any(start < length for _, start, _ in blocks):
+        return None
+    pieces = []
+    for there, start, stop in blocks:
+        source, first = divmod(start, length)
+        part = cut(shape, shape, 0, first, first + stop - start)
+        place = cut(shape, shape, 0, there, there + stop - start)
+        terms = names if source == 0 else names[source - 1 : source]
+        pieces += [Piece(name, part, identity(part.shape), place) for name in terms]
+    return Construction(shape, tuple(pieces))
 
 
 def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
@@ -438,12 +466,17 @@ def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
     return None if np.array_equal(order, np.arange(len(order))) else order
 
 
-def _blocks(order: np.ndarray) -> list[tuple[int, int, int]]:
+def _blocks(order: np.ndarray, length: int = 0) -> list[tuple[int, int, int]]:
     """Return the blocks of an order: start in the target, and start and stop in the source.
 
     A block is a run of consecutive indices. Empty if there are too many or too short blocks.
+
+    Args:
+        order: indices of the source, by position in the target.
+        length: length of the arrays of which the source consists, which no block crosses; 0: one.
     """
-    starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1)]
+    parts = np.diff(order // length) if length else 0
+    starts = [0, *(np.flatnonzero((np.diff(order) != 1) | (parts != 0)) + 1)]
     stops = [*starts[1:], len(order)]
     runs = [
         (int(a), int(order[a]), int(order[a] + b - a)) for a, b in zip(starts, stops, strict=True)

@@ -84,6 +84,21 @@ def equations(
                 yield from equations(inner, enter)
 
 
+def constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+    """Yield the values of the constants of a program, and of the calls, branches and loops in it.
+
+    Those are what the function closes over, and numbers written in its code (literals).
+    """
+    jaxpr, values = opened(program)
+    yield from values
+    for eqn in jaxpr.eqns:
+        yield from (v.val for v in eqn.invars if isinstance(v, Literal))
+        for value in eqn.params.values():
+            for member in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(member, (ClosedJaxpr, Jaxpr)):
+                    yield from constants(member)
+
+
 def interpret(
     jaxpr: Jaxpr,
     constants: Sequence[Value],

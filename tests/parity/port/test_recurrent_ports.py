@@ -76,13 +76,31 @@ def _compared(module: Gated, port: Any, params: dict[str, np.ndarray]) -> Report
                         bfloat16=False))  # fmt: skip
 
 
+def _one_bias(module: Gated) -> dict[str, np.ndarray]:
+    w = _arrays(module)
+    return {"kernel": w["weight_ih"], "recurrent": w["weight_hh"],
+            "bias": w["bias_ih"] + w["bias_hh"]}  # fmt: skip
+
+
+def _float64_gates(report: Report) -> list[Any]:
+    edge = PortEdge.PORT64_ORIGINAL64
+    return [m for m in report.measurements if m.edge == edge and m.verdict is Verdict.PASS]
+
+
+def _assert_as_narrow_as_any(report: Report) -> None:
+    """No float64 gate is wider than where both sides hold every number bit for bit."""
+    largest = max(rule.absolute for rule in PORTS if rule.edge is PortEdge.PORT64_ORIGINAL64)
+    gates = _float64_gates(report)
+    assert gates and all(m.tolerance <= largest for m in gates), [m.tolerance for m in gates]
+
+
 def test_one_bias_stands_for_two() -> None:
     module = Recurrent()
-    w = _arrays(module)
-    params = {"kernel": w["weight_ih"], "recurrent": w["weight_hh"],
-              "bias": w["bias_ih"] + w["bias_hh"]}  # fmt: skip
+    w, params = _arrays(module), _one_bias(module)
     report = _compared(module, lstm, params)
     assert report.holds, report.text()
+    # In float64 the port runs with the sum of the two, not with the sum rounded to float32.
+    _assert_as_narrow_as_any(report)
     assert "the sum of cell.bias_ih_l0 and cell.bias_hh_l0, rounded once" in report.text()
     assert {e.role for e in report.left_out} == {Role.INPUT}
     # Negative controls: half of a bias, and a bias that is off by more than the sum's rounding.
@@ -140,10 +158,65 @@ def test_an_order_of_gates_alone_loosens_no_bound() -> None:
     params["out"] = module.out.weight.detach().numpy()
     report = _compared(module, lambda p, x: gru(p, x) @ p["out"].T, params)
     assert report.holds, report.text()
-    edge = PortEdge.PORT64_ORIGINAL64
-    largest = max(rule.absolute for rule in PORTS if rule.edge is edge)
-    gates = [m for m in report.measurements if m.edge == edge and m.verdict is Verdict.PASS]
-    assert gates and all(m.tolerance <= largest for m in gates), [m.tolerance for m in gates]
+    _assert_as_narrow_as_any(report)
+
+
+class Normalised(Recurrent):
+    """An LSTM, then an RMSNorm of large numbers, where the epsilon hardly counts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = 60 * self.cell(x)[0]
+        return y * torch.rsqrt((y**2).mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6])
+def test_a_wrong_epsilon_behind_a_sum_of_biases_is_found(epsilon: float) -> None:
+    """It moves the output by some 1e-7, as much as a bias that is rounded to float32."""
+    module = Normalised()
+
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        y = 60 * lstm(params, x)
+        return y * jax.lax.rsqrt((y**2).mean(-1, keepdims=True) + epsilon)
+
+    report = _compared(module, port, _one_bias(module))
+    assert report.holds is (epsilon == 1e-5), report.text()
+    failed = {m.quantity for m in report.measurements if m.verdict is Verdict.FAIL}
+    edges = {m.edge for m in report.measurements if m.verdict is Verdict.FAIL}
+    if epsilon != 1e-5:
+        assert "output" in failed and edges == {PortEdge.PORT64_ORIGINAL64}
+
+
+def partly_summed(params: Any, x: jax.Array) -> jax.Array:
+    """Flax's GRU: the biases of the gates reset and update are sums, those of the last are two."""
+
+    def step(h: jax.Array, row: jax.Array) -> Any:
+        ra, za, na = jnp.split(row @ params["kernel"].T + params["bias"], 3, -1)
+        rb, zb, nb = jnp.split(h @ params["recurrent"].T, 3, -1)
+        z = jax.nn.sigmoid(za + zb)
+        n = jnp.tanh(na + jax.nn.sigmoid(ra + rb) * (nb + params["last"]))
+        h = (1 - z) * n + z * h
+        return h, h
+
+    return _turns(step, jnp.zeros((len(x), HIDDEN), x.dtype), x)
+
+
+def test_a_bias_that_is_a_sum_in_part_is_the_original_s() -> None:
+    module = Gated()
+    w = _arrays(module)
+    first = 2 * HIDDEN
+    bias = w["bias_ih"] + np.append(w["bias_hh"][:first], np.zeros(HIDDEN, np.float32))
+    params = {"kernel": w["weight_ih"], "recurrent": w["weight_hh"], "bias": bias,
+              "last": w["bias_hh"][first:]}  # fmt: skip
+    report = _compared(module, partly_summed, params)
+    assert report.holds, report.text()
+    assert {e.role for e in report.left_out} == {Role.INPUT}
+    _assert_as_narrow_as_any(report)
+    # Negative controls: the sum of all three, which the last gate does not have, and a last bias
+    # that is slightly off.
+    assert not _compared(
+        module, partly_summed, params | {"bias": w["bias_ih"] + w["bias_hh"]}).holds  # fmt: skip
+    wrong = params | {"last": params["last"] + np.float32(1e-5)}
+    assert not _compared(module, partly_summed, wrong).holds
 
 
 def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:

@@ -163,7 +163,7 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
         Entry("w", Role.GRADIENT, "w", True),
         Entry("x", Role.INPUT, reason=BY_INPUT),
     )
-    assert report.left_out == report.ledger[-1:] and report.untransposed == {}
+    assert report.left_out == report.ledger[-1:] and report.misconverted == {}
     assert report.notices == () and report.wrong_derivatives == ()
     assert [(p.port, p.original, p.by) for p in report.alignment.pairs] == [
         (port, name, AlignedBy.VALUE)
@@ -385,7 +385,7 @@ def test_a_parameter_of_either_side_alone_is_told():
     assert row.value == 1.0 and row.note == "the original's that the port does not have: b"
     assert report.sentence() == f"twin/case: the parameters differ; {row.note}"
     assert any(
-        n.startswith("the port has no counterpart of the original's b:") for n in report.notices
+        n.startswith("no parameter of the port holds the original's b:") for n in report.notices
     )
     entry = next(e for e in report.ledger if e.name == "b")
     assert entry == Entry("b", Role.GRADIENT, reason="the port has no counterpart of it")
@@ -585,7 +585,7 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     """A parameter may be both untransposed and unlike its kind: neither note hides the other."""
     stages = tuple(Stage(n, 0.0, 1.0 if n == "m.b" else 0.0, 0.5) for n in ("m.a", "m.b", "m.c"))
     notes = {"m.b.kernel": "is transposed", "m.c.kernel": "too", "else.kernel": "and this"}
-    report = reported([row("m.b")], Place(WIDE[0], stages), untransposed=notes)
+    report = reported([row("m.b")], Place(WIDE[0], stages), misconverted=notes)
     lines = [line for line in report.text().split("\n") if line.startswith("parameter")]
     assert lines == [f"parameter {name}: {note}" for name, note in notes.items()]
     turn = transposition((4, 4), (1, 0))
@@ -595,13 +595,13 @@ def test_suspects_are_named_where_something_is_wrong_alone():
         for n, each in zip("bcde", lies, strict=True)
     )
     both = reported(
-        [row("m.b")], Place(WIDE[0], stages), untransposed=notes, matching=Matching(pairs)
+        [row("m.b")], Place(WIDE[0], stages), misconverted=notes, matching=Matching(pairs)
     )
     line, *_ = [line for line in both.text().split("\n") if line.startswith("parameter")]
     assert line == (
         "parameter m.b.kernel: is transposed; as it is, where 3 of its kind are transposed (1, 0)"
     )
-    right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
+    right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), misconverted=notes)
     assert "parameter m.b" not in right.text()
 
 
@@ -779,7 +779,7 @@ def test_unmatched_parameters_of_the_original_are_listed_once():
     matching = Matching((), (Unmatched("a", (2,)), Unmatched("b", (2,))))
     both = _Both(Correspondence(Alignment((), {}, {}), matching), runs, runs)
     [notice] = both.alone()
-    assert notice.startswith("the port has no counterpart of the original's a, b:")
+    assert notice.startswith("no parameter of the port holds the original's a, b:")
     none = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
     assert none.alone() == []
     runs.differentiate({"out": np.ones((1, 4))})

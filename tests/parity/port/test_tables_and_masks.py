@@ -6,12 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
+from parity.engine.measure.measurement import Verdict
 from parity.engine.programs.operations import Unknown
 from parity.port import Port, compare
 from parity.port.correspondence import Correspondence
@@ -76,6 +78,63 @@ def test_another_table_is_not():
     report = compare(Port("table", *sides, bfloat16=False))
     assert report.culprit is not None
     assert report.culprit.name == "dense"
+
+
+class Scaled(Positions):
+    """A layer with a table, then an RMSNorm of large numbers, where the epsilon hardly counts."""
+
+    def __init__(self, table):
+        super().__init__("buffer")
+        self.table = torch.from_numpy(table)
+        self.norm = Rms()
+
+    def forward(self, x):
+        return self.norm(20 * self.dense(x + self.table[:3]))
+
+
+class Rms(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+
+
+def scaled(table, epsilon):
+    def function(params, x):
+        x = x + jnp.asarray(table, x.dtype)
+        y = checkpoint_name(x @ params["kernel"] + params["bias"], "dense")
+        return 20 * y * jax.lax.rsqrt(((20 * y) ** 2).mean(-1, keepdims=True) + epsilon)
+
+    return function
+
+
+HELD = np.float32(np.sin(np.arange(5)[:, None] / 10.0 ** np.arange(5)[None]))
+TABLES = {
+    "equal": (HELD[:3], HELD[:3]),
+    "equal and longer": (HELD, HELD[:3]),
+    "rounded otherwise": (HELD[:3], np.nextafter(HELD[:3], np.float32(2), dtype=np.float32)),
+}
+"""Tables of the original and of the port, by how they differ."""
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_in_float32_hides_no_wrong_epsilon_behind_it(kind):
+    """It moves the output by some 1e-7, as much as a table that is rounded otherwise."""
+    torch.manual_seed(1)
+    theirs, ours = TABLES[kind]
+    module = Scaled(theirs)
+    for epsilon in (1e-5, 1e-6):
+        sides = TorchSide(module, X), JaxSide(scaled(ours, epsilon), params_of(module), X)
+        report = compare(Port("table", *sides, bfloat16=False))
+        assert report.holds is (epsilon == 1e-5), report.text()
+        edge = PortEdge.PORT64_ORIGINAL64
+        gates = [m for m in report.measurements if m.edge == edge and m.metric == "rel_l2"]
+        output = next(m for m in gates if m.quantity == "output")
+        if epsilon == 1e-5:
+            # A table that both hold widens no tolerance; one that is rounded otherwise does.
+            assert (output.tolerance > 1e-8) is (kind == "rounded otherwise")
+            continue
+        assert report.culprit is not None and report.culprit.name == "output"
+        assert output.verdict is Verdict.FAIL
+        assert ("because of float32 tables" in output.note) is (kind == "rounded otherwise")
 
 
 class Biased(torch.nn.Module):

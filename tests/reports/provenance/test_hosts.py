@@ -465,6 +465,20 @@ def test_meshes_that_a_machine_has_measured_are_comparable_already() -> None:
     assert second.not_yet == ()
 
 
+def test_meshes_are_comparable_already_only_if_this_machine_has_measured_all_of_them() -> None:
+    """What is compared with another machine is their common level."""
+    own, other = (
+        pin_of(on_meshes(2e-6, 2e-6, 2e-6, host=host), {}, "as measured", "2026-11-01")
+        for host in (HERE, THERE)
+    )
+    one = [group for group in own.groups if group[0] == MESHES[0]]
+    assert one
+    own = replace(own, groups={group: own.groups[group] for group in one})
+    now = on_meshes(2e-6, 2e-6, 2e-6, day=2, spread=0.5)
+    _, second = decide(now, None, pins=[own, other]).comparisons
+    assert "mesh net" in {d.group[0] for d in second.not_yet}
+
+
 def test_a_pooled_level_is_that_of_all_gates() -> None:
     """Weighted by their numbers, as the level of all of them in one group would be."""
     many = {MESHES[0]: (1e-6, 2e-6, 4e-6), MESHES[1]: (1e-9,)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,16 @@ def test_a_change_is_found_where_it_is(index: int, factor: float) -> None:
     assert change.before == pytest.approx(np.median(noisy[:index]))
     assert change.after == pytest.approx(np.median(noisy[index:]))
     assert (change.ratio > 1) == (factor > 1)
+
+
+def test_changes_within_what_lies_behind_a_change_are_at_their_place() -> None:
+    """Seven changes: whichever is found first, some are found in a part of a part behind it."""
+    places = list(range(8, 64, 8))
+    # Noise of a hundredth moves no place.
+    noise = 1 + 0.01 * np.random.default_rng(2).normal(size=64)
+    changes = change_points([float(3.0 ** (i // 8) * x) for i, x in enumerate(noise)])
+    assert [c.index for c in changes] == places
+    assert all(one.after == two.before for one, two in itertools.pairwise(changes))
 
 
 @pytest.mark.parametrize("factors", [(2.0, 0.25), (4.0, 0.6)])

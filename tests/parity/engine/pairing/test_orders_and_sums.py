@@ -79,6 +79,43 @@ def test_a_sum_is_found_whole_in_blocks_and_in_another_order() -> None:
         assert sum_of(("a", "b"), BIASES, target) is None
 
 
+def test_a_sum_in_part_is_found_in_its_blocks() -> None:
+    a, b = BIASES
+    total = a + b
+    for target, text in (
+        (
+            np.concatenate([total[:10], a[10:]]),
+            "a[0:10], at [0:10], added to b[0:10], at [0:10] + a[10:15], at [10:15]",
+        ),
+        (
+            np.concatenate([b[5:10], total[:5], total[10:]]),
+            "b[5:10], at [0:5] + a[0:5], at [5:10], added to b[0:5], at [5:10] + "
+            "a[10:15], at [10:15], added to b[10:15], at [10:15]",
+        ),
+    ):
+        found = sum_of(("a", "b"), BIASES, target)
+        assert found is not None and found.adds and found.is_complete
+        np.testing.assert_array_equal(found.from_original({"a": a, "b": b}), target)
+        assert found.text() == text
+    # No block of a sum, one element too few of a block, and a value of neither.
+    for target in (
+        np.concatenate([a[5:], b[:5]]),
+        np.concatenate([total[:10], a[9:14]]) + np.float32(1e-6),
+        np.concatenate([total[:14], np.float32([3.0])]),
+    ):
+        assert sum_of(("a", "b"), BIASES, target) is None
+
+
+def test_the_rest_of_a_vector_that_is_in_a_sum_in_part_has_a_partner() -> None:
+    """torch's GRU: the last gate's two biases stay apart."""
+    a, b = BIASES
+    original = {"cell.bias_ih": a, "cell.bias_hh": b, "cell.weight": GATES}
+    port = {"b": np.append(a[:10] + b[:10], a[10:]), "last": b[10:], "w": GATES}
+    matching = match_parameters(original, port)
+    assert matching.by_port["last"].originals == ("cell.bias_hh",)
+    assert not matching.unmatched_port and not matching.unmatched_original
+
+
 def cell(order: tuple[int, ...] = (0, 1, 2)) -> Matching:
     """A cell whose port has one bias, and its gates in this order."""
     original = {

@@ -1,25 +1,26 @@
-"""Finds square matrices that a port should have transposed.
+"""Finds parameters that were converted wrongly although they hold the original's values.
 
-A square matrix has the same shape either way and the original's values, so comparing parameters
-cannot find this error. So the first wrong stage is recomputed from the original's values with the
-matrix transposed; if the stage is then correct, the matrix is reported.
+Comparing values cannot find a square matrix that is not transposed, nor parameters of one shape in
+one another's place. So the port is run with the matrix transposed, or with each parameter where its
+name says: if it is then correct, the conversion is wrong, not the code.
 Source: docs/your-own-port.md "Where it starts".
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.metrics import relative_l2, without_shared_infinities
+from parity.engine.pairing.irregularities import placed_by_name
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
 from parity.port.correspondence import Correspondence
 from parity.port.localisation import Place, replaceable
-from parity.port.report import first_use
+from parity.port.report import EXCHANGED, first_use
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Run, SideError, TakesParameters
@@ -81,6 +82,57 @@ def untransposed(
             f"{values[name].shape} allows both"
         )
         for name in found
+    }
+
+
+def misplaced(
+    names: Correspondence,
+    parameters: Arrays,
+    original: SideRuns,
+    port: SideRuns,
+    bound: Callable[[str], float],
+) -> dict[str, str]:
+    """Return notes on parameters in one another's place, by the port's name.
+
+    Those are parameters that by their names should hold another one of the original. They are
+    reported only if every output of the port is correct once each holds the one of its name.
+
+    Args:
+        names: correspondence of stages and parameters.
+        parameters: parameters of the original by name.
+        original: runs of the original.
+        port: runs of the port, of which some output is wrong; the result is empty if its side
+            cannot run with other parameters.
+        bound: returns the tolerance of an output, by its name, between the best runs of both.
+    """
+    side = port.side
+    found = placed_by_name(names.matching.pairs)
+    if not found or not isinstance(side, TakesParameters):
+        return {}
+    by_port = names.matching.by_port
+    values = {
+        name: by_port[name].construction.pieces[0].layout(parameters[own])
+        for name, own in found.items()
+    }
+    both = original.wide is not None and port.wide is not None
+    theirs = names.stages((original.best if both else original.narrow).stages)
+    with exits_named(port.name):
+        other = copy.copy(port)
+        other.side = side.with_parameters(values)
+        other.masked = {*port.masked}
+        try:
+            run = other.run(Run(Precision.FLOAT64 if both else Precision.FLOAT32))
+        except SideError:
+            return {}
+    outputs = [name for name in run.outputs if name in theirs]
+    for name in outputs:
+        pair = without_shared_infinities(run.stages[name], theirs[name])
+        if run.stages[name].shape != theirs[name].shape or not relative_l2(*pair) <= bound(name):
+            return {}
+    return {
+        name: f"holds {by_port[name].originals[0]} in place of {own}, it seems: {EXCHANGED}"
+        for name, own in sorted(found.items(), key=lambda each: [*by_port].index(each[0]))
+        if outputs
     }
 
 

@@ -95,9 +95,9 @@ def test_it_is_named_where_no_name_says_where_it_is_used() -> None:
 
 def test_two_of_one_stage_are_named_together() -> None:
     _, report = made("up", "down", coarse=True)
-    assert {*report.untransposed} == {"block.up.kernel", "block.down.kernel"}
+    assert {*report.misconverted} == {"block.up.kernel", "block.down.kernel"}
     both = "with it and the other matrices listed here transposed"
-    assert all(both in note for note in report.untransposed.values())
+    assert all(both in note for note in report.misconverted.values())
 
 
 def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:
@@ -154,3 +154,63 @@ def test_a_parameter_that_is_not_there_is_refused(which) -> None:
         side.with_parameters({"wieght": np.zeros((3, 2))})
     with pytest.raises(SideError, match=r"expected the shape \(3, 2\) of parameter weight"):
         side.with_parameters({"weight": np.zeros((2, 3))})
+
+
+class Pair(torch.nn.Module):
+    """Query and key of one shape, and an output that tells them apart."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.out = (torch.nn.Linear(SIZE, SIZE) for _ in range(3))
+
+    def forward(self, x):
+        scores = torch.softmax(self.query(x) @ self.key(x).T, -1)
+        return self.out(scores @ x)
+
+
+def paired(swapped: tuple[str, ...], *, exchanged_in_code: bool = False, scale: float = 1.0):
+    """Return the report of a port in which the parameters of `swapped` rotate among themselves."""
+    module = Pair()
+    held = dict(module.named_children())
+    sources = dict(zip(swapped, (*swapped[1:], *swapped[:1]), strict=True))
+    params = {}
+    for name in held:
+        layer = held[sources.get(name, name)]
+        params[name] = {
+            "kernel": layer.weight.detach().numpy().T.copy(),
+            "bias": layer.bias.detach().numpy().copy(),
+        }
+
+    def forward(p, x):
+        q, k = (checkpoint_name(x @ p[n]["kernel"] + p[n]["bias"], n) for n in ("query", "key"))
+        q, k = (k, q) if exchanged_in_code else (q, k)
+        scores = jnp.exp(q @ k.T - (q @ k.T).max(-1, keepdims=True))
+        mixed = scores / scores.sum(-1, keepdims=True) @ x
+        return scale * (mixed @ p["out"]["kernel"] + p["out"]["bias"])
+
+    x = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
+    port = Port("pair", TorchSide(module, torch.tensor(x)), FunctionSide(forward, params, x),
+                gradients=False, bfloat16=False)  # fmt: skip
+    return compare(port)
+
+
+@pytest.mark.parametrize("swapped", [("query", "key"), ("query", "key", "out")])
+def test_parameters_in_one_anothers_place_are_named_and_no_line_of_code(swapped) -> None:
+    report = paired(swapped)
+    assert {*report.misconverted} == {f"{n}.{kind}" for n in swapped for kind in ("kernel", "bias")}
+    assert report.sentence().startswith(
+        f"pair: the conversion is wrong, not the code: parameter {next(iter(report.misconverted))} "
+    )
+    assert "query.kernel: holds key.weight in place of query.weight, it seems" in report.text()
+    assert not report.place.lines and "by name it would be" not in report.text()
+
+
+def test_a_bug_of_the_code_is_not_taken_for_one_of_the_conversion() -> None:
+    """The controls: the code exchanges them; and the conversion does, but the code is wrong too."""
+    code = paired((), exchanged_in_code=True)
+    assert not code.holds and code.misconverted == {} and code.place.lines
+    both = paired(("query", "key"), scale=1.5)
+    assert not both.holds and both.misconverted == {}
+    assert "by name it would be" in both.text(), "that they are exchanged is said all the same"
+    assert paired(()).holds

@@ -1,0 +1,82 @@
+"""Float64 runs of both sides that start from the same numbers.
+
+A port may hold the sum of two biases, rounded to float32, and both sides may hold one table that
+was made in float32. Neither is a difference between the programs, so neither may widen the
+tolerance of what follows. Source: docs/your-own-port.md "What a tolerance is made of".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.pairing.parameter_pairs import Matching
+from parity.sides.side import HoldsTables, Side, TakesExactParameters
+
+
+def exact_sums(
+    matching: Matching, original: Mapping[str, np.ndarray], side: Side
+) -> dict[str, np.ndarray]:
+    """Return the port's parameters that are sums, added in float64, by name.
+
+    Empty if the port's side cannot run with them.
+
+    Args:
+        matching: the pairs of parameters.
+        original: the original's parameters by name.
+        side: the port's side.
+    """
+    if not isinstance(side, TakesExactParameters):
+        return {}
+    sums = [
+        pair
+        for pair in matching.pairs
+        if pair.construction.adds and (pair.is_equal or pair.is_reordered)
+    ]
+    used = {name: np.asarray(original[name], np.float64) for p in sums for name in p.originals}
+    return {pair.port: pair.construction.from_original(used) for pair in sums}
+
+
+def without_shared_tables(
+    original: Side, port: Side, parameters: Mapping[str, np.ndarray]
+) -> tuple[Side, Side, frozenset[str]]:
+    """Return both sides, with the tables that both hold bit for bit exempt from perturbation.
+
+    Args:
+        original: the original's side.
+        port: the port's side.
+        parameters: the original's parameters by name; a table of the port may be one of them.
+
+    Returns:
+        The original's side, the port's side, and the names of the original's parameters that are
+        tables of the port.
+    """
+    ours = port.tables() if isinstance(port, HoldsTables) else []
+    if not ours:
+        return original, port, frozenset()
+    theirs = original.tables() if isinstance(original, HoldsTables) else []
+    held = frozenset(name for name, x in parameters.items() if _partners(x, ours))
+    known = [*theirs, *(parameters[name] for name in held)]
+    if shared := [x for x in ours if _partners(x, known)]:
+        assert isinstance(port, HoldsTables)
+        port = port.sharing(shared)
+    if isinstance(original, HoldsTables) and (shared := [x for x in theirs if _partners(x, ours)]):
+        original = original.sharing(shared)
+    return original, port, held
+
+
+def _partners(table: np.ndarray, others: Sequence[np.ndarray]) -> bool:
+    """Whether one of `others` has the numbers of a table, or one begins with the rows of the other.
+
+    Rows may be missing at the end: a table for the longest sequence against one for this sequence.
+    """
+    return any(_same_rows(table, other) for other in others)
+
+
+def _same_rows(one: np.ndarray, other: np.ndarray) -> bool:
+    one, other = np.squeeze(one), np.squeeze(other)
+    if min(one.size, other.size) < 2 or one.ndim != other.ndim or one.shape[1:] != other.shape[1:]:
+        return False
+    rows = min(len(one), len(other))
+    return np.array_equal(one[:rows], other[:rows])
