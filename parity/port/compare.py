@@ -235,8 +235,7 @@ def _both_sides(port: Port) -> _Both:
             + matching.text()
         )
     how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
-    with exits_named("a side, asked for its tables,"):
-        theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
+    theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
     sums = exact_sums(matching, parameters[0], mine)
     original = SideRuns(theirs, port.valid, "original", **how)
     ours = SideRuns(mine, port.valid, "port", sums=sums, **how)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from parity.engine.pairing.parameter_pairs import Matching
+from parity.engine.programs.exits import exits_named
 from parity.sides.side import HoldsTables, Side, TakesExactParameters
 
 
@@ -51,11 +52,14 @@ def without_shared_tables(
     Returns:
         The original's side, the port's side, and the names of the original's parameters that are
         tables of the port.
+
+    Raises:
+        SideError: the program of a side cannot be traced.
+        ExitError: the code of a side ended the program.
     """
-    ours = port.tables() if isinstance(port, HoldsTables) else []
+    ours, theirs = _tables(port, "port"), _tables(original, "original")
     if not ours:
         return original, port, frozenset()
-    theirs = original.tables() if isinstance(original, HoldsTables) else []
     held = frozenset(name for name, x in parameters.items() if _partners(x, ours))
     known = [*theirs, *(parameters[name] for name in held)]
     if shared := [x for x in ours if _partners(x, known)]:
@@ -64,6 +68,14 @@ def without_shared_tables(
     if isinstance(original, HoldsTables) and (shared := [x for x in theirs if _partners(x, ours)]):
         original = original.sharing(shared)
     return original, port, held
+
+
+def _tables(side: Side, whose: str) -> list[np.ndarray]:
+    """Return the tables of a side; none if it cannot list them. `whose` is for messages."""
+    if not isinstance(side, HoldsTables):
+        return []
+    with exits_named(f"the {whose} ({side.kind})"):
+        return side.tables()
 
 
 def _partners(table: np.ndarray, others: Sequence[np.ndarray]) -> bool:

@@ -281,6 +281,6 @@ def _holding(
         return Word.PASS, ExitCode.PASS, say.against_one(run, baseline, environment, changes)
     sentence = (
         f"{say.selection(run)}All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
-        f"{say.since(baseline, environment, changes)}{say.first_night(run, comparisons)}"
+        f"{say.since(run, baseline, environment, changes)}{say.first_night(run, comparisons)}"
     )
     return Word.PASS, ExitCode.PASS, sentence

@@ -169,8 +169,14 @@ def tightest(run: Run) -> str:
     return f"the closest is {place(worst)} at {share(worst.fraction)} of its tolerance"
 
 
-def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:
-    """Say how a passing run differs from its baseline and from its pinned run."""
+def since(
+    run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
+) -> str:
+    """Say how a passing run differs from its baseline and from its pinned run.
+
+    A value that no replay repeated, with a short history, may grow without being a change: the
+    sentence counts such values and names the one that grew most.
+    """
     if baseline is None:
         return f"There is no earlier comparable run.{_levels(changes)}"
     name = f"run {label(baseline.id, 60)}"
@@ -179,7 +185,28 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
         return f"The environment differs from {name}: {label(environment[0], 160)}{more}."
     if values := _counted([c.what for c in changes if not c.kind]):
         return f"Since {name}: {values}.{_levels(changes)}"
-    return f"Nothing changed since {name}.{_levels(changes)}"
+    found = agreement(baseline, run)
+    if found.equal:
+        return f"Nothing changed since {name}.{_levels(changes)}"
+    text = f"Since {name} no gate failed or left its history: {found.sentence()}"
+    return f"{text}{_growth(run, baseline)}{_levels(changes)}"
+
+
+def _growth(run: Run, baseline: Run) -> str:
+    """Name the gate of equal work whose value grew most since the baseline; empty if none did."""
+    before = {m.key: m for m in baseline.measurements}
+    grown = [
+        (m.value / then.value, m)
+        for m in run.measurements
+        if m.verdict is Verdict.PASS
+        and (then := before.get(m.key)) is not None
+        and then.identity == m.identity
+        and m.value > then.value > 0
+    ]
+    if not grown:
+        return ""
+    ratio, most = max(grown, key=lambda each: each[0])
+    return f" The largest growth is {ratio:,.2f} times, {place(most)}."
 
 
 def against_one(
@@ -191,11 +218,14 @@ def against_one(
         return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."
     found, closest = agreement(baseline, run), tightest(run)
     if found.equal:
-        differs = f" {since(baseline, environment, changes)}" if environment else ""
+        differs = f" {since(run, baseline, environment, changes)}" if environment else ""
         return f"{selection(run)}{found.sentence()} All hold; {closest}.{differs}"
+    text = since(run, baseline, environment, changes)
+    if found.sentence() not in text:
+        text = f"{text} {found.sentence()}"
     return (
         f"{selection(run)}All {count(found.compared + found.other_work + found.only_now, 'gate')} "
-        f"hold; {closest}. {since(baseline, environment, changes)} {found.sentence()}"
+        f"hold; {closest}. {text}"
     )
 
 

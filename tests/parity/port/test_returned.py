@@ -86,7 +86,9 @@ def test_what_returns_the_same_holds(theirs, ours):
 def test_a_table_that_the_port_does_not_use_is_told():
     table = X[:, 0].copy()
     report = both(lambda m, y: y, lambda y: y, unused=table)
-    assert report.holds and "no counterpart of the original's unused" in " ".join(report.notices)
+    assert report.holds and "no parameter of the port holds the original's unused" in " ".join(
+        report.notices
+    )
 
 
 def test_a_frozen_module_holds_and_says_that_no_derivative_was_compared():

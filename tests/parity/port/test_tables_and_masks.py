@@ -83,9 +83,12 @@ def test_another_table_is_not():
 class Scaled(Positions):
     """A layer with a table, then an RMSNorm of large numbers, where the epsilon hardly counts."""
 
-    def __init__(self, table):
-        super().__init__("buffer")
-        self.table = torch.from_numpy(table)
+    def __init__(self, table, kept):
+        super().__init__(kept)
+        if kept == "parameter":
+            self.table.data = torch.from_numpy(table)
+        else:
+            self.table = torch.from_numpy(table)
         self.norm = Rms()
 
     def forward(self, x):
@@ -109,6 +112,7 @@ def scaled(table, epsilon):
 HELD = np.float32(np.sin(np.arange(5)[:, None] / 10.0 ** np.arange(5)[None]))
 TABLES = {
     "equal": (HELD[:3], HELD[:3]),
+    "equal and a parameter": (HELD[:3], HELD[:3]),
     "equal and longer": (HELD, HELD[:3]),
     "rounded otherwise": (HELD[:3], np.nextafter(HELD[:3], np.float32(2), dtype=np.float32)),
 }
@@ -120,7 +124,7 @@ def test_a_table_in_float32_hides_no_wrong_epsilon_behind_it(kind):
     """It moves the output by some 1e-7, as much as a table that is rounded otherwise."""
     torch.manual_seed(1)
     theirs, ours = TABLES[kind]
-    module = Scaled(theirs)
+    module = Scaled(theirs, "parameter" if kind == "equal and a parameter" else "buffer")
     for epsilon in (1e-5, 1e-6):
         sides = TorchSide(module, X), JaxSide(scaled(ours, epsilon), params_of(module), X)
         report = compare(Port("table", *sides, bfloat16=False))

@@ -257,7 +257,27 @@ def level(what: What) -> Change:
 def test_what_is_different_since_the_baseline(
     baseline: Run | None, environment: list[str], changes: list[Change], sentence: str
 ) -> None:
-    assert say.since(baseline, environment, changes) == sentence
+    then = baseline and replace(baseline, measurements=(measurement(),))
+    assert say.since(run(measurement()), then, environment, changes) == sentence
+
+
+def test_values_that_grew_without_being_a_change_are_counted() -> None:
+    """No replay says whether they repeat, and one earlier run is no history."""
+    before = run(measurement(), measurement(quantity="x", value=1e-7), measurement(quantity="y"))
+    then = replace(before, manifest=BEFORE.manifest)
+    now = run(measurement(), measurement(quantity="x", value=8e-7), measurement(quantity="y"))
+    assert say.since(now, then, [], []) == (
+        f"Since {SINCE} no gate failed or left its history: 3 gates compared, 2 of them equal. "
+        "The largest growth is 8.00 times, x in case baseline (JAX float32 vs oracle)."
+    )
+    assert say.since(before, then, [], []) == f"Nothing changed since {SINCE}."
+    # A value that became smaller is counted too, and one of other work is not said to have grown.
+    other = measurement(quantity="x", value=8e-7, identity="other")
+    shrunk = run(measurement(), other, measurement(quantity="y", value=1e-12))
+    assert say.since(shrunk, then, [], []) == (
+        f"Since {SINCE} no gate failed or left its history: 2 gates compared, 1 of them equal; "
+        "1 of other work."
+    )
 
 
 def test_one_run_against_another_says_how_many_gates_are_equal() -> None:
@@ -275,7 +295,7 @@ def test_one_run_against_another_says_how_many_gates_are_equal() -> None:
     more = run(measurement(), measurement(quantity="y"), selected=["baseline"])
     assert say.against_one(more, other, [], []) == (
         f"Only baseline was measured, not the whole night. All 2 gates hold; {CLOSEST}. "
-        f"Nothing changed since {SINCE}. "
+        f"Since {SINCE} no gate failed or left its history: "
         "0 gates compared, 0 of them equal; 1 of other work; 1 only in the second."
     )
 

@@ -1,0 +1,111 @@
+"""Exact parameters and shared tables of a side change its float64 runs, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from parity.port.side_runs import SideRuns
+from parity.sides import FunctionSide, SideError, TorchSide
+from parity.sides.side import Precision, Rounding, Run
+
+RNG = np.random.default_rng(0)
+BIAS = RNG.normal(size=4).astype(np.float32)
+EXACT = BIAS.astype(np.float64) * (1 + 2.0**-26)
+"""The bias with digits that float32 does not have."""
+TABLE, PHASES = RNG.normal(size=(3, 4)).astype(np.float32), np.exp(1j * RNG.normal(size=4))
+X = RNG.normal(size=(3, 4)).astype(np.float32)
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.from_numpy(BIAS.copy()))
+        self.register_buffer("table", torch.from_numpy(TABLE))
+        self.phases = torch.from_numpy(PHASES.astype(np.complex64))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            "sum": x + self.bias,
+            "table": x * 0 + self.table,
+            "phases": x * 0 + self.phases.real,
+        }
+
+
+def function(params: Any, x: Any) -> Any:
+    phases = jnp.asarray(PHASES.astype(np.complex64))
+    return {
+        "sum": x + params["bias"],
+        "table": x * 0 + jnp.asarray(TABLE),
+        "phases": x * 0 + phases.real,
+    }
+
+
+SIDES = {
+    "torch": lambda: TorchSide(Module(), X),
+    "function": lambda: FunctionSide(function, {"bias": BIAS}, X),
+}
+
+
+@pytest.fixture(params=SIDES)
+def side(request: pytest.FixtureRequest) -> Any:
+    return SIDES[request.param]()
+
+
+def outputs(side: Any, *how: Any, **more: Any) -> dict[str, np.ndarray]:
+    trace = side.run(Run(*how, **more))
+    return {name.removeprefix("output."): trace.stages[name] for name in trace.outputs}
+
+
+def test_an_exact_parameter_is_that_of_float64_runs_alone(side: Any) -> None:
+    exact = side.with_exact({"bias": EXACT})
+    for name, x in outputs(side, Precision.FLOAT32).items():
+        np.testing.assert_array_equal(outputs(exact, Precision.FLOAT32)[name], x)
+    np.testing.assert_array_equal(
+        outputs(exact, Precision.FLOAT64)["sum"], X.astype(np.float64) + EXACT
+    )
+    # The side that it was made from is as before.
+    np.testing.assert_array_equal(
+        outputs(side, Precision.FLOAT64)["sum"], X.astype(np.float64) + BIAS
+    )
+    np.testing.assert_array_equal(exact.parameters()["bias"], BIAS)
+    with pytest.raises(SideError, match="other"):
+        side.with_exact({"other": EXACT})
+
+
+def test_a_shared_table_is_not_moved_and_another_one_is(side: Any) -> None:
+    still = outputs(side, Precision.FLOAT64)
+    moved = outputs(side, Precision.FLOAT64, Rounding.CONSTANTS)
+    assert all(np.any(moved[name] != still[name]) for name in ("table", "phases"))
+    tables = {x.shape: x for x in side.tables()}
+    for name, shape in (("table", (3, 4)), ("phases", (4,))):
+        shared = side.sharing([tables[shape]])
+        kept = outputs(shared, Precision.FLOAT64, Rounding.CONSTANTS)
+        equal = {n for n in ("table", "phases") if np.array_equal(kept[n], still[n])}
+        assert equal == {name}
+
+
+def test_the_noise_of_operations_includes_the_rounding_of_a_sum(side: Any) -> None:
+    """The sum was rounded once, to float32, when the port's parameter was made."""
+    runs = SideRuns(_identity(side), None, sums={"bias": EXACT})
+    assert runs.wide is not None
+    [name] = runs.wide.outputs
+    np.testing.assert_array_equal(runs.wide.stages[name], EXACT)
+    moved = [runs.moved(Rounding.OPERATIONS, seed).stages[name] / EXACT - 1 for seed in range(4)]
+    unit = 2.0**-24
+    np.testing.assert_allclose(np.abs(moved), unit, rtol=1e-6)
+    assert len({tuple(np.sign(each)) for each in moved}) > 1, "each draw has its own signs"
+    # Tables move, the sum does not.
+    tables = runs.moved(Rounding.CONSTANTS, 0).stages[name]
+    np.testing.assert_array_equal(tables, EXACT)
+
+
+def _identity(side: Any) -> Any:
+    """Return a side of the same library whose result is its parameter, without an operation."""
+    if isinstance(side, TorchSide):
+        return TorchSide(side.module, X, call=lambda module, x: module.bias)
+    return FunctionSide(lambda params, x: params["bias"], {"bias": BIAS}, X)
