@@ -146,8 +146,12 @@ class Report:
             return f"{self.title}: diverges at {self.culprit.name}{partner}{where}"
         gradients = [m for m in self.failures if Quantity(m.quantity).role is Role.GRADIENT]
         if gradients and len(gradients) == len(self.failures):
-            names = ", ".join(self.wrong_derivatives)
-            return f"{self.title}: every stage holds, derivatives do not: {names}"
+            names = self.wrong_derivatives
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+            listed = f"{', '.join(names[:NAMES])}{more}"
+            return (
+                f"{self.title}: every stage holds, derivatives do not: {listed}{self._backwards()}"
+            )
         first = first_divergence(self.measurements)
         if first is None:
             return f"{self.title}: no result of the original was compared"
@@ -160,6 +164,22 @@ class Report:
             f"{self.title}: {first.quantity} fails on {first.edge}; no stage was found that is "
             f"wrong by itself{note}"
         )
+
+    def _backwards(self) -> str:
+        """Say where to look for the first wrong derivative; empty if names do not tell.
+
+        That is what uses the result of the last stage whose parameters have a wrong derivative: the
+        derivatives of all parameters that are used later are right.
+        """
+        stages = [stage.name for stage in self.place.stages]
+        at = first_use(self.wrong_derivatives[0], stages)
+        if at < 0:
+            return ""
+        rows = (m for m in self._gates() if Quantity(m.quantity).role is Role.GRADIENT)
+        right = {Quantity(m.quantity).name for m in rows} - {*self.wrong_derivatives}
+        later = [use for name in right if (use := first_use(name, stages)) > at]
+        rest = f"; those from {stages[min(later)]} on hold" if later else ""
+        return f"; look at what uses {stages[at]}{rest}"
 
     def _gates(self) -> list[Measurement]:
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]

@@ -581,6 +581,25 @@ def test_no_result_is_no_success():
     assert report.sentence() == "port: no result of the original was compared"
 
 
+def test_wrong_derivatives_say_where_to_look():
+    stages = tuple(Stage(n, 0.0, 0.0, 0.5) for n in ("m.a", "m.b", "m.c", "m.d"))
+    wrong = [row("grad/m.a.kernel"), row("grad/m.b.kernel")]
+    right = [row(f"grad/m.{n}.kernel", Verdict.PASS) for n in "cd"]
+
+    def told(*rows):
+        return reported([*rows], Place(WIDE[0], stages)).sentence()
+
+    head = "port: every stage holds, derivatives do not: m.b.kernel, m.a.kernel"
+    assert told(*wrong, *right) == f"{head}; look at what uses m.b; those from m.c on hold"
+    assert told(*wrong, right[1]) == f"{head}; look at what uses m.b; those from m.d on hold"
+    # A parameter that is wrong on one edge is no right one, and one used before says nothing.
+    assert told(*wrong, row("grad/m.a.bias", Verdict.PASS)) == f"{head}; look at what uses m.b"
+    # Of many, eight are named.
+    many = told(*(row(f"grad/m.a.w{i}") for i in range(10)))
+    assert many.startswith("port: every stage holds, derivatives do not: m.a.w0, ")
+    assert "m.a.w7 and 2 more; look at what uses m.a" in many and "m.a.w8" not in many
+
+
 def test_suspects_are_named_where_something_is_wrong_alone():
     """A parameter may be both untransposed and unlike its kind: neither note hides the other."""
     stages = tuple(Stage(n, 0.0, 1.0 if n == "m.b" else 0.0, 0.5) for n in ("m.a", "m.b", "m.c"))
