@@ -155,6 +155,16 @@ def test_a_pinning_says_which_levels_moved_and_how_far(tmp_path: Path) -> None:
     assert lines[9].endswith(": 1.0e-05 → 2.1e-06, 0.21 times")
 
 
+def test_a_look_back_has_the_tolerance_that_the_newest_run_used(tmp_path: Path) -> None:
+    """Neither the loosest nor the oldest: a tolerance follows its noise floor, up and down."""
+    for days in ((4e-6, 1e-6, 2e-6), (1e-6, 4e-6, 2e-6)):
+        root = tmp_path / str(days[0])
+        for day, tolerance in enumerate(days, 1):
+            write_run(root, earlier(measurement(value=1e-7 * day, tolerance=tolerance), day=day))
+        [row] = look_back(str(root)).rows
+        assert (row["tolerance"], row["share"]) == (2e-6, pytest.approx(3e-7 / 2e-6))
+
+
 def ago(hours: float) -> str:
     return (datetime.now(UTC) - timedelta(hours=hours)).isoformat(timespec="seconds")
 

@@ -386,6 +386,13 @@ def test_a_look_back_has_the_newest_work_of_each_gate(
                 [values[0], values[-1]], nan_ok=True
             ) or any(map(math.isnan, values))
             assert list(told["recent"]) == pytest.approx(values, nan_ok=True)
+            # NaN is no value: the newest that is known stands.
+            for name, known in (
+                ("tolerance", [m.tolerance for m in rows]),
+                ("share", [m.fraction for m in rows]),
+            ):
+                if not math.isnan(known[-1]):
+                    assert told[name] == pytest.approx(known[-1], nan_ok=True)
         names = list(by_key)
         for case in {key[0] for key in names}:
             only = look_back(str(root), case).rows
