@@ -10,9 +10,11 @@ import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from parity.executors import interrupts
 from parity.executors.interrupts import end_groups, run_module, started_group
 from parity.executors.item import Item
 from parity.executors.local import LocalExecutor
@@ -70,6 +72,46 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             sys.exit(3)
 """
+
+
+@pytest.mark.parametrize(
+    ("kind", "interrupted", "here", "again"),
+    [
+        (KeyboardInterrupt, True, True, True),
+        # Raised by other code, raised in another thread, and another exception.
+        (KeyboardInterrupt, False, True, False),
+        (KeyboardInterrupt, True, False, False),
+        (ValueError, True, True, False),
+    ],
+)
+def test_only_an_ignored_interrupt_of_ours_is_sent_again(
+    kind: type, interrupted: bool, here: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    sent: list[tuple[object, ...]] = []
+    handlers: list[int] = []
+    arrived = threading.Event()
+    if interrupted:
+        arrived.set()
+
+    class Timer:
+        def __init__(self, _seconds: float, function: object, arguments: tuple[object, ...]):
+            self.start = lambda: sent.append((function, *arguments))
+
+    monkeypatch.setattr(interrupts.threading, "Timer", Timer)
+    monkeypatch.setattr(interrupts.signal, "signal", lambda number, _: handlers.append(number))
+    hook = interrupts._repeating(told.append, lambda *_: None, arrived)
+    lost = SimpleNamespace(exc_type=kind)
+    if here:
+        hook(lost)
+    else:
+        thread = threading.Thread(target=hook, args=(lost,))
+        thread.start()
+        thread.join()
+    assert sent == ([(os.kill, os.getpid(), signal.SIGINT)] if again else [])
+    # The handler ignores signals once it has raised; what is sent again must find it.
+    assert handlers == ([signal.SIGINT, signal.SIGTERM] if again else [])
+    assert told == ([] if again else [lost])
 
 
 def alive(pid: int) -> bool:
