@@ -54,7 +54,8 @@ def _facts(run: Run, decision: Decision) -> list[str]:
         f"baseline {decision.baseline_id or 'none'}",
         f"{counts.passed:,} of {counts.gates:,} gates hold; {counts.new:,} "
         f"{'new' if decision.baseline_id else 'failing'}, "
-        f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
+        f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, "
+        f"{counts.changed:,} values changed, "
         f"{counts.skipped:,} skipped, {counts.not_run:,} not run",
     ]
     return [*facts, *(f"levels compared with {text}" for text in decision.against)]

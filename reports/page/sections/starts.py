@@ -129,7 +129,7 @@ def counts(decision: Decision) -> list[dict[str, Any]]:
         (c.persisting, "persisting", "bad", group_id(What.PERSISTING)),
         (c.worse, "worse", "bad", group_id(_worse(decision))),
         (c.fixed, "fixed", "", group_id(What.FIXED)),
-        (c.changed, "changed", "note", group_id(What.CHANGED)),
+        (c.changed, "values changed", "note", group_id(What.CHANGED)),
         (c.not_comparable, "not comparable", "note", "records?verdict=not+comparable"),
         (c.skipped, "skipped", "note", "suites"),
         (c.not_run, "not run", "note", "suites"),
