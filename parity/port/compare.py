@@ -25,7 +25,7 @@ from parity.engine.pairing.alignment import Pin, align
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
-from parity.engine.programs.exits import exits_named
+from parity.engine.programs.exits import ExitError, exits_named
 from parity.port.consequences import compensated, has_effect, notice_of, without
 from parity.port.conversion import misplaced, untransposed
 from parity.port.correspondence import Correspondence
@@ -41,7 +41,7 @@ from parity.port.localisation import ROOM, Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
-from parity.port.same_numbers import exact_sums, without_shared_tables
+from parity.port.same_numbers import exact_sums, shared_tables
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction, only_valid
@@ -108,6 +108,19 @@ def compare(port: Port) -> Report:
         ExitError: the code of a side called `sys.exit`, `exit`, `quit` or `os._exit`.
     """
     _check_two_sides(port)
+    return _compare(port, again=True)
+
+
+def _would_hold(port: Port, side: Side) -> bool:
+    """Return whether a port holds with another side in its place."""
+    try:
+        return _compare(replace(port, port=side), again=False).holds
+    except (ValueError, ExitError):
+        return False
+
+
+def _compare(port: Port, *, again: bool) -> Report:
+    """Compare a port with its original; `again` as in `_Both.misconverted`."""
     port = replace(port, device=port.device or device_kind())
     both = _both_sides(port)
     original, ours = both.original, both.port
@@ -133,7 +146,7 @@ def compare(port: Port) -> Report:
         )
         rows += both.rows(edge, comparison)
     lost = both.lost(port.original, noise)
-    shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
+    shown = both.tables | (both.shown_by_derivatives() if _all_hold(rows) else frozenset())
     rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
@@ -172,16 +185,18 @@ def compare(port: Port) -> Report:
             comparison.gate(stage.name, FORCED, stage.forced, stage.tolerance)
             for stage in place.stages
         ]
-    rows = [_hidden_by_tables(row, place) for row in rows]
+    rows = [_hidden_by_tables(row, place, bounds) for row in rows]
     rows = without_constants(rows, *both.compared())
     ledger = both.ledger(rows, port)
     edge = PortEdge.PORT32_ORIGINAL32
     comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
     rows = require_an_output(rows, ledger, comparison)
-    odd = both.misconverted(rows, port, bounds, work, place)
+    unmoved, moved = both.misconverted(rows, port, place, again)
     # With wrong parameters the operations are those of the original, on other numbers.
-    place = replace(place, operation=None if odd else place.operation)
-    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger, odd)
+    place = replace(place, operation=None if moved else place.operation)
+    hints = {"untransposed": unmoved, "misplaced": moved}
+    known = alignment, matching, place, narrow, notices, ledger
+    return Report(port.title, tuple(rows), *known, **hints)
 
 
 def _repeated(row: Measurement) -> Measurement:
@@ -235,10 +250,10 @@ def _both_sides(port: Port) -> _Both:
             + matching.text()
         )
     how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
-    theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
-    sums = exact_sums(matching, parameters[0], mine)
-    original = SideRuns(theirs, port.valid, "original", **how)
-    ours = SideRuns(mine, port.valid, "port", sums=sums, **how)
+    tables = shared_tables(port.original, port.port, parameters)
+    sums = exact_sums(matching, parameters[0], tables.port)
+    original = SideRuns(tables.original, port.valid, "original", **how)
+    ours = SideRuns(tables.port, port.valid, "port", sums=sums, **how)
     dropped = {*original.dropped.values(), *ours.dropped.values()}
     if unknown := [name for name in port.not_compared if name not in dropped]:
         names = [*original.best.outputs, *original.best.exact, *original.best.unread]
@@ -260,11 +275,11 @@ def _both_sides(port: Port) -> _Both:
         and (pair.port in sums or not pair.construction.adds)
     ]
     names = (name for pair in equal for name in (*pair.originals, *pair.also))
-    original.shared = tables | {*names}
+    original.shared = tables.of_original | {*names}
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
     alignment = align(*stages, outputs=returned, pins=port.pins)
-    return _Both(Correspondence(alignment, matching), original, ours)
+    return _Both(Correspondence(alignment, matching), original, ours, tables.of_port)
 
 
 @dataclass
@@ -274,6 +289,8 @@ class _Both:
     names: Correspondence
     original: SideRuns
     port: SideRuns
+    tables: frozenset[str] = frozenset()
+    """Names of the port's parameters that are tables of the original, not parameters."""
 
     def differentiate(self, port: Port) -> None:
         """Differentiate both sides: the loss, or one fixed direction of the outputs.
@@ -341,26 +358,26 @@ class _Both:
         ]
 
     def misconverted(
-        self,
-        rows: Sequence[Measurement],
-        port: Port,
-        bounds: PortBounds,
-        work: Work,
-        place: Place,
-    ) -> dict[str, str]:
-        """Return notes on parameters that were converted wrongly, by the port's name; none if all
-        gates hold. See `parity.port.conversion`."""
+        self, rows: Sequence[Measurement], port: Port, place: Place, again: bool
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return notes on square matrices that are not transposed, and on parameters in one
+        another's place, by the port's name; none if all gates hold. See `parity.port.conversion`.
+
+        Args:
+            rows: the measurements.
+            port: the port and its original.
+            place: where the difference starts.
+            again: whether the port may be compared again with other parameters.
+        """
         if _all_hold(rows):
-            return {}
-        wide = self.original.wide is not None and self.port.wide is not None
-        edge = PortEdge.PORT64_ORIGINAL64 if wide else PortEdge.PORT32_ORIGINAL32
-        return misplaced(
-            self.names,
-            port.original.parameters(),
-            self.original,
-            self.port,
-            lambda name: bounds.bound(edge, stage_kind(name), work, name),
-        ) or untransposed(place, self.names, self.original, self.port)
+            return {}, {}
+        moved: dict[str, str] = {}
+        if again:
+            original = port.original.parameters()
+            moved = misplaced(
+                self.names.matching, original, port.port, lambda side: _would_hold(port, side)
+            )
+        return ({} if moved else untransposed(place, self.names, self.original, self.port)), moved
 
     def shown_by_derivatives(self) -> frozenset[str]:
         """Return the port's reordered parameters whose order is confirmed if all gates pass.
@@ -680,22 +697,24 @@ def _with_hidden(
     )
 
 
-def _hidden_by_tables(row: Measurement, place: Place) -> Measurement:
-    """Turn the passing float64 gate of a stage into a failure if only tables widen its tolerance.
+def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Measurement:
+    """Turn the passing float64 gate of a stage into a failure if only tables let it pass.
 
     Two float32 tables that differ by rounding widen the float64 tolerances of everything behind
-    them, to some 1e-7, which can hide a wrong epsilon. Fed the original's values, a stage that
-    uses no such table has a tolerance near float64's rounding. It fails if it breaks that one, and
-    if its free error could be the same error: larger than that tolerance, and no smaller than the
-    error with correct inputs, up to `ROOM`. Otherwise the stage is wrong for another reason, such
-    as a value that the port computes elsewhere.
+    them, to some 1e-7, which can hide a wrong epsilon. The stage fails if its error with correct
+    inputs breaks both its own tolerance and the one that the gate would have without tables, and if
+    its free error could be that error: no smaller, up to `ROOM`. Otherwise the stage is wrong with
+    correct inputs for another reason, such as a value that the port computes elsewhere.
     """
-    if (row.edge, row.metric, row.verdict) != (PortEdge.PORT64_ORIGINAL64, "rel_l2", Verdict.PASS):
+    edge = PortEdge.PORT64_ORIGINAL64
+    if (row.edge, row.metric, row.verdict) != (edge, "rel_l2", Verdict.PASS):
         return row
     stage = next((s for s in place.stages if s.name == row.quantity), None)
-    if stage is None or place.edge is not PortEdge.PORT64_ORIGINAL64 or not stage.broken:
+    if stage is None or place.edge is not edge or not stage.broken:
         return row
-    if not stage.tolerance < stage.free or not stage.forced <= ROOM * stage.free:
+    plain = bounds.without_tables(row.kind, row.quantity)
+    hidden = plain < row.tolerance and max(plain, stage.tolerance) < stage.free
+    if not hidden or not plain < stage.forced <= ROOM * stage.free:
         return row
     return replace(
         row,
@@ -733,12 +752,13 @@ def _weights(
         matching: the pairs of parameters.
         device: class of the device, "cpu" or "cuda".
         lost: the original's parameters that the port lacks and will need (`_Both.lost`).
-        shown: the port's parameters that hold the original's values in another order, such as that
-            of an LSTM's gates, and count as equal (`_Both.shown_by_derivatives`).
+        shown: the port's parameters that count as equal: tables of the original, and those that
+            hold the original's values in another order, such as that of an LSTM's gates
+            (`_Both.shown_by_derivatives`).
     """
     edge = PortEdge.PORT32_ORIGINAL32
     other = [p.port for p in matching.pairs if not (p.is_equal or p.port in shown)]
-    other += [entry.name for entry in matching.unmatched_port]
+    other += [entry.name for entry in matching.unmatched_port if entry.name not in shown]
     row = Comparison(work, edge, bounds, "float32", device).judged(
         WEIGHTS, "unmatched", float(len(other) + len(lost))
     )

@@ -1,8 +1,9 @@
 """Finds parameters that were converted wrongly although they hold the original's values.
 
 Comparing values cannot find a square matrix that is not transposed, nor parameters of one shape in
-one another's place. So the port is run with the matrix transposed, or with each parameter where its
-name says: if it is then correct, the conversion is wrong, not the code.
+one another's place. So the first wrong stage is run with the matrix transposed, and the port is
+compared again with each parameter where its name says. If the port then holds, the conversion is
+wrong, not the code; a matrix is only a hint, because the code may lack the transpose.
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -23,7 +24,7 @@ from parity.port.localisation import Place, replaceable
 from parity.port.report import EXCHANGED, first_use
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Run, SideError, TakesParameters
+from parity.sides.side import Precision, Run, Side, SideError, TakesParameters
 
 TRIED = 16
 """Most matrices tried, those of the stage's own module first; each costs a run of the port."""
@@ -86,53 +87,34 @@ def untransposed(
 
 
 def misplaced(
-    names: Correspondence,
-    parameters: Arrays,
-    original: SideRuns,
-    port: SideRuns,
-    bound: Callable[[str], float],
+    matching: Matching, parameters: Arrays, side: Side, holds: Callable[[Side], bool]
 ) -> dict[str, str]:
     """Return notes on parameters in one another's place, by the port's name.
 
     Those are parameters that by their names should hold another one of the original. They are
-    reported only if every output of the port is correct once each holds the one of its name.
+    reported only if the port holds, in everything that is compared, once each holds the one of its
+    name.
 
     Args:
-        names: correspondence of stages and parameters.
+        matching: the pairs of parameters.
         parameters: parameters of the original by name.
-        original: runs of the original.
-        port: runs of the port, of which some output is wrong; the result is empty if its side
-            cannot run with other parameters.
-        bound: returns the tolerance of an output, by its name, between the best runs of both.
+        side: the port's side; the result is empty if it cannot run with other parameters.
+        holds: compares another side as the port, and returns whether it holds.
     """
-    side = port.side
-    found = placed_by_name(names.matching.pairs)
+    found = placed_by_name(matching.pairs)
     if not found or not isinstance(side, TakesParameters):
         return {}
-    by_port = names.matching.by_port
+    by_port = matching.by_port
     values = {
         name: by_port[name].construction.pieces[0].layout(parameters[own])
         for name, own in found.items()
     }
-    both = original.wide is not None and port.wide is not None
-    theirs = names.stages((original.best if both else original.narrow).stages)
-    with exits_named(port.name):
-        other = copy.copy(port)
-        other.side = side.with_parameters(values)
-        other.masked = {*port.masked}
-        try:
-            run = other.run(Run(Precision.FLOAT64 if both else Precision.FLOAT32))
-        except SideError:
-            return {}
-    outputs = [name for name in run.outputs if name in theirs]
-    for name in outputs:
-        pair = without_shared_infinities(run.stages[name], theirs[name])
-        if run.stages[name].shape != theirs[name].shape or not relative_l2(*pair) <= bound(name):
-            return {}
+    if not holds(side.with_parameters(values)):
+        return {}
+    order = [*by_port]
     return {
-        name: f"holds {by_port[name].originals[0]} in place of {own}, it seems: {EXCHANGED}"
-        for name, own in sorted(found.items(), key=lambda each: [*by_port].index(each[0]))
-        if outputs
+        name: f"holds {by_port[name].originals[0]} in place of {found[name]}: {EXCHANGED}"
+        for name in sorted(found, key=order.index)
     }
 
 

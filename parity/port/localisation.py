@@ -8,7 +8,7 @@ starts".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind
 from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.engine.measure.where import culprits, where
+from parity.engine.pairing.parameter_pairs import Pair
 from parity.engine.programs.exits import exits_named
 from parity.engine.programs.operations import Unknown, first_narrow, first_unknown
 from parity.engine.programs.source_lines import LINES, Line
@@ -30,6 +31,7 @@ from parity.sides.side import (
     Rounding,
     Run,
     SideError,
+    TakesExactParameters,
     TellsOperations,
     TellsResults,
     Trace,
@@ -40,6 +42,11 @@ DOES = "first operation that the original does not do"
 # The effect of a float32 table averages out over a stage, but one operation may show all of it.
 ROOM = 4.0
 """An operation agrees if it differs by at most this factor times its stage's tolerance."""
+
+
+# Any change shows whether a stage depends on the parameters: their float64 results then differ.
+CHANGE = 1e-3
+"""Largest relative change of a parameter, to see which stages depend on it."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +173,16 @@ def _in_float64(
         floors_of(known, lambda seed, kind=kind: port.moved(kind, seed, fed).stages)
         for kind in (Rounding.CONSTANTS, Rounding.OPERATIONS)
     )
-    own = _own_tables(together_, original, fed, constants)
-    floors = together(
-        tables, narrowed(operations), {name: own[name] for name in own if name in known}
-    )
     edge = PortEdge.PORT64_ORIGINAL64
-    return _place(edge, port.best.stages, forced, theirs, theirs, floors)
+    sides = port.best.stages, forced, theirs, theirs
+    floors = together(tables, narrowed(operations))
+    place = _place(edge, *sides, floors)
+    if place.culprit is None:
+        return place
+    # The original's tables can only widen the tolerances, at the cost of five runs.
+    own = _own_tables(together_, original, fed, constants)
+    own = {name: floor for name, floor in own.items() if name in known}
+    return _place(edge, *sides, together(floors, own))
 
 
 def _own_tables(
@@ -183,7 +194,8 @@ def _own_tables(
     """Return the noise floors due to the original's tables, with its own values fed to each stage.
 
     A table used in an earlier stage has moved the value that is fed, on both sides alike, so it
-    explains no error of this stage.
+    explains no error of this stage. A stage that is a table itself, such as the sines of a rotary
+    embedding, is not fed: the port may make it anew for each layer.
 
     Args:
         together_: the correspondence of stages.
@@ -195,14 +207,36 @@ def _own_tables(
         return constants
     assert original.wide is not None
     names = {pair.original for pair in together_.alignment.pairs if pair.port in fed}
-    own = {name: original.wide.whole[name] for name in names}
     try:
+        moving = _depending(original, together_.matching.pairs)
+        own = {name: original.wide.whole[name] for name in names & moving}
         return floors_of(
             together_.stages(original.wide.stages),
             lambda seed: together_.stages(original.moved(Rounding.CONSTANTS, seed, own).stages),
         )
     except SideError:
         return constants
+
+
+def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
+    """Return the original's stages that depend on parameters that the port holds too.
+
+    Raises:
+        SideError: the original cannot run with other parameters.
+    """
+    side = original.side
+    if not isinstance(side, TakesExactParameters):
+        raise SideError("this side cannot run with other parameters")
+    random, values = np.random.default_rng(0), side.parameters()
+    names = dict.fromkeys(name for pair in pairs for name in pair.originals)
+    others = {
+        name: values[name] * (1 + CHANGE * random.uniform(-1.0, 1.0, values[name].shape))
+        for name in names
+    }
+    assert original.wide is not None
+    moved = original.run(Run(Precision.FLOAT64), side.with_exact(others)).whole
+    before = original.wide.whole
+    return {n for n in before if n in moved and not np.array_equal(moved[n], before[n])}
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:

@@ -26,7 +26,7 @@ AROUND = 3
 """Number of stages shown before and after the one where a difference starts."""
 NAMES = 8
 """Most names listed in one line of results that were not compared for the same reason."""
-EXCHANGED = "with each parameter where its name says, every output holds"
+EXCHANGED = "with each parameter where its name says, the port holds"
 """End of a note on parameters in one another's place."""
 ELEMENTS = 3
 """Most elements shown of the stage where the difference starts."""
@@ -47,9 +47,12 @@ class Report:
     """Remarks for the reader, a sentence each, such as that a side could not run in bfloat16."""
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
-    misconverted: Mapping[str, str] = field(default_factory=dict)
-    """Notes on parameters with which the port would be correct, transposed or in another place, by
-    the port's name (`parity.port.conversion`)."""
+    untransposed: Mapping[str, str] = field(default_factory=dict)
+    """Notes on square matrices that fit when transposed, by the port's name
+    (`parity.port.conversion.untransposed`)."""
+    misplaced: Mapping[str, str] = field(default_factory=dict)
+    """Notes on parameters in one another's place, by the port's name; not empty only if the port
+    holds once they are exchanged (`parity.port.conversion.misplaced`)."""
 
     def __repr__(self) -> str:
         """Return the one-sentence answer, which a failing assertion shows."""
@@ -104,10 +107,10 @@ class Report:
         """
         if self.holds:
             return ()
-        notes = {name: [note] for name, note in self.misconverted.items()}
+        notes = {name: [note] for name, note in {**self.untransposed, **self.misplaced}.items()}
         for name, note in irregularities(self.matching.pairs).items():
             # A parameter in another one's place has the longer note already.
-            if not (name in notes and note.startswith("holds") and EXCHANGED in notes[name][0]):
+            if name not in self.misplaced:
                 notes.setdefault(name, []).append(note)
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
@@ -131,8 +134,8 @@ class Report:
             return f"{self.title}: the parameters differ; {weights[0].note}"
         if unstable := [m for m in self.failures if "not deterministic" in m.note]:
             return f"{self.title}: {unstable[0].note}"
-        if self.misconverted:
-            (first, note), *rest = self.misconverted.items()
+        if self.misplaced:
+            (first, note), *rest = self.misplaced.items()
             more = f" and {len(rest)} more" if rest else ""
             return (
                 f"{self.title}: the conversion is wrong, not the code: parameter {first}{more}: "

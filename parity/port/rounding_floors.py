@@ -201,6 +201,13 @@ class PortBounds:
             return _factor(kind, edge) * floor
         return stage_bound(edge, kind, floor)
 
+    def without_tables(self, kind: Kind, quantity: str) -> float:
+        """Return the largest relative L2 that passes in float64 if no table is perturbed."""
+        edge = PortEdge.PORT64_ORIGINAL64
+        sides = [s.responses.get(Rounding.OPERATIONS, {}) for s in (self.original, self.port)]
+        response = together(*map(narrowed, filter(None, sides))).get(quantity, math.nan)
+        return stage_bound(edge, kind, response / self.scales[edge].get(quantity, 1.0))
+
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
         """Return the largest value of another metric that passes; NaN without a rule."""
         row = rule(PORTS, edge, kind, metric)

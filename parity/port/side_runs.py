@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
@@ -126,12 +127,13 @@ class SideRuns:
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
         side = self.side
         if rounding is Rounding.OPERATIONS and self.sums:
-            # Each sum was rounded to float32 once, when the parameter was made.
+            # Each sum was rounded once, to the dtype of the parameter, when that was made.
             random = np.random.default_rng((seed, len(self.sums)))
+            stored = side.parameters()
             side = _with_exact(
                 side,
                 {
-                    name: x * (1 + UNIT_ROUNDOFF * random.choice((-1.0, 1.0), x.shape))
+                    name: x * (1 + _roundoff(stored[name]) * random.choice((-1.0, 1.0), x.shape))
                     for name, x in self.sums.items()
                 },
             )
@@ -164,6 +166,11 @@ class SideRuns:
             if not np.array_equal(value, second[name], equal_nan=True):
                 return name
         return None
+
+
+def _roundoff(x: np.ndarray) -> float:
+    """Return the unit roundoff of an array's dtype, at least float32's."""
+    return max(UNIT_ROUNDOFF, float(ml_dtypes.finfo(x.dtype).eps) / 2)
 
 
 def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:

@@ -109,6 +109,7 @@ class JaxSide:
 
         side = copy.copy(self)
         side.params = jax.tree_util.tree_map_with_path(other, self.params)
+        side._exact = {name: x for name, x in self._exact.items() if name not in values}
         return side
 
     def with_exact(self, values: Mapping[str, np.ndarray]) -> JaxSide:

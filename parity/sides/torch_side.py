@@ -63,6 +63,8 @@ class TorchSide:
         self.module, self.call = module, call
         self.arguments = _map((inputs, keywords), _tensor)
         self._copies: dict[Precision, torch.nn.Module] = {}
+        self._exact: dict[str, np.ndarray] = {}
+        """Values of parameters in float64 runs, by name; the others are those of all runs."""
         self._shared: frozenset[bytes] = frozenset()
         """Digests of the tables that the other side holds too (`sharing`)."""
         self._unseen = False
@@ -73,10 +75,21 @@ class TorchSide:
 
         A tied parameter is listed under its first path only. Complex arrays become real pairs
         (..., 2).
+
+        Raises:
+            SideError: one cannot be read as an array, such as a sparse one.
         """
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
         named |= {name: b for name, b in buffers if _floating(b) and name not in named}
+        for name, tensor in named.items():
+            if not _is_readable(tensor):
+                raise SideError(
+                    f"expected dense floating-point tensors, got {name}, a "
+                    f"{type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
+                    f"{tensor.device}: initialise or convert it first, or make it no parameter or "
+                    "buffer"
+                )
         return {name: _array(tensor) for name, tensor in named.items()}
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> TorchSide:
@@ -89,7 +102,8 @@ class TorchSide:
         side = copy.copy(self)
         side.module, side._copies = _copy(self.module), {}
         _set(side.module, values)
-        return side
+        exact = {name: x for name, x in self._exact.items() if name not in values}
+        return side.with_exact(exact) if exact else side
 
     def with_exact(self, values: Mapping[str, np.ndarray]) -> TorchSide:
         """Return a copy of this side with other values of some parameters in float64 runs.
@@ -101,6 +115,7 @@ class TorchSide:
         """
         check_parameters(values, self.parameters())
         side = copy.copy(self)
+        side._exact = {**self._exact, **values}
         wide = _copy(self._in(Precision.FLOAT64))
         side._copies = {**self._copies, Precision.FLOAT64: wide}
         _set(wide, values)
@@ -109,7 +124,7 @@ class TorchSide:
     def tables(self) -> list[np.ndarray]:
         """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
         found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
-        return [_unpaired(x) for x in found if _floating(x) and x.numel() > 1]
+        return [_unpaired(x) for x in found if _is_readable(x) and x.numel() > 1]
 
     def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
         """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
@@ -368,7 +383,9 @@ def _with_moved_tables(
     """
 
     def is_moved(value: Any) -> bool:
-        return _floating(value) and not (shared and digest(_unpaired(value)) in shared)
+        if not _floating(value) or not _is_readable(value):
+            return False
+        return not (shared and digest(_unpaired(value)) in shared)
 
     moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
@@ -426,15 +443,24 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     `max_norm`. A port whose arrays share memory with the module would be changed too, and the
     comparison would miss the difference.
     """
-    kept = {name: x.detach().clone() for name, x in _state_of(module)}
+    tensors = dict(_state_of(module))
+    kept = {name: x.detach().clone() for name, x in tensors.items()}
     try:
         yield kept
     finally:
         state = dict(_state_of(module))
         with torch.no_grad():
             for name in _changed(module, kept):
-                if name in kept and kept[name].shape == state[name].shape:
-                    state[name].copy_(kept[name])
+                if name not in kept or kept[name].shape != state[name].shape:
+                    continue
+                if state[name] is not tensors[name]:
+                    # Put the old tensor back: the new one may share memory with the user's arrays.
+                    path, _, leaf = name.rpartition(".")
+                    owner = module.get_submodule(path)
+                    held = owner._buffers if leaf in owner._buffers else owner._parameters
+                    held[leaf] = cast("Any", tensors[name])
+                if not _same(kept[name], tensors[name]):
+                    tensors[name].copy_(kept[name])
 
 
 def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
@@ -508,13 +534,22 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
+def _is_readable(x: torch.Tensor) -> bool:
+    """Whether a tensor's numbers can be read as an array: it is dense, and of a dtype of NumPy."""
+    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    plain += (torch.complex64, torch.complex128)
+    lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
+    made = not isinstance(x, lazy) and not x.is_meta
+    return made and x.layout is torch.strided and x.dtype in plain
+
+
 def _unpaired(x: torch.Tensor) -> np.ndarray:
     """Return a tensor as an array; a complex one as a complex array, not as pairs."""
-    return x.detach().resolve_conj().cpu().numpy() if x.is_complex() else _array(x)
+    return x.detach().resolve_conj().resolve_neg().cpu().numpy() if x.is_complex() else _array(x)
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    held = _pairs(x.detach()).cpu()
+    held = _pairs(x.detach()).resolve_neg().cpu()
     if held.dtype is torch.bfloat16:
         return held.float().numpy().astype(ml_dtypes.bfloat16)
     return held.numpy()

@@ -716,7 +716,7 @@ MUTANTS = (
             "a matrix is named as not transposed although the stage fails with it transposed",
             "found = [name for name in tried if holds([name])]",
             "found = [*tried]",
-            "test_conversion.py",
+            "test_misconverted.py",
         ),
     ),
     *of(

@@ -246,9 +246,11 @@ class _Search:
                     continue
                 found = sum_of(pair, arrays, target)
                 if found is not None:
-                    ordered = len({piece.place for piece in found.pieces}) > 1 or not all(
-                        piece.layout.is_identity for piece in found.pieces
+                    # Blocks of a sum at their own places are in order.
+                    ordered = len({piece.place for piece in found.pieces}) > 1 and any(
+                        piece.part.starts != piece.place.starts for piece in found.pieces
                     )
+                    ordered |= not all(piece.layout.is_identity for piece in found.pieces)
                     means = Means.REORDERED if ordered else Means.ROUNDED
                     self.summed.update(found.parameters)
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -159,6 +160,22 @@ def test_an_order_of_gates_alone_loosens_no_bound() -> None:
     report = _compared(module, lambda p, x: gru(p, x) @ p["out"].T, params)
     assert report.holds, report.text()
     _assert_as_narrow_as_any(report)
+
+
+def test_a_sum_of_biases_that_is_stored_in_bfloat16_holds() -> None:
+    """Its rounding is that of its dtype, and the float32 run of the port has it."""
+    module = Recurrent()
+    params = _one_bias(module)
+    report = _compared(module, _lstm_in_float32, params | {
+        "bias": params["bias"].astype(ml_dtypes.bfloat16)})  # fmt: skip
+    assert report.holds, report.text()
+    # Negative control: a float32 sum that went through bfloat16 is not the original's.
+    narrow = params["bias"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert not _compared(module, lstm, params | {"bias": narrow + np.float32(1e-5)}).holds
+
+
+def _lstm_in_float32(params: Any, x: jax.Array) -> jax.Array:
+    return lstm(params | {"bias": params["bias"].astype(x.dtype)}, x)
 
 
 class Normalised(Recurrent):

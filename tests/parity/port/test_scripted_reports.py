@@ -163,7 +163,7 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
         Entry("w", Role.GRADIENT, "w", True),
         Entry("x", Role.INPUT, reason=BY_INPUT),
     )
-    assert report.left_out == report.ledger[-1:] and report.misconverted == {}
+    assert report.left_out == report.ledger[-1:] and report.untransposed == {}
     assert report.notices == () and report.wrong_derivatives == ()
     assert [(p.port, p.original, p.by) for p in report.alignment.pairs] == [
         (port, name, AlignedBy.VALUE)
@@ -604,7 +604,7 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     """A parameter may be both untransposed and unlike its kind: neither note hides the other."""
     stages = tuple(Stage(n, 0.0, 1.0 if n == "m.b" else 0.0, 0.5) for n in ("m.a", "m.b", "m.c"))
     notes = {"m.b.kernel": "is transposed", "m.c.kernel": "too", "else.kernel": "and this"}
-    report = reported([row("m.b")], Place(WIDE[0], stages), misconverted=notes)
+    report = reported([row("m.b")], Place(WIDE[0], stages), untransposed=notes)
     lines = [line for line in report.text().split("\n") if line.startswith("parameter")]
     assert lines == [f"parameter {name}: {note}" for name, note in notes.items()]
     turn = transposition((4, 4), (1, 0))
@@ -614,13 +614,13 @@ def test_suspects_are_named_where_something_is_wrong_alone():
         for n, each in zip("bcde", lies, strict=True)
     )
     both = reported(
-        [row("m.b")], Place(WIDE[0], stages), misconverted=notes, matching=Matching(pairs)
+        [row("m.b")], Place(WIDE[0], stages), untransposed=notes, matching=Matching(pairs)
     )
     line, *_ = [line for line in both.text().split("\n") if line.startswith("parameter")]
     assert line == (
         "parameter m.b.kernel: is transposed; as it is, where 3 of its kind are transposed (1, 0)"
     )
-    right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), misconverted=notes)
+    right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
     assert "parameter m.b" not in right.text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,9 +96,9 @@ def test_it_is_named_where_no_name_says_where_it_is_used() -> None:
 
 def test_two_of_one_stage_are_named_together() -> None:
     _, report = made("up", "down", coarse=True)
-    assert {*report.misconverted} == {"block.up.kernel", "block.down.kernel"}
+    assert {*report.untransposed} == {"block.up.kernel", "block.down.kernel"}
     both = "with it and the other matrices listed here transposed"
-    assert all(both in note for note in report.misconverted.values())
+    assert all(both in note for note in report.untransposed.values())
 
 
 def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:
@@ -169,7 +170,14 @@ class Pair(torch.nn.Module):
         return self.out(scores @ x)
 
 
-def paired(swapped: tuple[str, ...], *, exchanged_in_code: bool = False, scale: float = 1.0):
+def paired(
+    swapped: tuple[str, ...],
+    *,
+    exchanged_in_code: bool = False,
+    scale: float = 1.0,
+    gradients: bool = False,
+    stopped: bool = False,
+):
     """Return the report of a port in which the parameters of `swapped` rotate among themselves."""
     module = Pair()
     held = dict(module.named_children())
@@ -187,30 +195,34 @@ def paired(swapped: tuple[str, ...], *, exchanged_in_code: bool = False, scale: 
         q, k = (k, q) if exchanged_in_code else (q, k)
         scores = jnp.exp(q @ k.T - (q @ k.T).max(-1, keepdims=True))
         mixed = scores / scores.sum(-1, keepdims=True) @ x
+        mixed = jax.lax.stop_gradient(mixed) if stopped else mixed
         return scale * (mixed @ p["out"]["kernel"] + p["out"]["bias"])
 
     x = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
     port = Port("pair", TorchSide(module, torch.tensor(x)), FunctionSide(forward, params, x),
-                gradients=False, bfloat16=False)  # fmt: skip
+                gradients=gradients, bfloat16=False)  # fmt: skip
     return compare(port)
 
 
 @pytest.mark.parametrize("swapped", [("query", "key"), ("query", "key", "out")])
 def test_parameters_in_one_anothers_place_are_named_and_no_line_of_code(swapped) -> None:
     report = paired(swapped)
-    assert {*report.misconverted} == {f"{n}.{kind}" for n in swapped for kind in ("kernel", "bias")}
+    assert {*report.misplaced} == {f"{n}.{kind}" for n in swapped for kind in ("kernel", "bias")}
     assert report.sentence().startswith(
-        f"pair: the conversion is wrong, not the code: parameter {next(iter(report.misconverted))} "
+        f"pair: the conversion is wrong, not the code: parameter {next(iter(report.misplaced))} "
     )
-    assert "query.kernel: holds key.weight in place of query.weight, it seems" in report.text()
+    assert "query.kernel: holds key.weight in place of query.weight: with" in report.text()
     assert not report.place.lines and "by name it would be" not in report.text()
 
 
 def test_a_bug_of_the_code_is_not_taken_for_one_of_the_conversion() -> None:
     """The controls: the code exchanges them; and the conversion does, but the code is wrong too."""
     code = paired((), exchanged_in_code=True)
-    assert not code.holds and code.misconverted == {} and code.place.lines
+    assert not code.holds and code.misplaced == {} and code.place.lines
     both = paired(("query", "key"), scale=1.5)
-    assert not both.holds and both.misconverted == {}
+    assert not both.holds and both.misplaced == {}
     assert "by name it would be" in both.text(), "that they are exchanged is said all the same"
     assert paired(()).holds
+    # Every output holds once they are exchanged, and derivatives do not.
+    stopped = paired(("query", "key"), gradients=True, stopped=True)
+    assert not stopped.holds and stopped.misplaced == {}
