@@ -208,6 +208,10 @@ def test_rows_that_belong_together_are_renamed_together() -> None:
     }
     # A port's document has the name of its rows.
     assert [d["title"] for d in documents] == ["baseline", "baseline [t2]", "other"]
+    # So has the second of one test.
+    twice = [("t1", {"title": "baseline", "n": n}) for n in range(2)]
+    _, documents = distinct([("t1", m) for m in one * 2], twice)
+    assert [(d["title"], d["n"]) for d in documents] == [("baseline", 0), ("baseline [t1]", 1)]
     again = [("t1", one[0])] * 4
     assert [m.case for m in distinct(again, [])[0]] == [
         "baseline",
