@@ -85,8 +85,8 @@ class TorchSide:
         for name, tensor in named.items():
             if not _is_readable(tensor):
                 raise SideError(
-                    f"expected dense floating-point tensors, got {name}, a "
-                    f"{type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
+                    "expected dense tensors of float16, bfloat16, float32 or float64, got "
+                    f"{name}, a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
                     f"{tensor.device}: initialise or convert it first, or make it no parameter or "
                     "buffer"
                 )
@@ -124,7 +124,7 @@ class TorchSide:
     def tables(self) -> list[np.ndarray]:
         """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
         found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
-        return [_unpaired(x) for x in found if _is_readable(x) and x.numel() > 1]
+        return [_unpaired(x) for x in found if _floating(x) and _is_readable(x) and x.numel() > 1]
 
     def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
         """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
@@ -535,12 +535,14 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_readable(x: torch.Tensor) -> bool:
-    """Whether a tensor's numbers can be read as an array: it is dense, and of a dtype of NumPy."""
+    """Whether a tensor's numbers can be read as an array: it is dense, and NumPy or ml_dtypes has
+    its dtype."""
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     plain += (torch.complex64, torch.complex128)
     lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
     made = not isinstance(x, lazy) and not x.is_meta
-    return made and x.layout is torch.strided and x.dtype in plain
+    # Integers, of quantised weights for example, are read as they are.
+    return made and x.layout is torch.strided and (x.dtype in plain or not _floating(x))
 
 
 def _unpaired(x: torch.Tensor) -> np.ndarray:

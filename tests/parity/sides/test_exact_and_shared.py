@@ -126,8 +126,14 @@ def test_a_tensor_that_is_no_array_is_refused_as_a_buffer_and_no_table(kind: str
         assert len(TorchSide(module, X).tables()) == count
     module = Module()
     module.register_buffer("other", made)
-    with pytest.raises(SideError, match="expected dense floating-point tensors, got other, a "):
+    with pytest.raises(SideError, match="or float64, got other, a "):
         TorchSide(module, X).parameters()
+
+
+def test_weights_of_whole_numbers_are_read_as_they_are() -> None:
+    module = Module()
+    module.quantised = torch.nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
+    np.testing.assert_array_equal(TorchSide(module, X).parameters()["quantised"], range(4))
 
 
 def test_other_parameters_keep_the_exact_ones(side: Any) -> None:
