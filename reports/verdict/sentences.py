@@ -329,7 +329,10 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     largest = max(found, key=lambda drift: drift.ratio)
     case, edge, kind, metric = largest.group
     total = sum(each.comparable for each in others)
-    runs = pin_name(other) if len(others) == 1 else f"{len(others)} pinned runs of other machines"
+    # The page and the terminal name run and machine in the list of comparisons.
+    runs = "a pinned run of another machine"
+    if len(others) > 1:
+        runs = f"{len(others)} pinned runs of other machines"
     return (
         f"{who}. {count(total, 'level')} compared with {runs}: "
         f"largest ratio {largest.ratio:.2f}, limit {largest.limit:.2f} ({label(case, 40)}, {kind}, "
