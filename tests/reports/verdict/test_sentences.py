@@ -378,8 +378,8 @@ def test_a_first_night_says_what_it_was_compared_with() -> None:
     # On its own machine there is nothing to say, unless no level is of the same work.
     assert say.first_night(run(), [comparison(*two, same=True)]) == ""
     assert say.first_night(run(), [comparison(same=True), comparison(*two)]) == (
-        f"{FIRST}. 1 level compared with a pinned run of another machine: largest ratio 1.50, limit 2.00 "
-        "(baseline, logits, JAX float32 vs oracle, relative L2)."
+        f"{FIRST}. 1 level compared with a pinned run of another machine: largest ratio 1.50, "
+        "limit 2.00 (baseline, logits, JAX float32 vs oracle, relative L2)."
     )
     # A level that no pin has is no silent part of those that were compared.
     pair = [comparison(*two, covered=1), comparison(drift("b", now=1.9), drift("b"), covered=2)]
