@@ -41,7 +41,7 @@ from parity.port.localisation import ROOM, Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
-from parity.port.same_numbers import exact_sums, shared_tables
+from parity.port.same_numbers import exact_sums, without_shared_tables
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction, only_valid
@@ -146,7 +146,7 @@ def _compare(port: Port, *, again: bool) -> Report:
         )
         rows += both.rows(edge, comparison)
     lost = both.lost(port.original, noise)
-    shown = both.tables | (both.shown_by_derivatives() if _all_hold(rows) else frozenset())
+    shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
     rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
@@ -250,10 +250,10 @@ def _both_sides(port: Port) -> _Both:
             + matching.text()
         )
     how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
-    tables = shared_tables(port.original, port.port, parameters)
-    sums = exact_sums(matching, parameters[0], tables.port)
-    original = SideRuns(tables.original, port.valid, "original", **how)
-    ours = SideRuns(tables.port, port.valid, "port", sums=sums, **how)
+    theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
+    sums = exact_sums(matching, parameters[0], mine)
+    original = SideRuns(theirs, port.valid, "original", **how)
+    ours = SideRuns(mine, port.valid, "port", sums=sums, **how)
     dropped = {*original.dropped.values(), *ours.dropped.values()}
     if unknown := [name for name in port.not_compared if name not in dropped]:
         names = [*original.best.outputs, *original.best.exact, *original.best.unread]
@@ -275,11 +275,11 @@ def _both_sides(port: Port) -> _Both:
         and (pair.port in sums or not pair.construction.adds)
     ]
     names = (name for pair in equal for name in (*pair.originals, *pair.also))
-    original.shared = tables.of_original | {*names}
+    original.shared = tables | {*names}
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
     alignment = align(*stages, outputs=returned, pins=port.pins)
-    return _Both(Correspondence(alignment, matching), original, ours, tables.of_port)
+    return _Both(Correspondence(alignment, matching), original, ours)
 
 
 @dataclass
@@ -289,8 +289,6 @@ class _Both:
     names: Correspondence
     original: SideRuns
     port: SideRuns
-    tables: frozenset[str] = frozenset()
-    """Names of the port's parameters that are tables of the original, not parameters."""
 
     def differentiate(self, port: Port) -> None:
         """Differentiate both sides: the loss, or one fixed direction of the outputs.
@@ -752,13 +750,12 @@ def _weights(
         matching: the pairs of parameters.
         device: class of the device, "cpu" or "cuda".
         lost: the original's parameters that the port lacks and will need (`_Both.lost`).
-        shown: the port's parameters that count as equal: tables of the original, and those that
-            hold the original's values in another order, such as that of an LSTM's gates
-            (`_Both.shown_by_derivatives`).
+        shown: the port's parameters that hold the original's values in another order, such as that
+            of an LSTM's gates, and count as equal (`_Both.shown_by_derivatives`).
     """
     edge = PortEdge.PORT32_ORIGINAL32
     other = [p.port for p in matching.pairs if not (p.is_equal or p.port in shown)]
-    other += [entry.name for entry in matching.unmatched_port if entry.name not in shown]
+    other += [entry.name for entry in matching.unmatched_port]
     row = Comparison(work, edge, bounds, "float32", device).judged(
         WEIGHTS, "unmatched", float(len(other) + len(lost))
     )

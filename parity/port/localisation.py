@@ -32,6 +32,7 @@ from parity.sides.side import (
     Run,
     SideError,
     TakesExactParameters,
+    TakesInputs,
     TellsOperations,
     TellsResults,
     Trace,
@@ -44,9 +45,9 @@ ROOM = 4.0
 """An operation agrees if it differs by at most this factor times its stage's tolerance."""
 
 
-# Any change shows whether a stage depends on the parameters: their float64 results then differ.
+# Any change shows a dependence: float64 results then differ.
 CHANGE = 1e-3
-"""Largest relative change of a parameter, to see which stages depend on it."""
+"""Largest change of a parameter or an input, to see which stages depend on it."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _own_tables(
 
     A table used in an earlier stage has moved the value that is fed, on both sides alike, so it
     explains no error of this stage. A stage that is a table itself, such as the sines of a rotary
-    embedding, is not fed: the port may make it anew for each layer.
+    embedding, is not fed (`_depending`): the port may make it anew for each layer.
 
     Args:
         together_: the correspondence of stages.
@@ -219,24 +220,34 @@ def _own_tables(
 
 
 def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
-    """Return the original's stages that depend on parameters that the port holds too.
+    """Return the original's stages that depend both on parameters that the port holds too and on
+    the inputs. The others are tables, also if scaled by a parameter or indexed by an input.
 
     Raises:
-        SideError: the original cannot run with other parameters.
+        SideError: the original cannot run with other parameters or inputs.
     """
     side = original.side
-    if not isinstance(side, TakesExactParameters):
-        raise SideError("this side cannot run with other parameters")
+    if not isinstance(side, TakesExactParameters) or not isinstance(side, TakesInputs):
+        raise SideError("this side cannot run with other parameters and inputs")
     random, values = np.random.default_rng(0), side.parameters()
     names = dict.fromkeys(name for pair in pairs for name in pair.originals)
-    others = {
-        name: values[name] * (1 + CHANGE * random.uniform(-1.0, 1.0, values[name].shape))
-        for name in names
-    }
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        """Move numbers a little, zeros too; reverse integers, which stay indices."""
+        if x.dtype.kind in "iu":
+            return np.flip(x, -1) if x.ndim else x
+        if x.dtype.kind == "b":
+            return x
+        return (x + CHANGE * random.uniform(-1.0, 1.0, x.shape)).astype(x.dtype)
+
+    others = {name: moved(np.asarray(values[name], np.float64)) for name in names}
     assert original.wide is not None
-    moved = original.run(Run(Precision.FLOAT64), side.with_exact(others)).whole
     before = original.wide.whole
-    return {n for n in before if n in moved and not np.array_equal(moved[n], before[n])}
+    found = {*before}
+    for other in (side.with_exact(others), side.with_inputs(moved)):
+        after = original.run(Run(Precision.FLOAT64), other).whole
+        found &= {n for n, x in after.items() if n in before and not np.array_equal(x, before[n])}
+    return found
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:

@@ -8,7 +8,6 @@ tolerance of what follows. Source: docs/your-own-port.md "What a tolerance is ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,45 +39,34 @@ def exact_sums(
     return {pair.port: pair.construction.from_original(used) for pair in sums}
 
 
-@dataclass(frozen=True)
-class SharedTables:
-    """Both sides, with the tables that both hold bit for bit exempt from perturbation."""
-
-    original: Side
-    port: Side
-    of_original: frozenset[str]
-    """Names of the original's parameters that are tables of the port."""
-    of_port: frozenset[str]
-    """Names of the port's parameters that are tables of the original."""
-
-
-def shared_tables(
-    original: Side, port: Side, parameters: Sequence[Mapping[str, np.ndarray]]
-) -> SharedTables:
-    """Find the tables that both sides hold bit for bit.
+def without_shared_tables(
+    original: Side, port: Side, parameters: Mapping[str, np.ndarray]
+) -> tuple[Side, Side, frozenset[str]]:
+    """Return both sides, with the tables that both hold bit for bit exempt from perturbation.
 
     Args:
         original: the original's side.
         port: the port's side.
-        parameters: the parameters of the original and of the port, by name. A table of one side may
-            be a parameter of the other.
+        parameters: the original's parameters by name; a table of the port may be one of them.
+
+    Returns:
+        The original's side, the port's side, and the names of the original's parameters that are
+        tables of the port.
 
     Raises:
         SideError: the program of a side cannot be traced.
         ExitError: the code of a side ended the program.
     """
     ours, theirs = _tables(port, "port"), _tables(original, "original")
-    of_original = frozenset(name for name, x in parameters[0].items() if _partners(x, ours))
-    of_port = frozenset(name for name, x in parameters[1].items() if _partners(x, theirs))
-    theirs_too = [*theirs, *(parameters[0][name] for name in of_original)]
-    if shared := [x for x in ours if _partners(x, theirs_too)]:
+    held = frozenset(name for name, x in parameters.items() if _partners(x, ours))
+    known = [*theirs, *(parameters[name] for name in held)]
+    if shared := [x for x in ours if _partners(x, known)]:
         assert isinstance(port, HoldsTables)
         port = port.sharing(shared)
-    ours_too = [*ours, *(parameters[1][name] for name in of_port)]
-    if shared := [x for x in theirs if _partners(x, ours_too)]:
+    if shared := [x for x in theirs if _partners(x, ours)]:
         assert isinstance(original, HoldsTables)
         original = original.sharing(shared)
-    return SharedTables(original, port, of_original, of_port)
+    return original, port, held
 
 
 def _tables(side: Side, whose: str) -> list[np.ndarray]:

@@ -125,6 +125,15 @@ class JaxSide:
         side._exact = {**self._exact, **values}
         return side
 
+    def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> JaxSide:
+        """Return a copy of this side on other inputs, with random keys unchanged; see
+        `TakesInputs`."""
+        side = copy.copy(self)
+        side.arguments = jax.tree.map(
+            lambda x: change(np.asarray(x)) if is_array(x) and not is_key(x) else x, self.arguments
+        )
+        return side
+
     def tables(self) -> list[np.ndarray]:
         """Return the arrays that the function closes over; see `HoldsTables`."""
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):

@@ -8,7 +8,7 @@ last stages are the outputs of the whole program. Source: docs/your-own-port.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -176,6 +176,19 @@ class TakesExactParameters(Protocol):
 
         Raises:
             SideError: There is no such parameter, or it has another shape.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesInputs(Protocol):
+    """A side that can run on other inputs."""
+
+    def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> Side:
+        """Return a copy of this side with `change` applied to each input array.
+
+        Args:
+            change: returns another array of the same shape and dtype.
         """
         ...
 

@@ -121,6 +121,18 @@ class TorchSide:
         _set(wide, values)
         return side
 
+    def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> TorchSide:
+        """Return a copy of this side on other inputs; see `TakesInputs`."""
+
+        def changed(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or x.is_complex():
+                return x
+            return torch.from_numpy(np.array(change(_array(x)), np.float64)).to(x.dtype)
+
+        side = copy.copy(self)
+        side.arguments = _map(self.arguments, changed)
+        return side
+
     def tables(self) -> list[np.ndarray]:
         """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
         found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
@@ -443,6 +455,7 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     `max_norm`. A port whose arrays share memory with the module would be changed too, and the
     comparison would miss the difference.
     """
+    buffers = dict(module.named_buffers())
     tensors = dict(_state_of(module))
     kept = {name: x.detach().clone() for name, x in tensors.items()}
     try:
@@ -450,17 +463,17 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         state = dict(_state_of(module))
         with torch.no_grad():
-            for name in _changed(module, kept):
-                if name not in kept or kept[name].shape != state[name].shape:
-                    continue
-                if state[name] is not tensors[name]:
-                    # Put the old tensor back: the new one may share memory with the user's arrays.
+            for name, tensor in tensors.items():
+                if state.get(name) is not tensor:
+                    # Put it back: the new tensor may share memory with the user's arrays.
                     path, _, leaf = name.rpartition(".")
                     owner = module.get_submodule(path)
-                    held = owner._buffers if leaf in owner._buffers else owner._parameters
-                    held[leaf] = cast("Any", tensors[name])
-                if not _same(kept[name], tensors[name]):
-                    tensors[name].copy_(kept[name])
+                    owner._buffers.pop(leaf, None)
+                    owner._parameters.pop(leaf, None)
+                    held = owner._buffers if name in buffers else owner._parameters
+                    held[leaf] = cast("Any", tensor)
+                if kept[name].shape == tensor.shape and not _same(kept[name], tensor):
+                    tensor.copy_(kept[name])
 
 
 def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:

@@ -242,15 +242,14 @@ class _Search:
             total = arrays[0] + arrays[1]
             for port, target in ports.items():
                 # Test for one element before all are compared.
-                if port in self.pairs or not (total.astype(target.dtype) == target[0]).any():
+                known = any((x.astype(target.dtype) == target[0]).any() for x in (total, *arrays))
+                if port in self.pairs or not known:
                     continue
                 found = sum_of(pair, arrays, target)
                 if found is not None:
-                    # Blocks of a sum at their own places are in order.
-                    ordered = len({piece.place for piece in found.pieces}) > 1 and any(
-                        piece.part.starts != piece.place.starts for piece in found.pieces
+                    ordered = len({piece.place for piece in found.pieces}) > 1 or not all(
+                        piece.layout.is_identity for piece in found.pieces
                     )
-                    ordered |= not all(piece.layout.is_identity for piece in found.pieces)
                     means = Means.REORDERED if ordered else Means.ROUNDED
                     self.summed.update(found.parameters)
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
@@ -383,12 +382,32 @@ class _Search:
             for i, name in enumerate(rest_o)
         )
         pairs = [self.pairs[name] for name in self.port.names if name in self.pairs]
+        pairs = [self.in_order(pair, pairs) for pair in pairs]
         odd = irregularities(pairs)
         pairs = tuple(
             replace(pair, note="; ".join(filter(None, (pair.note, odd.get(pair.port)))))
             for pair in pairs
         )
         return Matching(pairs, left_o, left_p)
+
+    def in_order(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
+        """Return a sum in blocks as equal, not reordered, if the blocks are at their own places and
+        the port holds every element of both terms, such as both last biases of a GRU."""
+        pieces = pair.construction.pieces
+        if not (pair.is_reordered and pair.construction.adds):
+            return pair
+        if any(p.part.whole != p.place.whole or p.part.starts != p.place.starts for p in pieces):
+            return pair
+        if not all(piece.layout.is_identity for piece in pieces):
+            return pair
+        for name in pair.originals:
+            held = np.zeros(self.original.shapes[name])
+            for piece in (p for each in pairs for p in each.construction.pieces):
+                if piece.parameter == name:
+                    piece.part.accumulate(held, np.ones(piece.part.shape))
+            if not held.all():
+                return pair
+        return replace(pair, means=Means.ROUNDED)
 
     def unmatched(
         self, name: str, side: Tensors, others: Sequence[str], other: Tensors, likeness: np.ndarray

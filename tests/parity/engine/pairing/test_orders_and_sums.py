@@ -114,6 +114,14 @@ def test_the_rest_of_a_vector_that_is_in_a_sum_in_part_has_a_partner() -> None:
     matching = match_parameters(original, port)
     assert matching.by_port["last"].originals == ("cell.bias_hh",)
     assert not matching.unmatched_port and not matching.unmatched_original
+    # Both terms are held whole, so the sum is as good as one of whole vectors.
+    assert matching.by_port["b"].means is Means.ROUNDED
+    # Without the last one, or with its blocks elsewhere, whether it is right is for the
+    # computation to show.
+    alone = match_parameters(original, {n: port[n] for n in ("b", "w")})
+    assert alone.by_port["b"].means is Means.REORDERED
+    moved = match_parameters(original, port | {"b": np.append(a[10:], a[:10] + b[:10])})
+    assert moved.by_port["b"].means is Means.REORDERED
 
 
 def cell(order: tuple[int, ...] = (0, 1, 2)) -> Matching:
