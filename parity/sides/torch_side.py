@@ -127,7 +127,7 @@ class TorchSide:
         def changed(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or x.is_complex():
                 return x
-            return torch.from_numpy(np.array(change(_array(x)), np.float64)).to(x.dtype)
+            return torch.from_numpy(np.array(change(_array(x)), np.float64)).to(x)
 
         side = copy.copy(self)
         side.arguments = _map(self.arguments, changed)

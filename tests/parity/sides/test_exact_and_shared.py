@@ -145,3 +145,14 @@ def test_other_parameters_keep_the_exact_ones(side: Any) -> None:
     other = exact.with_parameters({"bias": 2 * BIAS})
     np.testing.assert_array_equal(other.run(wide).stages["output.sum"],
                                   X.astype(np.float64) + 2 * BIAS)  # fmt: skip
+
+
+def test_other_inputs_are_those_of_the_copy_alone(side: Any) -> None:
+    exact = Run(Precision.FLOAT64)
+    before = side.run(exact).stages["output.sum"]
+    other = side.with_inputs(lambda x: 2 * x)
+    np.testing.assert_array_equal(
+        other.run(exact).stages["output.sum"], 2 * X.astype(np.float64) + BIAS
+    )
+    assert {x.dtype for x in other.inputs().values()} == {X.dtype}
+    np.testing.assert_array_equal(side.run(exact).stages["output.sum"], before)
