@@ -20,15 +20,7 @@ from parity.executors.sweep import Answers, run
 from parity.megalodon.suite import choose_reference
 from reports.nightly.expected import cost, expected_seconds, in_order
 from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
-from reports.nightly.shards import (
-    MESH_PART,
-    MLA_MOE_PART,
-    PORT_PART,
-    PROBES_PART,
-    Shard,
-    find_shards,
-    merge_shards,
-)
+from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.tonight import Tonight
 from reports.provenance.code import Start
 from reports.provenance.gpu import repeatable_flags
@@ -40,8 +32,6 @@ from reports.store.schema import MANIFEST, StoreError
 
 UNFINISHED = ".unfinished"
 """Hidden folder beside the runs that holds the parts of unfinished nights."""
-LONGEST = (MESH_PART, MLA_MOE_PART, PORT_PART, PROBES_PART)
-"""Longest parts, in order; started last, one of them alone would prolong the night."""
 MEMORY = 3 * 2**30
 """Peak memory of a part, in bytes; the suite over meshes has a second process."""
 SHARE = 1 / 16
@@ -53,7 +43,7 @@ the memory."""
 
 
 def items_of(options: Options) -> list[Item]:
-    """Return the parts of a night as work items, the longest first.
+    """Return the parts of a night as work items, in the order of the plan.
 
     Args:
         options: Options of the night, without a shard.
@@ -77,12 +67,10 @@ def items_of(options: Options) -> list[Item]:
     live = [f"{MODULE}megalodon"] if options.reference == "live" else []
     inputs = contents([*names, *live])
     shards = [replace(options, shard=Shard(i, len(plan))) for i in range(1, len(plan) + 1)]
-    items = [
+    return [
         Item(part, f"{__name__}:measure", {"options": one.to_json()}, needs, True, inputs)
         for part, one in zip(plan, shards, strict=True)
     ]
-    rank = {part: turn for turn, part in enumerate(LONGEST)}
-    return sorted(items, key=lambda item: rank.get(item.name, len(rank)))
 
 
 def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from parity.executors.item import Answer, Item, State
 from parity.executors.local import LocalExecutor
 from parity.executors.pace import Pace
 from parity.executors.progress import Progress
-from reports.nightly.expected import FIRST, OTHER, SHORT, cost, expected_seconds, in_order
-from reports.nightly.fan_out import LONGEST
+from reports.nightly.expected import EARLY, FIRST, OTHER, cost, expected_seconds, in_order
 from reports.nightly.run import _with_time_left
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import processor
@@ -68,19 +68,40 @@ def test_the_cost_is_told_in_words(seconds, workers, known, first) -> None:
     assert cost(expected, workers, False).startswith(f"{first}: a first night compiles")
 
 
-def test_the_table_is_of_one_night() -> None:
+def test_the_table_has_no_slip() -> None:
     """A slip in one entry would not show in an estimate: the sum is what its comment says."""
-    assert sum(FIRST.values()) == 23 * MINUTE
+    assert sum(FIRST.values()) == 1094.0
 
 
-LONG = [part for part in LONGEST if part in FIRST]
-PLAN = LONG + [part for part in FIRST if part not in LONG]
-"""Parts of a night, what takes longest first."""
+PLAN = list(FIRST)
+"""Parts of a night, in the order of the plan."""
+LONGEST = sorted(PLAN, key=FIRST.__getitem__, reverse=True)
+"""The same, the longest first: the order that ends soonest and shows results last."""
+LATER = {
+    "an AMD EPYC (family 25, model 1) held to SSE 4.2, beside other work": (
+        "19 11 12 16 18 12 19 17 18 18 2 2 2 4 21 15 28 42 40 3 29 53 50 44 83 15 35 229 155 267 "
+        "56 41"
+    ),
+    "an H200 and 16 processors, measured 14 at a time": (
+        "37 27 27 29 31 29 30 30 30 30 8 8 7 7 31 14 37 41 42 8 27 47 67 42 81 26 26 255 124 170 "
+        "115 16"
+    ),
+}
+"""Measured seconds of the parts of other first nights, in the order of the plan; the second had no
+megalodon-hf, so its `(port)` is the table's."""
 
 
-def night(pace: float, workers: int, order: list[str]) -> Iterator[tuple[float, float, Progress]]:
+def night(
+    seconds: Mapping[str, float], workers: int, order: Sequence[str], start: float = 0.0
+) -> Iterator[tuple[float, float, Progress]]:
     """Yield the seconds since the start, the seconds left in truth and the progress, once a second
-    of a night in which every part takes `pace` times what is expected.
+    of a night.
+
+    Args:
+        seconds: What each part takes.
+        workers: Number of parts that run at a time.
+        order: Order in which the parts start.
+        start: What a worker needs besides for its first part: the start of a process.
     """
     now = 0.0
     engine = LocalExecutor(workers)
@@ -90,7 +111,7 @@ def night(pace: float, workers: int, order: list[str]) -> Iterator[tuple[float, 
     begins: list[tuple[float, float, str, str]] = []
     for name in order:
         begin, worker = heapq.heappop(free)
-        end = begin + pace * FIRST[name]
+        end = begin + seconds[name] + (start if begin == 0 else 0)
         heapq.heappush(free, (end, worker))
         begins.append((begin, end, worker, name))
     last = max(end for _, end, *_ in begins)
@@ -104,17 +125,25 @@ def night(pace: float, workers: int, order: list[str]) -> Iterator[tuple[float, 
         now += 1.0
 
 
-def worst(pace: float, workers: int, order: list[str]) -> float:
-    """Return the largest relative error of the estimate, from one minute on until one minute before
-    the end; no part need be done by then.
+def errors(
+    seconds: Mapping[str, float], workers: int, order: Sequence[str], start: float = 0.0
+) -> list[float]:
+    """Return the relative errors of the estimate, once a second from one minute on until one minute
+    before the end.
     """
-    errors = [0.0]
-    for now, left, progress in night(pace, workers, order):
+    found = []
+    for now, left, progress in night(seconds, workers, order, start):
         if now >= MINUTE and left > MINUTE:
             estimate = progress.estimate()
             assert estimate is not None
-            errors.append(abs(estimate - left) / left)
-    return max(errors)
+            found.append(abs(estimate - left) / left)
+    return found or [0.0]
+
+
+def ends(workers: int, order: Sequence[str]) -> list[float]:
+    """Return the seconds at which there are more results, if each part takes what is expected."""
+    told = [(now, len(p.pace.seconds)) for now, _, p in night(FIRST, workers, order)]
+    return [now for (now, count), (_, before) in pairwise(reversed(told)) if count > before][::-1]
 
 
 MINUTE = 60.0
@@ -126,24 +155,47 @@ THIRD = 1 / 3
 @pytest.mark.parametrize("pace", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_time_left_is_right_within_a_third_from_the_first_minute_on(pace, workers) -> None:
-    assert worst(pace, workers, in_order(PLAN, FIRST, workers)) < THIRD
+    order = in_order(PLAN, FIRST, workers)
+    seconds = {part: pace * each for part, each in FIRST.items()}
+    # The start of a process takes some seconds as well; it is part of the first parts' times.
+    assert max(errors(seconds, workers, order, start=4.0 * pace)) < THIRD
 
 
-def test_without_short_parts_first_it_is_not() -> None:
-    """The control: with the longest parts alone under way, a fast machine looks like any other."""
-    assert worst(0.5, 2, PLAN) > THIRD
+def test_with_the_longest_parts_alone_under_way_it_is_not() -> None:
+    """The control: until one of them is done, a fast machine looks like any other."""
+    seconds = {part: each / 2 for part, each in FIRST.items()}
+    assert max(errors(seconds, 2, LONGEST)) > THIRD
+
+
+@pytest.mark.parametrize("measured", LATER)
+def test_in_measured_nights_of_other_machines_it_mostly_is(measured) -> None:
+    """Their parts are not all slower by one factor, so an estimate may be off for a while. With a
+    table of equal parts it would be off for three quarters of the time.
+    """
+    seconds = dict(zip(PLAN, map(float, LATER[measured].split()), strict=True))
+    found = errors(seconds, 2, in_order(PLAN, FIRST, 2), start=4.0)
+    assert sum(error > THIRD for error in found) < len(found) / 4
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
-def test_short_parts_first_cost_nothing(workers) -> None:
-    def seconds(order: list[str]) -> float:
-        *_, (now, _, _) = night(1.0, workers, order)
-        return now
-
+def test_results_come_early_and_the_night_ends_no_later(workers) -> None:
     order = in_order(PLAN, FIRST, workers)
     assert sorted(order) == sorted(PLAN)
-    assert FIRST[order[0]] >= SHORT
-    assert seconds(order) <= seconds(PLAN) + SHORT
+    assert order[0] == EARLY[0]
+    (*_, last), (*_, shortest) = ends(workers, order), ends(workers, LONGEST)
+    # Within a short part, since the last parts need not end together.
+    assert last <= shortest + FIRST["plain"]
+
+
+def test_nobody_waits_minutes_for_the_next_result() -> None:
+    """With two workers and the longest parts first, both are busy for minutes."""
+
+    def wait(order: Sequence[str]) -> float:
+        return max(after - before for before, after in pairwise([0.0, *ends(2, order)]))
+
+    third = FIRST[LONGEST[2]]
+    assert wait(in_order(PLAN, FIRST, 2)) < third
+    assert wait(LONGEST) > third
 
 
 def test_a_part_that_is_late_says_that_the_machine_is_slow() -> None:
@@ -158,7 +210,7 @@ def test_one_process_says_the_time_left_after_its_first_part(pace) -> None:
     now, said = 0.0, []
     at = _with_time_left(lambda *told: said.append(told), FIRST, clock=lambda: now)
     at(0)
-    assert said.pop() == (0, len(FIRST), "12 minutes to 46 minutes left")
+    assert said.pop() == (0, len(FIRST), "9 minutes to 36 minutes left")
     for done, part in enumerate(FIRST, 1):
         now += pace * FIRST[part]
         at(done)

@@ -20,7 +20,7 @@ from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES
 from reports.nightly import accounts, suites
 from reports.nightly import run as nights
-from reports.nightly.expected import FIRST, NEWEST, OTHER, SHORT, expected_seconds, in_order
+from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
 from reports.nightly.fan_out import _environment, _part, _same_night, items_of
 from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
 from reports.nightly.shards import SUITE_OF, Shard, find_shards, merge_shards
@@ -190,20 +190,31 @@ def test_parts_are_expected_to_take_what_the_newest_night_here_says(
     assert expected_seconds(tmp_path, names) == ((whole[-1], True) if whole else (table, False))
 
 
-def test_short_parts_that_say_the_pace_are_begun_early() -> None:
+@pytest.mark.parametrize(
+    ("workers", "order"),
+    [
+        # Alone: what tells most, then the cases by the plan, and the longest as late as it may be.
+        (1, "plain stream_tokens b c longest long"),
+        # One of two runs the longest; the second longest starts when it would end too late.
+        (2, "plain longest stream_tokens long b c"),
+    ],
+)
+def test_results_come_while_the_longest_parts_run(workers: int, order: str) -> None:
+    expected = {"b": 20.0, "plain": 20.0, "c": 20.0, "stream_tokens": 10.0, "long": 60.0}
+    expected["longest"] = 100.0
+    # Names, not places in the plan, say what comes first.
+    assert in_order(list(expected), expected, workers) == order.split()
+
+
+def test_every_part_is_started_once() -> None:
     rng = random.Random(3)
     for _ in range(200):
-        names = [f"p{i}" for i in range(rng.randrange(1, 9))]
-        expected = {name: rng.choice((1.0, SHORT - 1, SHORT, 20.0, 30.0, 90.0)) for name in names}
-        workers = rng.randrange(1, 5)
-        order = in_order(names, expected, workers)
-        # One that each worker begins with is none of the short ones.
-        fit = [name for name in names[workers:] if expected[name] >= SHORT]
-        short = sorted(fit, key=lambda name: expected[name])[:2]
+        names = rng.sample([*EARLY, *(f"p{i}" for i in range(8))], rng.randrange(1, 11))
+        expected = {name: rng.choice((1.0, 15.0, 20.0, 30.0, 90.0)) for name in names}
+        order = in_order(names, expected, rng.randrange(1, 5))
         assert sorted(order) == sorted(names)
-        assert [name for name in order if name not in short] == [n for n in names if n not in short]
-        for place, name in zip((0, workers), short, strict=False):
-            assert order[place] == name
+        early = [name for name in EARLY if name in names]
+        assert order[0] in (early[:1] or names)
 
 
 def test_the_time_of_parts_that_end_together_is_shared() -> None:
@@ -299,9 +310,7 @@ def test_items_of_a_night_are_its_parts_with_its_options(monkeypatch: pytest.Mon
     for device, more in (("cpu", {}), ("cuda", {"gpus": 1 / 16, "environment": shared})):
         needs = Needs(memory=3 * 2**30, **more)
         assert all(item.needs == needs for item in items_of(replace(options, device=device)))
-    names = [item.name for item in items_of(RECORDED)]
-    assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]
-    assert names[3:] == [p for p in plan_of(RECORDED) if p not in names[:3]]
+    assert tuple(item.name for item in items_of(RECORDED)) == plan_of(RECORDED)
 
 
 @pytest.mark.parametrize("shard", [None, Shard(2, 3)])
