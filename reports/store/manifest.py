@@ -243,14 +243,14 @@ class Manifest:
         return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
 
     @property
-    def of_ports_alone(self) -> bool:
-        """Whether a session of tests compared ports only, without Megalodon.
+    def without_megalodon(self) -> bool:
+        """Whether a session of tests measured nothing of Megalodon.
 
-        A session that measured anything of Megalodon stores the kind of Megalodon's reference, one
-        of ports alone the kinds of their originals.
+        One that did stores the kind of Megalodon's reference. Others store the kinds of their
+        ports' originals, or none if a test recorded measurements without a report of a port.
         """
-        alone = self.environment.reference.kind not in _OF_MEGALODON
-        return self.kind is RunKind.PYTEST and bool(self.ports) and alone
+        others = self.environment.reference.kind not in _OF_MEGALODON
+        return self.kind is RunKind.PYTEST and others
 
     def shares_subject(self, other: Manifest) -> bool:
         """Return whether both runs are of one kind, and share a port or both have none."""

@@ -77,7 +77,7 @@ def home(root: Path, manifest: Manifest) -> Path:
     runs are on shared storage, the folder of a port is in the current folder, since it is committed
     with the port's code.
     """
-    if manifest.of_ports_alone:
+    if manifest.without_megalodon:
         return beside(root) / PORTS_FOLDER / "(pytest)"
     if not manifest.subject:
         return FOLDER

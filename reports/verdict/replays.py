@@ -53,7 +53,8 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     """Return commands with labels: one that repeats the whole run, and one for each case that
     failed, or that left its history or error level.
     """
-    if run.manifest.ports:
+    if run.manifest.ports or run.manifest.without_megalodon:
+        # No command of ours repeats the tests of another project.
         return _port_replays(run)
     # A known difference is selected by its own name, not by the case it was measured on.
     cases = {

@@ -305,7 +305,7 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""
-    if run.manifest.of_ports_alone and not comparisons:
+    if run.manifest.without_megalodon and not comparisons:
         # The bounds of ports are measured with them, and a session of tests cannot be an anchor.
         return ""
     if fingerprint(run.manifest.environment) is None:

@@ -98,7 +98,8 @@ def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
 def _environment(manifest: Manifest) -> list[tuple[str, str]]:
     info = manifest.environment.reference
     # The original of a port has a version, but no known commit.
-    names = ("kind",) if manifest.ports else ("kind", "commit")
+    others = manifest.ports or manifest.without_megalodon
+    names = ("kind",) if others else ("kind", "commit")
     named = [(name, reference(info)[name]) for name in names]
     return [
         *machine(manifest),

@@ -33,7 +33,9 @@ def ports(run: Run) -> list[dict[str, Any]]:
 
 
 def only_ports(run: Run) -> bool:
-    """Return whether a run measured only ports, so that no section about Megalodon applies."""
+    """Return whether a run measured nothing of Megalodon, so that no section about it applies."""
+    if run.manifest.without_megalodon:
+        return True
     names = {document["name"] for document in run.manifest.ports}
     return bool(names) and all(m.suite in names for m in run.measurements)
 

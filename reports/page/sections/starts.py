@@ -195,12 +195,13 @@ def _case(
 ) -> dict[str, Any]:
     commands = account_commands(case, manifest.fault) if suite == SUITE else []
     again = {"label": f"measure {case} again", "command": command(case, manifest)}
+    others = bool(manifest.ports) or manifest.without_megalodon
     return {
         "name": label(case, 48),
         "account": explanation and _account(explanation),
         "notes": notes,
         "explainable": bool(commands),
-        "commands": [*commands, *([] if manifest.ports else [again])],
+        "commands": [*commands, *([] if others else [again])],
     }
 
 

@@ -359,12 +359,48 @@ def test_a_session_of_ports_alone_is_of_their_originals(
     assert made._store(interrupted=False) == int(ExitCode.REGRESSION)
     [run] = stored
     assert [document["title"] for document in run.manifest.ports] == ["a b"]
-    assert run.manifest.of_ports_alone is not others
+    assert run.manifest.without_megalodon is not others
     assert bool(run.manifest.seams) is others
     first, second, _ = made.lines
     originals = "compared with its originals (a b: a torch module)"
     assert first.endswith(originals) is not others
     assert second == "REGRESSED: Why."
+
+
+@pytest.mark.parametrize(
+    ("row", "of_megalodon"),
+    [
+        ({"suite": "parity"}, True),
+        ({"suite": "mla-moe", "edge": "port64:original64"}, True),
+        ({"suite": "", "edge": "jax64:oracle"}, True),
+        # Of a user: a port by its title, which may be that of a suite, and a row made by hand.
+        ({"suite": "mlp", "edge": "port64:original64"}, False),
+        ({"suite": "port", "edge": "port64:original64"}, False),
+        ({"suite": "", "edge": "mine:theirs"}, False),
+    ],
+)
+def test_rows_of_a_user_s_tests_name_neither_our_commit_nor_megalodon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, str], of_megalodon: bool
+) -> None:
+    """Rows that a test gave to `numerics` itself, without the report of a port."""
+    stored = []
+    decision = SimpleNamespace(word=Word.PASS, sentence="All hold.", exit_code=ExitCode.PASS)
+
+    def store(root: Path, run: Any, told: Any) -> Any:
+        stored.append(run)
+        return SimpleNamespace(decision=decision, folder=root / run.id)
+
+    monkeypatch.setattr(outcome, "store", store)
+    made = collector(tmp_path, **{"--reference": "recorded"})
+    made.pytest_runtest_logreport(report("t", measurement(**row)))
+    assert made._store(interrupted=False) == int(ExitCode.PASS)
+    [run], manifest = stored, stored[0].manifest
+    assert run.manifest.without_megalodon is not of_megalodon
+    # The folder of the tests is no git checkout; ours is one.
+    assert bool(manifest.commit) is of_megalodon
+    assert manifest.environment.reference.kind == ("recorded" if of_megalodon else None)
+    assert ("megalodon-hf" in made.lines[0]) is of_megalodon
+    assert made.lines[0].endswith("by the tolerances of its tests") is not of_megalodon
 
 
 def test_a_module_that_would_end_the_session_is_not_collected() -> None:

@@ -218,3 +218,17 @@ def test_runs_of_older_versions_have_less_of_a_ledger():
     assert ledger() is None
     shown = ledger(not_compared=[entry("cache", reason="why")])
     assert (shown["sentence"], len(shown["rows"])) == ("1 not compared", 1)
+
+
+def test_the_page_of_a_user_s_tests_has_nothing_of_megalodon() -> None:
+    """Rows without the report of a port; a failing one is repeated by the tests, not by a night."""
+    rows = measurement(case="mlp", suite="mlp", edge="port64:original64", verdict=Verdict.FAIL)
+    fields: dict[str, Any] = {"kind": "pytest", "reference": {"kind": None}}
+    page = page_of(run(rows, **fields))
+    assert "Measured by tests, with their own" in page
+    for word in ("megalodon-hf <code>", f"{program()} nightly", 'id="streaming"'):
+        assert word not in page
+    # The control: a session of Megalodon has all three.
+    page = page_of(run(measurement(suite="parity", verdict=Verdict.FAIL), kind="pytest"))
+    for word in ("megalodon-hf <code>", f"{program()} nightly", 'id="streaming"'):
+        assert word in page

@@ -415,10 +415,10 @@ def test_levels_that_are_not_comparable_yet_are_counted(names: str) -> None:
     )
 
 
-def test_tests_of_ports_alone_are_no_first_night() -> None:
+def test_tests_without_megalodon_are_no_first_night() -> None:
     night = run(kind="pytest", reference={"kind": None})
     manifest = replace(night.manifest, ports=(port(True, ""),))
-    assert manifest.of_ports_alone
+    assert manifest.without_megalodon
     assert say.first_night(replace(night, manifest=manifest), []) == ""
     assert say.first_night(replace(night, manifest=manifest), [comparison()]) != ""
 
