@@ -81,7 +81,7 @@ LIMITS = {
     (pytest_session, "_REASON"): 400,
     # Parts of a night.
     (suites, "EXPLAINED"): 12,
-    (expected, "SHORT"): 15.0,
+    (expected, "RESERVE"): 0.9,
     (expected, "OTHER"): 15.0,
     (fan_out, "MEMORY"): 3 * GIB,
     (lookback, "EVERYTHING"): 2**31 - 1,
