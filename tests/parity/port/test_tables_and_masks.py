@@ -398,6 +398,8 @@ def test_a_line_that_makes_and_applies_a_mask_is_shown_once():
     operation = Unknown(("port.py:41 (f)", "port.py:62 (g)"), ("port.py:40 (f)", "port.py:41 (f)"))
     place = Place(PortEdge.PORT64_ORIGINAL64, (), operation=operation)
     assert [line.place for line in place.lines] == ["port.py:40 (f)", "port.py:41 (f)"]
+    # What it makes explains more than that it applies it.
+    assert [line.why for line in place.lines] == [MAKES_MASK, MAKES_MASK]
     # Negative control: a line that only applies it is shown too.
     other = replace(operation, mask=("port.py:40 (f)",))
     assert [x.why for x in replace(place, operation=other).lines] == [MAKES_MASK, DOES]
