@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.ad_checkpoint import checkpoint_name
 
 from parity import CapturedSide, FunctionSide, Port, PortError, TorchSide, capture, compare
 from parity.engine.measure.compare import Comparison, Work
@@ -345,6 +346,24 @@ def test_a_result_is_left_out_with_what_is_below_it_and_not_by_its_beginning():
     names = ["output.cache"]
     assert all(covering(n, names) for n in ("output.cache", "output.cache[0]", "output.cache.k"))
     assert covering("output.cache2", names) is None and covering("output", names) is None
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_result_that_is_only_computed_inside_is_not_returned(returned: bool):
+    """Its value is compared as a stage; a user of the port still does not get it."""
+
+    def ours(y):
+        inner = checkpoint_name(jnp.exp(y / 8), "inner")
+        return (inner.sum(-1), inner) if returned else (inner.sum(-1),)
+
+    report = both(lambda y: ((y / 8).exp().sum(-1), (y / 8).exp()), ours)
+    assert report.holds is returned, report.text()
+    entry = next(e for e in report.ledger if e.name == "output[1]")
+    assert entry.compared is returned
+    if not returned:
+        assert {row.quantity for row in report.failures} == {"output[1]"}
+        told = "computes it as inner and does not return it"
+        assert all(told in row.note for row in report.failures)
 
 
 def test_what_a_case_leaves_out_needs_a_name_and_a_reason():
