@@ -97,7 +97,8 @@ class Suspect:
         index: index of the operation.
         wrong: booleans in the shape of its result, True at elements that the other program lacks or
             masks differently.
-        partly: whether other elements of its result do occur in the other program.
+        partly: whether other elements of its result do occur in the other program, and the operation
+            computed them (they are no elements of its operands).
         mask: whether the mask is wrong rather than a number.
     """
 
@@ -205,8 +206,7 @@ class Search:
         if callers:
             why += f"; called from {', '.join(callers)}"
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
-        # In order of execution: what is wrong as a whole early on makes the rest wrong. Rotary
-        # angles that are one position off leave the last product partly right, at position 0.
+        # In order of execution: what is wrong as a whole early on makes the rest wrong.
         for other in self.suspects:
             if other.index < suspect.index:
                 before = f"before it, in a computation that {self.original} does not do"
@@ -244,6 +244,8 @@ class Search:
         ]
         if not same:
             return self._source(index)
+        # A line may compute several results, of which some are right in the same call.
+        same = [source for source in same if source != operation.source] or same
         for depth, frame in enumerate(operation.source):
             same = [source for source in same if source[depth : depth + 1] == (frame,)]
             if not same:
@@ -323,7 +325,21 @@ def _wrong(
             if masked is not None and masked.any():
                 return Suspect(index, masked, mask=True)
     wrong = seen.unseen(array)
-    return Suspect(index, wrong, bool((_judged(array) & ~wrong).any()))
+    return Suspect(index, wrong, bool((_computed(index, operations, values) & ~wrong).any()))
+
+
+def _computed(
+    index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
+) -> np.ndarray:
+    """Return which numbers of a result can be judged and are not those of an operand.
+
+    An operand's number shows nothing about the operation and about what it was computed with: the
+    first token attends to itself alone, so its result is its value, whatever the scores are.
+    """
+    array = np.atleast_1d(values[index])
+    parts = (_parts(values[p]) for p in operations[index].parents if p in values)
+    operands = _sorted([part[np.abs(part) < MASKING] for part in parts])
+    return _judged(array) & ~_near(operands, array, _reach(array))
 
 
 def _judged(array: np.ndarray) -> np.ndarray:

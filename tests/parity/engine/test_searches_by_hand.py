@@ -305,13 +305,25 @@ def test_suspects_are_what_is_nowhere_and_leads_to_nothing_that_is_right():
 def test_what_only_moves_numbers_is_not_where_they_went_wrong():
     half = np.where(MASK, C, C + 0.1)
     operations = {0: op("wrong"), 1: op("reshape", (0,)), 2: op("part", (1,)), 3: op("z", (2,))}
-    values = {0: B, 1: half, 2: half, 3: D}
+    part = np.where(MASK, A, A + 0.1)
+    values = {0: B, 1: half, 2: part, 3: D}
     found, _ = searched(operations, values, [A, C])
     assert found.first is not None and found.first.index == 2
     before = "before it, in a computation that the oracle does not do"
     lines = [(line.place, line.why) for line in found.lines()]
     # The first of them first: a wrong angle makes all that follows it wrong as a whole.
     assert lines[1:] == [("wrong.py:1 (f)", before), ("reshape.py:1 (f)", before)]
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_numbers_of_an_operand_show_nothing_about_how_a_result_was_computed(computed: bool):
+    """The first token attends to itself alone: its result is right with any rotation of the keys."""
+    operations = {0: op("keys"), 1: op("values"), 2: op("product", (0, 1)), 3: op("z", (2,))}
+    right = C if computed else A
+    values = {0: B, 1: A, 2: np.where(MASK, right, D), 3: D + 0.3}
+    found, suspects = searched(operations, values, [A, C])
+    assert suspects == [(0, False, False), (2, computed, False), (3, False, False)]
+    assert found.first is not None and found.first.index == (2 if computed else 0)
 
 
 def test_a_wrong_mask_is_looked_at_first_and_named_where_it_is_made():
@@ -368,6 +380,9 @@ def test_a_function_that_is_right_elsewhere_is_named_by_its_call():
     alike = [op("mul", (), *source)]
     found, _ = searched(operations, values, [A], alike)
     assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+    # A line may compute several numbers, and not all of them are wrong in the wrong call.
+    found, _ = searched(operations, values, [A], [*alike, *beside])
+    assert [line.place for line in found.lines()] == ["g.py:5 (g)", "f.py:1 (f)"]
 
 
 def test_where_each_number_is_known_the_last_lines_are_named():
