@@ -313,6 +313,23 @@ def test_heads_of_query_key_and_value_lie_in_groups():
     assert np.array_equal(of_parts((24, 3), pieces).from_original(parts), fused)
 
 
+@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_may_alternate_row_by_row(names, rows, axis):
+    """Gate, up, gate, up: with two parts of one row each there are most groups."""
+    parts = {n: draw(6, 4, seed=k) for k, n in enumerate(names)}
+    groups = [x.reshape(6 // rows, rows, 4) for x in parts.values()]
+    fused = np.concatenate(groups, axis=1).reshape(6 * len(names), 4)
+    if axis:
+        fused, parts = fused.T, {n: x.T for n, x in parts.items()}
+    pieces = dissect(fused, parts)
+    assert pieces is not None and [n for n, *_ in pieces] == list(names)
+    assert np.array_equal(of_parts(fused.shape, pieces).from_original(parts), fused)
+    one = locate(fused, parts["b"])
+    assert one is not None and np.array_equal(one[1](one[0](fused)), parts["b"])
+
+
 def test_a_stack_of_fusions_is_taken_apart_layer_by_layer():
     parts = {
         f"l.{i}.{n}": draw(2, 3, seed=10 * i + k) for i in range(3) for k, n in enumerate("ab")
