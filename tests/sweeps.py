@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 import pytest
 
@@ -24,18 +25,34 @@ def is_sweep(item):
     return has_marker(item, "sweep")
 
 
+def mark_rest(items):
+    """Mark as sweeps all but the first N parameters of each test that is marked `few(N)`."""
+    turns = Counter()
+    for item in items:
+        few = item.get_closest_marker("few")
+        if few is None or is_sweep(item):
+            continue
+        function = item.nodeid.partition("[")[0]
+        turns[function] += 1
+        if turns[function] > few.args[0]:
+            item.add_marker(pytest.mark.sweep)
+
+
 class Sweeps:
     """Runs the sweeps of `--sweep-day` alone, and prints how many sweeps a run left out and why."""
 
     def __init__(self, config):
         self.config, self.left, self.long, self.other_days = config, 0, 0, 0
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config, items):
         """Leave out the sweeps of other days; after `-m` and `-k`, which leave out their own."""
+        # Before `-m` asks for marks.
+        mark_rest(items)
+        result = yield
         day = config.getoption("--sweep-day")
         if day is None:
-            return
+            return result
         others = [item for item in items if is_sweep(item) and day_of(item.nodeid) != day]
         if others:
             # Ours, so that the hook below does not count them as left out by -m.
@@ -44,6 +61,7 @@ class Sweeps:
             self.left, self.long = counted
             left = set(others)
             items[:] = [item for item in items if item not in left]
+        return result
 
     def pytest_deselected(self, items):
         long = [item for item in items if has_marker(item, "long")]

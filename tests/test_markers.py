@@ -14,7 +14,7 @@ import pytest
 
 from megalodon_jax.checks import checked
 from tests.helpers import ROOT
-from tests.sweeps import DAYS, Sweeps, day_of
+from tests.sweeps import DAYS, Sweeps, day_of, is_sweep, mark_rest
 
 TRIANGLE = "tests/parity/megalodon/test_triangle.py"
 
@@ -47,6 +47,7 @@ def test_what_can_select_only_tests_that_cannot_run_collects_nothing():
     assert result.returncode == 5
 
 
+@pytest.mark.sweep
 def test_another_marker_of_the_expression_is_run_without_a_device():
     result = run("-m", "cuda or traced_checks", "tests/test_markers.py", "-k", "marked_test")
     assert "1 passed" in result.stdout
@@ -71,6 +72,7 @@ def test_too_few_torch_ref_tests_are_not_green_and_sweeps_left_out_are_told(work
     assert result.returncode == 5
 
 
+@pytest.mark.sweep
 def test_the_requirement_itself_is_checked():
     result = run("--require-run", "torch:1", TRIANGLE)
     assert "expected MARKER:N" in result.stderr
@@ -115,6 +117,7 @@ def test_each_day_of_the_week_has_about_a_seventh_of_the_sweeps():
     assert all(abs(days.count(day) - 1_000) < spread for day in DAYS)
 
 
+@pytest.mark.sweep
 def test_a_sweep_runs_on_its_day_alone_and_others_are_told():
     mine = "tests/test_markers.py::test_cuda_without_a_device_is_not_green[arguments1]"
     theirs = next(day for day in DAYS if day != day_of(mine))
@@ -123,6 +126,31 @@ def test_a_sweep_runs_on_its_day_alone_and_others_are_told():
     assert mine in here.stdout and "of other days" not in here.stdout
     assert mine not in elsewhere.stdout and "[arguments0]" in elsewhere.stdout
     assert "sweep: 1 of other days not run; make test-all runs them" in elsewhere.stdout
+
+
+class Parameter:
+    """An item of pytest, as far as its marks go."""
+
+    def __init__(self, nodeid, *marks):
+        self.nodeid, self.marks = nodeid, [*marks]
+
+    def get_closest_marker(self, name):
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark):
+        self.marks.append(mark.mark)
+
+
+def test_the_first_parameters_of_a_few_run_and_the_others_are_sweeps():
+    few, sweep = pytest.mark.few(2).mark, pytest.mark.sweep.mark
+    items = [Parameter(f"a.py::test_a[{k}]", few, *([sweep] if k == 1 else [])) for k in range(5)]
+    items += [Parameter(f"a.py::test_b[{k}]", few) for k in range(3)]
+    items += [Parameter(f"a.py::test_c[{k}]") for k in range(4)]
+    mark_rest(items)
+    assert [item.nodeid for item in items if not is_sweep(item)] == [
+        *("a.py::test_a[0]", "a.py::test_a[2]", "a.py::test_b[0]", "a.py::test_b[1]"),
+        *(f"a.py::test_c[{k}]" for k in range(4)),
+    ]
 
 
 def test_what_testmon_leaves_out_without_collecting_it_is_no_sweep(request):

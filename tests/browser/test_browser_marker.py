@@ -19,6 +19,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.sweep
 def test_without_chromium_nothing_is_green():
     """Negative control: a machine without Chromium, made by hiding it."""
     arguments = ("-m", "browser", "-q", "-rs", "-p", "no:cacheprovider")

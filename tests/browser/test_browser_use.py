@@ -25,6 +25,7 @@ def violations(page, part=None, rules=()):
     return [f"{v['id']}: {[n['target'] for n in v['nodes'][:3]]}" for v in found]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("scheme", "rules"),
     [

@@ -65,6 +65,7 @@ def test_the_loss_falls(whole) -> None:
     )
 
 
+@pytest.mark.sweep
 def test_a_run_that_is_killed_goes_on_bit_for_bit(whole, tmp_path) -> None:
     folder, lines = whole
     out = tmp_path / "run"

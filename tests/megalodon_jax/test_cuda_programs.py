@@ -61,6 +61,7 @@ SWEEPS = ("training step, MXFP8 and NVFP4 on 9.0",)
 """Its parts are other rows."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.sweep) if n in SWEEPS else n for n in PROGRAMS]
 )

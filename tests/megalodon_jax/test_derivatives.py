@@ -68,6 +68,7 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one text", "packed"])
 def test_slopes_and_curvature_are_those_of_differences_and_of_float64(
     documents: np.ndarray | None,

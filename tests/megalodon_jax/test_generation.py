@@ -426,6 +426,7 @@ def test_numpy_integers_and_floats_are_numbers() -> None:
     assert ids.tolist() == expected.tolist()
 
 
+@pytest.mark.sweep
 @pytest.mark.traced_checks
 def test_a_padded_prompt_may_be_traced() -> None:
     mask, zero = np.arange(PROMPT) < np.array([[3], [5]]), jnp.zeros(())
@@ -464,6 +465,7 @@ def alone(mode: str) -> list[list[int]]:
     return [text.tolist() for text in texts]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "mode",
     [
@@ -483,6 +485,7 @@ def test_prompts_of_different_lengths_go_on_as_alone(mode: str) -> None:
     assert run(mode, ids=options["ids"])[0][0, PROMPT:].tolist() != alone(mode)[0]
 
 
+@pytest.mark.sweep
 def test_a_ragged_stream_stops_and_goes_on() -> None:
     first, held, _ = run(new=NEW, return_cache=True, **padded("left"))
     assert held.position.tolist() == [n + NEW - 1 for n in LENGTHS]

@@ -121,6 +121,7 @@ INTEGERS = {
 DTYPES = ("int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.traced_checks
 def test_every_entry_takes_integers_of_any_dtype(name: str) -> None:

@@ -274,6 +274,7 @@ def test_with_chunks_the_logits_never_exist_at_once() -> None:
     assert f"4,{TINY.vocab_size}]" in chunked
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("x64")
 def test_micro_batches_by_chunks_give_the_gradients_of_the_one_big_batch() -> None:
     config = tiny(num_layers=1, output_size=19).with_dtype("float64")

@@ -75,6 +75,7 @@ def run(tmp_path_factory) -> tuple[Path, Any, Any]:
     return folder, model, state
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 4}, None], ids=["8", "2x4", "one device"]
 )

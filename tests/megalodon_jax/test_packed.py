@@ -131,6 +131,7 @@ def test_each_document_is_what_it_is_alone(config: str, packing: str) -> None:
 SEEDS = [0, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, 25))]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.usefixtures("x64")
@@ -305,6 +306,7 @@ def streamed(
     return np.concatenate(logits, axis=1), cache
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.usefixtures("x64")
 def test_a_stream_of_documents_is_the_row_of_them(config: str) -> None:

@@ -97,6 +97,7 @@ def exported(name: str) -> export.Exported:
     return export.export(jax.jit(function), platforms=("cpu", "cuda", "tpu"))(*arguments)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked_annotations")
 @pytest.mark.parametrize("name", ["forward", "train", "decode"])
 @pytest.mark.traced_checks

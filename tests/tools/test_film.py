@@ -115,6 +115,7 @@ def test_the_steps_in_the_repository_are_steps() -> None:
     assert steps and all(isinstance(step, Step) for step in steps)
 
 
+@pytest.mark.sweep
 @pytest.mark.browser
 def test_a_page_is_filmed(tmp_path: Path, capsys) -> None:
     page, steps, to = (tmp_path / name for name in ("page.html", "steps.json", "film.png"))

@@ -51,6 +51,7 @@ def test_what_repeats_is_judged_as_documented_and_never_falsely(name: str) -> No
         assert cells[-1] == str(rate.found[0] + 1)
 
 
+@pytest.mark.sweep
 def test_noise_is_told_from_steps_as_documented() -> None:
     calm, large, inf = (
         measure(scenario(f"10 % noise, {what}"), TRIALS)
@@ -66,6 +67,7 @@ def test_noise_is_told_from_steps_as_documented() -> None:
     assert calm.false <= expected + 4 * math.sqrt(expected)
 
 
+@pytest.mark.sweep
 def test_two_modes_are_no_step_once_both_were_seen() -> None:
     rate = measure(scenario("two modes, 1 and 3 times, one night in two"), TRIALS)
     assert rate.false <= 0.02 * rate.quiet
@@ -77,6 +79,7 @@ def test_a_rule_that_never_speaks_finds_nothing(monkeypatch: pytest.MonkeyPatch)
     assert measure(scenario("10 % noise, 1.5 times"), 2).within(3) == 0.0
 
 
+@pytest.mark.sweep
 def test_a_rule_without_its_margins_cries_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "NOISE_MADS", 1.0)
     monkeypatch.setattr(noise, "NOISE_FLOOR", 1.0)

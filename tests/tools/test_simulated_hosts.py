@@ -24,6 +24,7 @@ from tools import simulated_hosts
 SSE = next(host for host in simulated_hosts.HOSTS if host.name == "SSE4.2, 1 thread")
 
 
+@pytest.mark.sweep
 def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Path) -> None:
     """Instructions and threads that nothing was pinned on: only rounding differs."""
     night = ("nightly", "--case", "plain", "--reference", "recorded", "--json", "--quiet")
@@ -106,6 +107,7 @@ def test_a_host_holds_where_its_nights_and_tests_ran_and_are_good(changes, holds
     assert simulated_hosts.holds(row, tests=False) == ("verdicts" not in changes)
 
 
+@pytest.mark.sweep
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:
     """The negative control: every gate holds, and the levels do not."""
     with simulated_hosts.lost_accuracy():

@@ -97,8 +97,8 @@ class Suspect:
         index: index of the operation.
         wrong: booleans in the shape of its result, True at elements that the other program lacks or
             masks differently.
-        partly: whether other elements of its result do occur in the other program, and the operation
-            computed them (they are no elements of its operands).
+        partly: whether other elements of its result do occur in the other program, and are not
+            elements of its operands.
         mask: whether the mask is wrong rather than a number.
     """
 

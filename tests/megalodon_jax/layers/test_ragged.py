@@ -129,6 +129,7 @@ def distances(mode: str, logits: list[np.ndarray], held: ModelCache) -> list[flo
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("x64")

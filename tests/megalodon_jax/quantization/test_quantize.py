@@ -75,6 +75,7 @@ def assert_equal(found, truth: block_formats.Blocks) -> None:
     assert np.array_equal(codes(scale.astype(truth.scale.dtype)), codes(truth.scale))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fmt", [E4M3, E2M1], ids=["mxfp8", "mxfp4"])
 def test_mx_is_the_truth(fmt: Format, mode: str) -> None:
@@ -85,6 +86,7 @@ def test_mx_is_the_truth(fmt: Format, mode: str) -> None:
         assert_equal(formats.mx(jnp.asarray(x)), truth)  # not compiled as a whole
 
 
+@pytest.mark.sweep
 def test_nvfp4_is_the_truth() -> None:
     count, rng = RANDOM // 32, np.random.default_rng(2)
     tensors = [np.ldexp(random(count, 16, i), -e).astype(np.float32) for i, e in enumerate((0, 80))]

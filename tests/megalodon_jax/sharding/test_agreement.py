@@ -46,6 +46,7 @@ MESHES = (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.usefixtures("x64")

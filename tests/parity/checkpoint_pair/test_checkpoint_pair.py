@@ -77,6 +77,7 @@ def spoiled(values):
     return values
 
 
+@pytest.mark.sweep
 def test_a_sharded_checkpoint_equals_itself_layer_by_layer(work):
     code, said = parity(work, "--layerwise", "--jax", other(work))
     assert (code, said["verdict"]) == (0, "PASS")

@@ -60,6 +60,7 @@ def test_logits_and_blocks_are_those_of_transformers(name):
     assert ("layers.1.chosen" in quantities) == case.config.is_moe(1)
 
 
+@pytest.mark.sweep
 def test_gradients_too_live_and_in_float64():
     found = comparison.compare(FULL, live(FULL.name))
     holds(found)
@@ -145,6 +146,7 @@ def noise(name: str) -> NoiseFloors:
     return NoiseFloors({name: {"hash": case.hash, "responses": pool.first}})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", swept(c.name for c in comparison.CASES))
 def test_recordings_are_what_the_live_reference_says(name):
     """Another processor, or another torch, adds in another order: that is all that may differ."""

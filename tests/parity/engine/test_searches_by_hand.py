@@ -317,7 +317,7 @@ def test_what_only_moves_numbers_is_not_where_they_went_wrong():
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_numbers_of_an_operand_show_nothing_about_how_a_result_was_computed(computed: bool):
-    """The first token attends to itself alone: its result is right with any rotation of the keys."""
+    """The first token attends to itself alone: its result is right whatever its key is."""
     operations = {0: op("keys"), 1: op("values"), 2: op("product", (0, 1)), 3: op("z", (2,))}
     right = C if computed else A
     values = {0: B, 1: A, 2: np.where(MASK, right, D), 3: D + 0.3}

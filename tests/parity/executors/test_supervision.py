@@ -110,6 +110,7 @@ USER_FILES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", USER_FILES)
 def test_no_command_is_green_where_a_file_of_the_user_ends_the_process(tmp_path, command) -> None:
     for n, exits in enumerate(

@@ -48,6 +48,7 @@ def test_then_what_is_wrong_although_every_stage_is_right(monkeypatch):
     assert told.stages == (RIGHT,)
 
 
+@pytest.mark.sweep
 def test_then_a_stage_that_only_float32_shows(monkeypatch):
     asked(monkeypatch, narrow=(RIGHT, WRONG))
     told = explain(PLAIN)

@@ -73,6 +73,7 @@ def test_a_mask_that_is_off_in_the_tail_of_a_chunk_is_named_by_its_line(tmp_path
     assert f"> {at}" in first.excerpt and "mask[:, whole - 1 : -1]" in first.excerpt
 
 
+@pytest.mark.sweep
 def test_a_line_is_not_cleared_by_a_use_in_which_nothing_is_masked(tmp_path: Path) -> None:
     """The tail of a chunk runs the same line, but no token of it is padding on the left."""
     case = replace(by_name("left_padding"), overrides={"num_layers": 1}, length=C + 5)
@@ -92,6 +93,7 @@ ZEROED = "u = jnp.where(mask[:, None, :], u, 0.0)"
 READ = "mask = mask if self.config.mask_ema else None"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("bug", "line", "layer", "named", "why"),
     [

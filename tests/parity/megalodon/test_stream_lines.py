@@ -48,6 +48,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fault", "case", "call", "stage", "file"),
     [FOUND[0], *(pytest.param(*row, marks=pytest.mark.sweep) for row in FOUND[1:])],

@@ -56,6 +56,7 @@ def broken(rows):
     return [f"{m.edge} {m.quantity} {m.metric} {m.value} > {m.tolerance} {m.note}" for m in bad]
 
 
+@pytest.mark.few(3)
 @pytest.mark.torch_ref
 @every_case
 def test_triangle(case, reference, numerics):

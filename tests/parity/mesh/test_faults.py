@@ -24,6 +24,7 @@ def promotion():
         yield
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -48,6 +48,7 @@ def megalodon_port(change=lambda model: model):
     return port(megalodon.by_name("plain"), change)
 
 
+@pytest.mark.sweep
 def test_mla_moe_holds_with_the_gradients_of_its_loss():
     report = compare(mla_moe_port())
     assert report.holds, report.text()

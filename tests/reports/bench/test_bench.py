@@ -158,6 +158,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "why_unavailable", lambda: ABSENT)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("tiny", "alone")
 def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> None:
     arguments = ["bench", "--out", str(tmp_path), "--repeats", "2", "--no-memory"]

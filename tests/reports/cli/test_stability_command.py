@@ -35,6 +35,7 @@ def small(tmp_path, **tensors):
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.optimised
 def test_the_committed_model_gets_a_ranked_list() -> None:
     result = cli("stability", BYTE_LM)
@@ -92,6 +93,7 @@ def test_a_torch_file_is_read(tmp_path) -> None:
     assert result.stdout.startswith("WARNING norm.weight")
 
 
+@pytest.mark.sweep
 @pytest.mark.optimised
 def test_training_on_a_text_is_measured(folder) -> None:
     result = cli("stability", folder, "--text", BYTE_LM / "heldout.txt")
@@ -99,6 +101,7 @@ def test_training_on_a_text_is_measured(folder) -> None:
     assert "Measured: training on 20 batches." in result.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.optimised
 def test_weights_that_are_not_finite_are_an_error(folder) -> None:
     tensors = load_file(folder / "model.safetensors")

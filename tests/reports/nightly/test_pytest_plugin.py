@@ -134,6 +134,7 @@ def test_what_is_no_measurement_fails_its_own_test_alone(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asked", ["verdict", "pytest"])
 def test_a_module_that_stops_the_session_is_incomplete_and_named(tmp_path: Path, asked) -> None:
     """pytest runs no test where a module does not import; its 2 would be wrong usage."""
@@ -236,6 +237,7 @@ INCOMPLETE = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("what", "workers"),
     [(what, "0") for what in INCOMPLETE] + [(what, "1") for what in list(INCOMPLETE)[:2]],
@@ -279,6 +281,7 @@ def test_a_worker_that_dies_loses_its_test_and_is_red(tmp_path: Path) -> None:
     assert result.returncode == ExitCode.REGRESSION
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("where", "workers"), [("test", "0"), ("test", "1"), ("fixture", "0"), ("module", "0")]
 )
@@ -298,6 +301,7 @@ def test_os_exit_ends_no_session(tmp_path: Path, where: str, workers: str) -> No
     assert len(stored.run.measurements) == 1
 
 
+@pytest.mark.sweep
 def test_what_a_fixture_recorded_before_it_failed_is_kept(tmp_path: Path) -> None:
     tests = """
 @pytest.fixture

@@ -86,6 +86,7 @@ def night(lost: str = "") -> dict[str, Any]:
     return {run.split()[1]: call(run) for run in judged}
 
 
+@pytest.mark.sweep
 def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> None:
     words = night()
     assert {name: result.exit_code for name, result in words.items()} == dict.fromkeys(

@@ -61,6 +61,7 @@ def test_its_trend_shows_the_nights_on_which_the_bug_was_there_before(last_two):
     assert outside == sorted(BAD, reverse=True)
 
 
+@pytest.mark.sweep
 def test_its_failing_tensors_are_described_with_the_bits_that_differ(last_two):
     run = read_run(last_two[1])
     first = run.tensors[0]

@@ -217,6 +217,7 @@ def test_trends_come_from_the_stored_runs(tmp_path: Path) -> None:
     assert "2 runs: 25 % to 50 %, now 25 %" in text
 
 
+@pytest.mark.sweep
 def test_ten_thousand_measurements_stay_under_five_megabytes() -> None:
     base = realistic()
     rows = [
@@ -229,6 +230,7 @@ def test_ten_thousand_measurements_stay_under_five_megabytes() -> None:
     assert len(page_of(night, baseline).encode()) < 5 * MEGABYTE
 
 
+@pytest.mark.sweep
 def test_ten_thousand_stages_of_one_case_stay_under_five_megabytes() -> None:
     rows = [
         failing(quantity=f"layers.{i // 5}.part{i % 5}", stage=i, kind=Kind.BLOCK)

@@ -93,6 +93,7 @@ def test_it(port_report):
 """A port of a foreign project: two programs that return 0 agree whatever they compute."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asked", ["verdict", "pytest"])
 def test_a_foreign_project_is_told_what_a_verdict_of_4_means(tmp_path: Path, asked: str) -> None:
     arguments = ("--numerics-run", "runs", "--numerics-exit", asked)
@@ -108,6 +109,7 @@ def test_a_foreign_project_is_told_what_a_verdict_of_4_means(tmp_path: Path, ask
     assert (ran.returncode, "exit status" in ran.stdout) == (0, False), ran.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mark", "told"),
     [

@@ -267,6 +267,7 @@ def test_every_verdict_and_every_change_is_drawn() -> None:
     assert often == singly | {f"{what} of a level" for what in level}, whats
 
 
+@pytest.mark.few(2)
 def test_verdicts_and_changes_are_those_of_the_model(nights: Drawn) -> None:
     for turn, (now, then, pins, expected, decision) in enumerate(nights):
         told = f"night {turn}: {decision.sentence}"

@@ -77,6 +77,7 @@ def test_ranges_are_those_of_the_arrays_themselves() -> None:
         assert float(found_range.bad) == 0.0
 
 
+@pytest.mark.sweep
 def test_ranges_of_packed_documents_are_those_of_the_documents() -> None:
     batch = PACKED.batch
     arguments = model(), batch.ids, batch.mask, batch.labels

@@ -27,6 +27,7 @@ def outcomes() -> dict[str, DrillResult]:
     return dict(zip(names, run(PLAN, [BY_NAME[n] for n in names], BYTES), strict=True))
 
 
+@pytest.mark.sweep
 def test_blanket_bfloat16_freezes_the_norms_and_float32_does_not() -> None:
     control, blanket = outcomes()["float32"], outcomes()["blanket bfloat16"]
     assert control.norms.frozen == 0.0

@@ -125,6 +125,7 @@ def test_the_gradient_is_clipped_to_its_norm():
     assert float(jnp.linalg.norm(first)) * 10 == pytest.approx(0.5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["adam", "lion"])
 def test_accumulated_micro_batches_move_as_the_large_batch_does(model, kind):
     whole = ids(8)
@@ -261,6 +262,7 @@ def broken(one_layer, tmp_path_factory):
     return folder, wild, fit(wild, folder)
 
 
+@pytest.mark.sweep
 def test_an_unstable_run_is_resumed_from_its_best_checkpoint_and_falls(broken):
     folder, wild, unstable = broken
     # It is broken: the held-out loss is above that of bytes drawn at random.

@@ -23,6 +23,7 @@ def verdicts() -> dict[tuple[str, str], Verdict]:
     return {(m.case, m.quantity): m.verdict for m in rows}
 
 
+@pytest.mark.sweep
 def test_only_the_operands_are_narrow(monkeypatch) -> None:
     monkeypatch.setattr(accuracy, "BACKENDS", only("mxfp8", "nvfp4"))
     healthy = verdicts()

@@ -113,6 +113,7 @@ def folders(tmp_path):
     return tmp_path / "adapters", base
 
 
+@pytest.mark.sweep
 def test_the_command_names_what_merging_loses(folders) -> None:
     adapters, base = folders
     told = cli("stability", adapters, "--base", base, "--quiet")

@@ -103,6 +103,7 @@ def test_a_healthy_tree_is_called_healthy() -> None:
     assert found.text().startswith("Nothing found")
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_of_a_megalodon_is_checked_by_its_config(tmp_path: Path) -> None:
     config = tiny(vocab_size=16)  # of its leaves none is longer than those above
     save_safetensors(model_of(config), tmp_path / "model.safetensors")

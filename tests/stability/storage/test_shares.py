@@ -283,6 +283,7 @@ def test_a_standard_error_of_the_elements_is_the_spread_of_draws() -> None:
     assert summary(np.zeros(1), np.ones(1), np.ones(1), np.ones(1, bool)).spread == 0.0
 
 
+@pytest.mark.sweep
 def test_leaves_of_48_elements_have_one_verdict_whatever_is_drawn(monkeypatch) -> None:
     """Stochastic rounding on 40 equal norms, each with draws of its own."""
     stochastic = next(r for r in REMEDIES if r.name == "stochastic rounding")

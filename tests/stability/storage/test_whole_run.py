@@ -394,6 +394,7 @@ def test_a_recipe_names_the_optimiser_that_was_used(rule) -> None:
     assert "torch.autocast" in lines
 
 
+@pytest.mark.sweep
 def test_a_recipe_of_torch_is_for_what_torch_trained_alone() -> None:
     tensors = {n: torch.from_numpy(x.copy()) for n, x in TREE.items()}
     text = report(tensors, AdamW(3e-4)).text()

@@ -77,6 +77,7 @@ def test_a_stream_has_no_stages_to_force() -> None:
         account(by_name("stream"))
 
 
+@pytest.mark.sweep
 def test_an_account_names_stage_parameters_and_replay() -> None:
     with CEMA.planted():
         text, holds = explain(PLAIN, CEMA.name)
