@@ -97,14 +97,15 @@ class Suspect:
         index: index of the operation.
         wrong: booleans in the shape of its result, True at elements that the other program lacks or
             masks differently.
-        partly: whether other elements of its result do occur in the other program, and are not
-            elements of its operands.
+        partly: whether other elements of its result do occur in the other program.
+        computed: whether some of those are not elements of its operands.
         mask: whether the mask is wrong rather than a number.
     """
 
     index: int
     wrong: np.ndarray
     partly: bool = False
+    computed: bool = False
     mask: bool = False
 
 
@@ -134,12 +135,14 @@ class Search:
 
         This is a wrong mask, if there is one. Otherwise it is the first operation whose result is
         only partly wrong: since the rest is correct, both programs use the same algorithm there.
-        Otherwise it is the first suspect.
+        Otherwise, or if all that is correct are numbers of operands, it is the first suspect.
         """
         masks = [s for s in self.suspects if s.mask]
         partly = [
             s for s in self.suspects if s.partly and self.operations[s.index].primitive not in MOVES
         ]
+        if not any(s.computed for s in partly):
+            partly = []
         return next(iter((*masks, *partly, *self.suspects)), None)
 
     def lines(self) -> list[Line]:
@@ -325,21 +328,23 @@ def _wrong(
             if masked is not None and masked.any():
                 return Suspect(index, masked, mask=True)
     wrong = seen.unseen(array)
-    return Suspect(index, wrong, bool((_computed(index, operations, values) & ~wrong).any()))
+    right = _judged(array) & ~wrong
+    computed = right & ~_of_operands(index, operations, values)
+    return Suspect(index, wrong, bool(right.any()), bool(computed.any()))
 
 
-def _computed(
+def _of_operands(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> np.ndarray:
-    """Return which numbers of a result can be judged and are not those of an operand.
+    """Return which numbers of a result are numbers of an operand.
 
-    An operand's number shows nothing about the operation and about what it was computed with: the
+    Such a number shows nothing about the operation and about what it was computed with: the
     first token attends to itself alone, so its result is its value, whatever the scores are.
     """
     array = np.atleast_1d(values[index])
     parts = (_parts(values[p]) for p in operations[index].parents if p in values)
     operands = _sorted([part[np.abs(part) < MASKING] for part in parts])
-    return _judged(array) & ~_near(operands, array, _reach(array))
+    return _near(operands, array, _reach(array))
 
 
 def _judged(array: np.ndarray) -> np.ndarray:

@@ -315,15 +315,24 @@ def test_what_only_moves_numbers_is_not_where_they_went_wrong():
     assert lines[1:] == [("wrong.py:1 (f)", before), ("reshape.py:1 (f)", before)]
 
 
-@pytest.mark.parametrize("computed", [False, True])
-def test_numbers_of_an_operand_show_nothing_about_how_a_result_was_computed(computed: bool):
+@pytest.mark.parametrize(
+    ("product", "after", "first"),
+    [
+        # Right where it is the operand's number: the suspects before it stay suspects.
+        (A, None, 0),
+        # Right in numbers of its own, or followed by a result that is: all before it may be right.
+        (C, None, 2),
+        (A, C, 2),
+    ],
+)
+def test_numbers_of_an_operand_show_nothing_about_how_a_result_was_computed(product, after, first):
     """The first token attends to itself alone: its result is right whatever its key is."""
     operations = {0: op("keys"), 1: op("values"), 2: op("product", (0, 1)), 3: op("z", (2,))}
-    right = C if computed else A
-    values = {0: B, 1: A, 2: np.where(MASK, right, D), 3: D + 0.3}
+    last = D + 0.3 if after is None else np.where(MASK, after, D + 0.3)
+    values = {0: B, 1: A, 2: np.where(MASK, product, D), 3: last}
     found, suspects = searched(operations, values, [A, C])
-    assert suspects == [(0, False, False), (2, computed, False), (3, False, False)]
-    assert found.first is not None and found.first.index == (2 if computed else 0)
+    assert [index for index, *_ in suspects] == [0, 2, 3]
+    assert found.first is not None and found.first.index == first
 
 
 def test_a_wrong_mask_is_looked_at_first_and_named_where_it_is_made():

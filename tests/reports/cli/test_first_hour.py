@@ -234,7 +234,10 @@ def test_the_demonstration_holds_and_then_finds_its_bug(
     assert opened == [page.as_uri() for page in pages]
     assert [line[:2] for line in look] == ["1.", "2.", "3."]
     assert "starts at layers.0.inner" in look[1] and "keys counted from 1" in look[1]
-    assert "It starts at layers.0.inner" in pages[1].read_text(encoding="utf-8")
+    page = pages[1].read_text(encoding="utf-8")
+    assert "It starts at layers.0.inner" in page
+    # The planted line itself, not the later product of which position 0 is right by chance.
+    assert ("(_keys_one_late)" in page) is real
     commands = re.findall(r"`([^`]+)`", ask)
     assert [command.split()[1] for command in commands] == ["list", "gate"]
     # Each can be copied as it stands: the program's own name and every option are in it.
