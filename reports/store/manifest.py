@@ -244,7 +244,7 @@ class Manifest:
 
     @property
     def without_megalodon(self) -> bool:
-        """Whether a session of tests measured nothing of Megalodon.
+        """Whether a session of tests has no measurement of Megalodon.
 
         One that did stores the kind of Megalodon's reference. Others store the kinds of their
         ports' originals, or none if a test recorded measurements without a report of a port.

@@ -33,7 +33,7 @@ def ports(run: Run) -> list[dict[str, Any]]:
 
 
 def only_ports(run: Run) -> bool:
-    """Return whether a run measured nothing of Megalodon, so that no section about it applies."""
+    """Return whether a run has no measurement of Megalodon, so that no section about it applies."""
     if run.manifest.without_megalodon:
         return True
     names = {document["name"] for document in run.manifest.ports}
