@@ -409,6 +409,122 @@ def test_a_side_that_is_not_deterministic_fails_from_where_it_differs(side: str,
         f"{stage} on; is it in evaluation mode, and does it get its random key?"
     )
     assert "beside not compared" in report.text() and "nan" not in report.text()
+    assert report.notices == ("nothing else was compared",)
+
+
+def test_a_side_that_is_not_deterministic_tells_what_it_could_not_run():
+    port = Side(stages=OTHER, unsteady=True, refuses=(Precision.FLOAT64,))
+    original = Side(unsteady=True, refuses=(Precision.FLOAT64,))
+    report = compare(ported(original, port))
+    assert [m.note.split(":")[0] for m in report.measurements] == [
+        "the original is not deterministic",
+        "the port is not deterministic",
+    ]
+    told = "scripted does not run in float64: no float64"
+    assert report.notices == (told, told, "nothing else was compared")
+
+
+class Holder(Side):
+    """A side with more parameters and inputs than it computes with."""
+
+    def __init__(self, more: dict[str, np.ndarray], inputs: dict[str, np.ndarray], **how) -> None:
+        super().__init__(**how)
+        self.more, self.given = more, inputs
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return super().parameters() | self.more
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        return super().inputs() | self.given
+
+
+def test_parameters_that_both_sides_hold_bit_for_bit_are_not_perturbed():
+    """Also under a second name, but not the terms of a sum, which the port holds rounded."""
+    rng = np.random.default_rng(0)
+    terms = {name: rng.normal(size=16).astype(np.float32) for name in ("left", "right")}
+    mine = {"sum": terms["left"] + terms["right"]}
+    original = Holder({"tied": WEIGHT, **terms, "own": np.arange(5.0)}, {})
+    port = Holder(mine, {}, stages=OTHER)
+    report = compare(ported(original, port, gradients=False, bfloat16=False))
+    assert {p.port: (p.originals, p.also) for p in report.matching.pairs} == {
+        "w": (("w",), ("tied",)),
+        "sum": (("left", "right"), ()),
+    }
+    moved = {how.shared for how in original.asked if how.rounding is not None}
+    assert moved == {frozenset({"w", "tied"})}
+
+
+def test_only_numbers_of_the_inputs_could_have_a_derivative():
+    more = {"ids": np.array([1, 2]), "mask": np.array([True, False]), "z": np.ones(2, np.float32)}
+    report = compare(ported(Holder({}, more), Holder({}, more, stages=OTHER), bfloat16=False))
+    assert [e.name for e in report.ledger if e.role is Role.INPUT] == ["x", "z"]
+
+
+def test_a_result_of_the_port_alone_may_be_left_out_too():
+    """It is none of the original's results, so that the ledger does not have it."""
+    port = Side(stages=OTHER, exact={"own": np.arange(3)})
+    assert not compare(ported(port=port, bfloat16=False)).holds
+    report = compare(ported(port=port, bfloat16=False, not_compared={"own": "a cache"}))
+    assert report.holds and "own" not in {e.name for e in report.ledger}
+
+
+def test_a_name_that_no_side_returns_is_refused_with_those_that_the_original_returns():
+    original = Side(exact={"ids": np.arange(2)}, unread={"n": "a str, not an array"})
+    port = Side(stages=OTHER, exact={"ids": np.arange(2)})
+    with pytest.raises(PortError, match=r"names other, which .* expected outputs such as out, n$"):
+        compare(ported(original, port, not_compared={"ids": "known", "other": "x"}))
+
+
+@pytest.mark.parametrize("refuses", ["original", "port"])
+def test_a_report_tells_which_side_does_not_run_in_bfloat16(refuses: str):
+    none = (Precision.BFLOAT16,)
+    original = Side(refuses=none if refuses == "original" else ())
+    port = Side(stages=OTHER, refuses=none if refuses == "port" else ())
+    report = compare(ported(original, port))
+    if refuses == "original":
+        assert report.holds
+        assert report.notices == ("the original does not run in bfloat16: no bfloat16",)
+    else:
+        [bad] = [m for m in report.measurements if m.verdict is Verdict.NOT_COMPARABLE]
+        assert (bad.quantity, bad.edge, report.notices) == ("result", E.PORTBF16_PORT64, ())
+
+
+def test_a_gate_of_bfloat16_that_zeros_would_pass_is_for_information(monkeypatch):
+    monkeypatch.setitem(globals(), "NARROW", 0.25)
+    report = compare(ported())
+    rows = [m for m in report.measurements if m.edge == E.PORTBF16_PORT64 and m.metric == "rel_l2"]
+    assert {m.verdict for m in rows} == {Verdict.INFO}
+    assert all("rounding alone may change it by" in m.note for m in rows)
+
+
+class Cancelling(Side):
+    """A side with a stage and a derivative that rounding moves; the stage cancels to nothing."""
+
+    def __init__(self, noise: float, left: float, **how) -> None:
+        super().__init__(**how)
+        self.noise, self.left = noise, left
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        found = super().run(how)
+        move = (1 if how.seed % 2 else -1) if how.rounding is Rounding.OPERATIONS else 0
+        rest = np.full(4, self.left + self.noise * OPERATIONS * move)
+        dtype = found.stages[self.names[2]].dtype
+        grown = 1 + self.noise * OPERATIONS * move
+        return replace(
+            found,
+            stages={"rest": rest.astype(dtype)} | found.stages,
+            gradients={n: (x * grown).astype(dtype) for n, x in found.gradients.items()},
+        )
+
+
+@pytest.mark.parametrize("left", [0.0, 1.0])
+def test_a_stage_that_cancels_costs_no_digits(left: float):
+    """Its norm is rounding, so that a share of it means nothing; nor is a derivative a stage."""
+    sides = Cancelling(1.0, left), Cancelling(100.0, left, stages=OTHER)
+    report = compare(ported(*sides, bfloat16=False))
+    assert "rest" in {stage.name for stage in report.place.stages}
+    told = [text for text in report.notices if "float32 costs the port" in text]
+    assert [" from rest on" in text for text in told] == [True] * bool(left)
 
 
 def test_a_loss_is_a_scalar_that_both_sides_return():
@@ -573,6 +689,57 @@ def test_a_sentence_says_the_gravest_first(name: str):
     rows, told = SENTENCES[name]
     report = reported(rows, NO_PLACE)
     assert report.sentence() == f"port: {told}" and not report.holds
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_parameters_in_one_anothers_place_are_counted_in_the_sentence(count: int):
+    """They explain every stage that is wrong, so that none is named."""
+    names = [f"w{n}" for n in range(count)]
+    place = Place(WIDE[0], (Stage("p", 1.0, 1.0, 0.5),))
+    report = reported([row("p")], place, misplaced={name: f"holds {name}" for name in names})
+    more = {1: "", 2: " and 1 more", 4: " and 3 more"}[count]
+    assert report.sentence() == (
+        f"port: the conversion is wrong, not the code: parameter w0{more}: holds w0"
+    )
+    assert report.hints == tuple(f"parameter {name}: holds {name}" for name in names)
+    unmatched = row("weights", metric="unmatched", note="not the original's: x")
+    both = replace(report, measurements=(*report.measurements, unmatched))
+    assert both.sentence() == "port: the parameters differ; not the original's: x"
+
+
+def test_results_left_out_are_listed_by_what_they_are_and_why():
+    """One reason may hold for a result and for a derivative, which are two lines."""
+    ledger = (
+        Entry("out", Role.OUTPUT, "out", True),
+        Entry("a", Role.OUTPUT, reason="why"),
+        Entry("w", Role.GRADIENT, reason="why"),
+        Entry("b", Role.OUTPUT, reason="why"),
+        Entry("c", Role.OUTPUT, reason="else"),
+    )
+    lines = reported([row("a", Verdict.PASS)], ledger=ledger).text().split("\n")
+    assert [line for line in lines if line.startswith("not compared")] == [
+        "not compared: output a, b: why",
+        "not compared: gradient w: why",
+        "not compared: output c: else",
+    ]
+
+
+def test_the_row_furthest_is_one_of_relative_errors():
+    """A count of flips or of whole numbers has no share of a tolerance that it could use."""
+    near, far = row("near", Verdict.PASS, value=1e-7), row("far", Verdict.PASS, value=5e-7)
+    flips = row("flips", metric="top1_flips", value=3.0, tolerance=0.0)
+    report = reported([near, far, flips])
+    assert report.worst(WIDE[0]) is far and report.worst(WIDE[1]) is None
+
+
+def test_lines_of_an_operation_are_shown_with_what_is_around_them(tmp_path):
+    (tmp_path / "seen.py").write_text("a = 1\nb = 2\nc = 3\n", encoding="utf-8")
+    at = f"{tmp_path / 'seen.py'}:2 (f)"
+    place = Place(WIDE[0], (Stage("p", 1.0, 1.0, 0.5),), operation=Unknown((at,)))
+    text = reported([row("p")], place).text()
+    [line] = place.lines
+    assert f"\n\n{at}\n  " + line.excerpt.replace("\n", "\n  ") in text
+    assert "b = 2" in line.excerpt
 
 
 def test_no_result_is_no_success():
