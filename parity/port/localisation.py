@@ -322,9 +322,7 @@ def _place(
     name = place.culprit.name
     sides = without_shared_infinities(forced[name], truth[name])
     wrong = culprits(*sides, place.culprit.tolerance)
-    return replace(
-        place, worst=worst_elements(forced[name], truth[name], SHOWN), where=where(wrong)
-    )
+    return replace(place, worst=worst_elements(*sides, SHOWN), where=where(wrong))
 
 
 def replaceable(

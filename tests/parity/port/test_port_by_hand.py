@@ -502,6 +502,18 @@ def test_elements_of_a_place_are_those_of_the_stage_fed_the_right_values():
     assert "1" in place.where and "3" not in place.where
 
 
+def test_masks_of_both_sides_are_none_of_the_wrong_elements():
+    """More of them than are shown would leave no room for the wrong one."""
+    masked = np.full(12, -np.inf)
+    truth, forced = (np.array([1.0, x, *masked]) for x in (2.0, 5.0))
+    place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
+    assert [(w.index, w.actual, w.expected) for w in place.worst] == [((1,), 5.0, 2.0)]
+    # An infinity of one side alone is a wrong element.
+    forced[2] = 0.0
+    place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
+    assert {w.index for w in place.worst} == {(1,), (2,)}
+
+
 @dataclass
 class Changing(Scripted):
     """A side that runs with other parameters and inputs, which it hands to its answer."""

@@ -563,6 +563,9 @@ def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
         "ids": Verdict.FAIL,
     }
     assert len(rows) == 3
+    # Of a set they would come in another order in each process.
+    many = {f"count{n}": np.arange(2) for n in range(40)}
+    assert [row.quantity for row in compare_exactly(comparison, {}, many, {})] == [*many]
     alone = compare_exactly(comparison, original, {}, {})
     assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]
 
