@@ -9,7 +9,12 @@ import pytest
 
 from parity.engine.pairing.converter import converter_source
 from parity.engine.pairing.matching import Matching, Means, match_parameters
-from parity.engine.pairing.value_search import MOST_BLOCKS, rearranged, sum_of
+from parity.engine.pairing.value_search import (
+    MOST_BLOCKS,
+    MOST_PERMUTED,
+    rearranged,
+    sum_of,
+)
 
 RNG = np.random.default_rng(0)
 HIDDEN, WIDTH = 5, 8
@@ -54,6 +59,13 @@ def test_an_order_is_found_and_maps_values_there_and_back(name: str) -> None:
     np.testing.assert_array_equal(found.adjoint(change(other))["w"], other)
 
 
+def test_an_order_of_up_to_four_axes_is_found() -> None:
+    for axes in (4, 5):
+        x = RNG.normal(size=(6, 4, 3, 2, 2)[:axes])
+        found = rearranged("w", x, np.roll(x, 2, axis=0))
+        assert (found is not None) == (axes <= MOST_PERMUTED)
+
+
 def test_what_is_no_order_of_rows_is_not_taken_for_one() -> None:
     same = np.concatenate([GATES[:5], GATES[:5], GATES[5:10]])
     wrong = gates(GATES)
@@ -63,6 +75,12 @@ def test_what_is_no_order_of_rows_is_not_taken_for_one() -> None:
     for target in (GATES, wrong, shuffled, gates(GATES).reshape(5, 24), gates(GATES)[:5]):
         assert rearranged("w", GATES, target) is None
     assert rearranged("w", same, gates(same)) is None, "equal rows could be any of them"
+    # A gate that is there twice has replaced another one.
+    twice = gates(GATES, (1, 1, 2))
+    assert rearranged("w", GATES, twice) is None
+    # Six single rows are few enough to be blocks, but too short.
+    assert rearranged("w", GATES[:6], GATES[[1, 0, 3, 2, 5, 4]]) is None
+    assert rearranged("w", GATES[:6], GATES[[2, 3, 0, 1, 4, 5]]) is not None
 
 
 def test_a_sum_is_found_whole_in_blocks_and_in_another_order() -> None:
@@ -75,8 +93,25 @@ def test_a_sum_is_found_whole_in_blocks_and_in_another_order() -> None:
         # The derivative of the sum is that of each term.
         slope = found.adjoint(target)
         np.testing.assert_array_equal(slope["a"], slope["b"])
-    for target in (a, a - b, total + 1e-6, total[:4], np.zeros(15, np.float32)):
+    # A block lies at a multiple of its length: three gates are cut at two places.
+    for target in (a, a - b, total + 1e-6, total[:4], total[3:8], np.zeros(15, np.float32)):
         assert sum_of(("a", "b"), BIASES, target) is None
+
+
+def test_a_constant_is_no_sum() -> None:
+    """That two vectors add up to it says nothing about what it is made of."""
+    a = np.arange(15.0)
+    assert sum_of(("a", "b"), (a, 7.0 - a), np.full(15, 7.0)) is None
+    assert sum_of(("a", "b"), (a, 7.0 - a / 2), 7.0 + a / 2) is not None
+
+
+def test_a_sum_is_added_first_and_rounded_once() -> None:
+    wide = [RNG.normal(size=15) for _ in range(2)]
+    once = (wide[0] + wide[1]).astype(np.float32)
+    twice = wide[0].astype(np.float32) + wide[1].astype(np.float32)
+    assert not np.array_equal(once, twice)
+    assert sum_of(("a", "b"), wide, once) is not None
+    assert sum_of(("a", "b"), wide, twice) is None
 
 
 def test_a_sum_in_part_is_found_in_its_blocks() -> None:
@@ -92,11 +127,21 @@ def test_a_sum_in_part_is_found_in_its_blocks() -> None:
             "b[5:10], at [0:5] + a[0:5], at [5:10], added to b[0:5], at [5:10] + "
             "a[10:15], at [10:15], added to b[10:15], at [10:15]",
         ),
+        # The end of the sum and the begin of a term are two blocks, though they adjoin.
+        (
+            np.concatenate([total[5:], a[:5]]),
+            "a[5:15], at [0:10], added to b[5:15], at [0:10] + a[0:5], at [10:15]",
+        ),
     ):
         found = sum_of(("a", "b"), BIASES, target)
         assert found is not None and found.adds and found.is_complete
         np.testing.assert_array_equal(found.from_original({"a": a, "b": b}), target)
         assert found.text() == text
+    # Where a term is 0 the sum is the other term: a block there could be either.
+    silent = b.copy()
+    silent[10:] = 0.0
+    target = np.concatenate([a[:5], (a + silent)[5:]])
+    assert sum_of(("a", "b"), (a, silent), target) is None
     # No block of a sum, one element too few of a block, and a value of neither.
     for target in (
         np.concatenate([a[5:], b[:5]]),

@@ -285,6 +285,24 @@ def test_a_whole_family_is_one_part_of_a_sum():
     assert frozenset(parts) in set(map(frozenset, found))
 
 
+def test_no_part_is_taken_twice_for_one_whole():
+    """A family and one of its own arrays add up to a whole that no parts fill."""
+    parts = {f"l.{i}.w": draw(2, 3, seed=i) for i in range(2)}
+    made = np.concatenate([parts["l.0.w"], parts["l.1.w"], parts["l.0.w"]])
+    sums = Sums(Tensors(parts), list(parts), made.size + 1)
+    assert list(sums.groups(made.size, fingerprint(made))) == []
+    assert list(compositions(Tensors({"w": made}), Tensors(parts), ["w"], list(parts))) == []
+
+
+def test_parts_may_adjoin_along_two_axes_that_are_merged():
+    """Of two layers of three experts each, one part has four experts and the other two."""
+    parts = {"first": draw(4, 5), "last": draw(2, 5, seed=1)}
+    fused = np.concatenate([*parts.values()]).reshape(2, 3, 5)
+    pieces = dissect(fused, parts)
+    assert pieces is not None and [n for n, *_ in pieces] == ["first", "last"]
+    assert np.array_equal(of_parts(fused.shape, pieces).from_original(parts), fused)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("turned", [False, True])
 def test_parts_are_found_where_they_lie_in_a_whole(axis, turned):
