@@ -1,0 +1,193 @@
+"""Each step of matching parameters, on arrays of which this step alone decides."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from parity.engine.pairing.matching import CANDIDATES, match_parameters
+from parity.engine.pairing.parameter_pairs import Matching, Means, Unmatched
+
+Arrays = dict[str, np.ndarray]
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def stated(matching: Matching) -> dict[str, tuple[str, Means, str]]:
+    return {pair.port: (pair.construction.text(), pair.means, pair.note) for pair in matching.pairs}
+
+
+def left(matching: Matching) -> tuple[list[str], list[str]]:
+    sides = matching.unmatched_original, matching.unmatched_port
+    original, port = ([each.name for each in side] for side in sides)
+    return original, port
+
+
+# Equal values
+
+
+def test_equal_arrays_follow_what_is_certain_of_their_modules():
+    """Their names say nothing; the weights beside them, which come later, have one partner each."""
+    table, first, second = draw(4, 5), draw(3, 6, seed=1), draw(3, 6, seed=2)
+    original = {"m.a.t": table, "m.b.t": table, "m.a.w": first, "m.b.w": second}
+    port = {"x.p.t": table, "x.q.t": table, "x.p.w": second, "x.q.w": first}
+    found = match_parameters(original, port)
+    assert {pair.port: pair.originals for pair in found.pairs} == {
+        "x.p.t": ("m.b.t",),
+        "x.q.t": ("m.a.t",),
+        "x.p.w": ("m.b.w",),
+        "x.q.w": ("m.a.w",),
+    }
+
+
+def test_the_same_values_in_no_layout_are_neither_a_partner_nor_tied():
+    """However much alike the names are."""
+    x = draw(4, 5)
+    shuffled = np.random.default_rng(1).permutation(x.reshape(-1)).reshape(4, 5)
+    found = match_parameters({"one.w": x, "other.w": shuffled}, {"other.w": x})
+    [pair] = found.pairs
+    assert (pair.originals, pair.also) == (("one.w",), ())
+    assert left(found) == (["other.w"], [])
+
+
+def test_equal_arrays_that_were_rounded_are_equal_after_rounding_alone():
+    x = draw(4, 5).astype(np.float32)
+    rounded = x.astype(ml_dtypes.bfloat16)
+    found = match_parameters(
+        {f"l.{n}.w": x for n in range(2)}, {f"l.{n}.w": rounded for n in range(2)}
+    )
+    note = "the port has been through bfloat16; one of 2 that are equal"
+    assert stated(found) == {f"l.{n}.w": (f"l.{n}.w", Means.ROUNDED, note) for n in range(2)}
+
+
+def test_an_array_that_has_a_partner_is_not_reordered_into_a_second_one():
+    x = draw(8, 5)
+    found = match_parameters({"w": x}, {"w": x, "turned": np.roll(x, 3, axis=0)})
+    assert [pair.port for pair in found.pairs] == ["w"]
+    assert found.unmatched_port == (
+        Unmatched("turned", (8, 5), "w", "the same values in another order"),
+    )
+
+
+# Sums of two vectors
+
+A, B = draw(12, seed=3), draw(12, seed=4)
+
+
+def test_a_constant_is_no_term_of_a_sum():
+    """A scale that is stored plus 1 is another value, though a bias beside it is 1."""
+    found = match_parameters({"n.weight": A, "n.bias": np.ones(12)}, {"n.scale": A + 1})
+    assert stated(found)["n.scale"] == ("n.weight", Means.NEAR, "is 1 times it plus 1")
+    assert not found.is_complete
+
+
+@pytest.mark.parametrize(("module", "found"), [("x", True), ("y", False)])
+def test_only_vectors_of_one_module_are_added(module: str, found: bool):
+    matching = match_parameters({"x.a": A, f"{module}.b": B}, {"z.bias": A + B})
+    assert bool(matching.pairs) == matching.is_complete == found
+
+
+def test_vectors_of_another_length_are_no_terms():
+    original = {"m.scale": draw(5), "m.a": A, "m.table": draw(7, seed=1), "m.b": B}
+    text, means, _ = stated(match_parameters(original, {"m.s": A + B}))["m.s"]
+    assert (text, means) == ("m.a, added to m.b", Means.ROUNDED)
+
+
+def test_a_sum_has_the_first_terms_that_fit():
+    """A third vector is equal to the second one; it is left over, not a term as well."""
+    found = match_parameters({"m.a": A, "m.b": B, "m.c": B.copy()}, {"s": A + B})
+    assert found.by_port["s"].originals == ("m.a", "m.b") and left(found) == (["m.c"], [])
+
+
+def test_a_sum_whose_elements_are_interleaved_is_in_another_order():
+    """It has one piece of each term, whole and at its own place: the order is in the layout."""
+    total = (A + B).reshape(2, 2, 3).swapaxes(1, 2).reshape(12)
+    found = match_parameters({"m.a": A, "m.b": B}, {"s": total})
+    assert found.by_port["s"].means is Means.REORDERED and not found.is_complete
+
+
+# Parts
+
+
+def test_a_part_is_found_in_an_array_of_another_name():
+    """Of as many as are tried; that of the least similar name holds it."""
+    original = {f"table.extra.{n}": draw(12, 4, seed=n) for n in range(CANDIDATES)}
+    whole = draw(12, 4, seed=40)
+    for count in (CANDIDATES - 1, CANDIDATES):
+        names = list(original)[:count]
+        sides = {n: original[n] for n in names} | {"z": whole}, {"table.extra": whole[:4]}
+        assert bool(match_parameters(*sides).pairs) == (count < CANDIDATES)
+
+
+def test_every_array_that_a_larger_one_holds_is_named():
+    first, second = draw(5, 4, seed=1), draw(5, 4, seed=2)
+    port = np.concatenate([first, second, draw(10, 4, seed=3)])
+    found = match_parameters({"a.w": first, "b.w": second}, {"w": port})
+    note = "only [0:5], [5:10] of it is of the original"
+    assert stated(found)["w"] == ("a.w, at [0:5] + b.w, at [5:10]", Means.SLICE, note)
+    assert left(found) == ([], []) and not found.is_complete
+
+
+# Small arrays and constants
+
+WEIGHTS = draw(3, 6, seed=1), draw(3, 6, seed=2)
+SCALAR = np.array([2.0])
+
+
+@pytest.mark.parametrize(("module", "equal"), [("x.p", True), ("x.q", False)])
+def test_a_number_of_a_module_with_another_partner_is_no_equal_one(module: str, equal: bool):
+    original = {"m.a.w": WEIGHTS[0], "m.b.w": WEIGHTS[1], "m.a.s": SCALAR}
+    port = {"x.p.w": WEIGHTS[0], "x.q.w": WEIGHTS[1], f"{module}.s": SCALAR}
+    assert match_parameters(original, port).is_complete == equal
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_module_without_a_partner_stands_against_nothing(turned: bool):
+    sides = {"m.a.w": WEIGHTS[0], "m.a.s": SCALAR}, {"x.p.w": WEIGHTS[0], "y.s": SCALAR}
+    found = match_parameters(*(sides[::-1] if turned else sides))
+    assert len(found.pairs) == 2 and found.is_complete
+
+
+def test_one_of_two_equal_numbers_is_chosen_by_name():
+    number = np.array([0.5])
+    found = match_parameters({"a.s": number, "b.s": number}, {"a.s": number})
+    assert stated(found) == {"a.s": ("a.s", Means.NAME, "1 elements")}
+
+
+def test_constants_of_a_family_lie_as_their_weights_do():
+    """Numbers in ascending order are a guess, which a weight that is fused otherwise corrects."""
+    weights = [draw(4, 6, seed=n) for n in range(3)]
+    original: Arrays = {f"m.{n}.weight": x for n, x in enumerate(weights)}
+    original |= {f"m.{n}.bias": np.zeros(4) for n in range(3)}
+    order = (1, 0, 2)
+    port = {"m.weight": np.stack([weights[n] for n in order]), "m.bias": np.zeros((3, 4))}
+    assert match_parameters(original, port).by_port["m.bias"].originals == tuple(
+        f"m.{n}.bias" for n in order
+    )
+
+
+# Unequal values
+
+
+@pytest.mark.parametrize("first", ["far", "near"])
+def test_the_nearer_of_two_arrays_has_the_partner(first: str):
+    x = draw(6, 8)
+    port = {name: x + noise * draw(6, 8, seed=5) for name, noise in (("far", 0.25), ("near", 0.01))}
+    names = [first, *(name for name in port if name != first)]
+    found = match_parameters({"w": x}, {name: port[name] for name in names})
+    assert [(pair.port, pair.means) for pair in found.pairs] == [("near", Means.NEAR)]
+    assert left(found) == ([], ["far"])
+
+
+def test_what_differs_in_a_row_may_hold_the_same_values():
+    x = draw(6, 8)
+    y = x.copy()
+    y[2, [1, 5, 6]] = x[2, [6, 1, 5]]
+    note = "differs in rows 2, the same values in another order"
+    assert stated(match_parameters({"w": x}, {"w": y})) == {"w": ("w", Means.SLICE, note)}
+    # Of another value too, it is not.
+    y[2, 1] += 1.0
+    assert stated(match_parameters({"w": x}, {"w": y}))["w"][2] == "differs in rows 2"
