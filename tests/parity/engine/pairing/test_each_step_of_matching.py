@@ -169,6 +169,64 @@ def test_constants_of_a_family_lie_as_their_weights_do():
     )
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "fused", "equal"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], [0.0, 0.0, 0.0, 0.0], True),
+        # Of another value; and of one that begins like the others, on either side.
+        ([0.0, 0.0], [0.0, 0.0], [1.0, 1.0, 1.0, 1.0], False),
+        ([0.0, 0.0], [0.0, 0.0], [0.0, 0.0, 0.0, 5.0], False),
+        ([0.0, 5.0], [0.0, 0.0], [0.0, 0.0, 0.0, 0.0], False),
+    ],
+)
+def test_constants_that_are_fused_have_one_value_in_every_element(query, key, fused, equal: bool):
+    weights = draw(2, 6, seed=1), draw(2, 6, seed=2)
+    original = {"m.q.weight": weights[0], "m.k.weight": weights[1]}
+    original |= {"m.q.bias": np.array(query), "m.k.bias": np.array(key)}
+    port = {"m.qk.weight": np.concatenate(weights), "m.qk.bias": np.array(fused)}
+    assert match_parameters(original, port).is_complete == equal
+
+
+def test_constants_that_do_not_fill_the_place_of_a_weight_are_no_part_of_a_fusion():
+    """The biases have lengths of their own: 4 and 2, where the weights have 4 rows each."""
+    weights = draw(4, 6, seed=1), draw(4, 6, seed=2)
+    original = {"m.q.weight": weights[0], "m.k.weight": weights[1]}
+    original |= {"m.q.bias": np.zeros(4), "m.k.bias": np.zeros(2)}
+    port = {"m.qk.weight": np.concatenate(weights), "m.qk.bias": np.zeros(8)}
+    assert left(match_parameters(original, port))[1] == ["m.qk.bias"]
+
+
+def test_constants_take_the_same_fraction_of_a_fusion_as_their_weights():
+    """3 of 8 rows are no whole number of 12 elements, though 4 and 8 would fill these."""
+    weights = draw(3, 6, seed=1), draw(5, 6, seed=2)
+    original = {"m.q.weight": weights[0], "m.k.weight": weights[1]}
+    port = {"m.qk.weight": np.concatenate(weights)}
+    for sizes, found in (((4, 8), False), ((6, 10), True)):
+        biases = {f"m.{n}.bias": np.zeros(size) for n, size in zip("qk", sizes, strict=True)}
+        matching = match_parameters(original | biases, port | {"m.qk.bias": np.zeros(sum(sizes))})
+        assert matching.is_complete == ("m.qk.bias" in matching.by_port) == found
+
+
+def test_a_constant_is_not_matched_in_part():
+    """Its weight is: of eight rows the original has five, and says nothing of the other three."""
+    weight = draw(5, 6)
+    original = {"m.weight": weight, "m.bias": np.zeros(5)}
+    port = {"m.weight": np.concatenate([weight, draw(3, 6, seed=1)]), "m.bias": np.zeros(8)}
+    found = match_parameters(original, port)
+    assert found.by_port["m.weight"].means is Means.SLICE
+    assert left(found) == (["m.bias"], ["m.bias"])
+
+
+def test_a_stack_of_constants_has_as_many_elements_as_its_family():
+    layers = {f"l.{n}.norm": np.ones(6) for n in range(3)}
+    for width in (5, 6):
+        for sides in (
+            (layers, {"norm": np.ones((3, width))}),
+            ({"norm": np.ones((3, width))}, layers),
+        ):
+            assert match_parameters(*sides).is_complete == (width == 6)
+
+
 # Unequal values
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from parity.engine.pairing.constructions import copied
+from parity.engine.pairing.constructions import Construction, Piece, copied, cut, whole
+from parity.engine.pairing.layouts import identity
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.proposal import UNSURE, propose
@@ -256,3 +259,70 @@ def test_gradients_that_the_original_does_not_have_are_left_out():
     for given in ({"a": x}, {"b": x}, {"a": x, "b": x.copy()}):
         assert matching.gradients(given, {"p": x})["p"][0].tolist() == [1.0, 2.0]
     assert matching.gradients({"a": x, "b": 2 * x}, {"p": x})["p"][0].tolist() == [3.0, 6.0]
+
+
+def test_a_matching_is_complete_if_every_parameter_of_the_port_has_an_equal_partner():
+    equal, near = (Pair("p", copied("a", (2,)), means) for means in (Means.NAME, Means.NEAR))
+    lost = (Unmatched("q", (2,)),)
+    # What the port does not use is none of its parameters.
+    assert Matching((equal,), lost).is_complete and Matching(()).is_complete
+    for pairs in ((equal,), ()):
+        assert not Matching(pairs, (), lost).is_complete
+    assert not Matching((equal, near)).is_complete
+
+
+def test_of_three_tied_names_each_gradient_is_added_once():
+    pair = Pair("p", copied("a", (2,)), Means.VALUE, also=("b", "c"))
+    x, y = np.array([1.0, 2.0]), np.array([10.0, 20.0])
+    for given in itertools.permutations((x, y, x.copy())):
+        gradients = dict(zip("abc", given, strict=True))
+        theirs, _ = Matching((pair,)).gradients(gradients, {"p": x})["p"]
+        assert theirs.tolist() == [11.0, 22.0]
+
+
+def halves() -> tuple[Construction, Construction]:
+    """Return two constructions, each of one half of the parameter `a`."""
+    first, last = (
+        Construction(
+            (2,), (Piece("a", cut((4,), (4,), 0, at, at + 2), identity((2,)), whole((2,))),)
+        )
+        for at in (0, 2)
+    )
+    return first, last
+
+
+def test_two_parts_of_one_tensor_are_not_tied():
+    first, last = halves()
+    pairs = (Pair("p", first, Means.VALUE), Pair("q", last, Means.VALUE))
+    assert Matching(pairs).tied == ()
+    again = Pair("r", first, Means.VALUE, also=("b",))
+    assert Matching((*pairs, again)).tied == ((("a", "b"), ("p", "r")),)
+    # Each name once, whichever pairs have it.
+    both = Pair("s", first, Means.VALUE, also=("b", "c"))
+    assert Matching((again, both)).tied == ((("a", "b", "c"), ("r", "s")),)
+
+
+def test_a_fused_parameter_without_the_gradient_of_a_part_is_left_out():
+    place = [cut((4,), (4,), 0, at, at + 2) for at in (0, 2)]
+    pieces = (Piece(n, whole((2,)), identity((2,)), at) for n, at in zip("ab", place, strict=True))
+    matching, x = Matching((Pair("p", Construction((4,), tuple(pieces)), Means.VALUE),)), np.ones(2)
+    assert matching.gradients({"a": x}, {"p": np.ones(4)}) == {}
+    assert list(matching.gradients({"a": x, "b": x}, {"p": np.ones(4)})) == ["p"]
+
+
+def test_a_matching_that_was_written_by_hand_may_leave_out_remarks():
+    """What a pair is made of, and by what evidence, has no default."""
+    entry = Matching(
+        (Pair("p", copied("a", (2,)), Means.VALUE),), (Unmatched("b", (3,)),), (Unmatched("q", ()),)
+    ).to_json()
+    (pair,), (one,), (other,) = entry.values()
+    optional = ("note", "also"), ("closest", "note"), ("note",)
+    for each, fields in zip((pair, one, other), optional, strict=True):
+        for field in fields:
+            del each[field]
+    assert Matching.from_json(entry) == Matching(
+        (Pair("p", copied("a", (2,)), Means.VALUE),), (Unmatched("b", (3,)),), (Unmatched("q", ()),)
+    )
+    del pair["means"]
+    with pytest.raises(ValueError, match="expected the field 'means' of a matching"):
+        Matching.from_json(entry)
