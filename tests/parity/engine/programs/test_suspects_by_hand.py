@@ -1,0 +1,241 @@
+"""What clears an operation of suspicion and what does not, on programs of a few operations."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from parity.engine.programs.evaluation import Evaluation
+from parity.engine.programs.marks import Marks
+from parity.engine.programs.operations import (
+    SMALLEST_MASK,
+    Operation,
+    Recorder,
+    Unknown,
+    _short,
+    common_frame,
+    first_unknown,
+    source_of_error,
+)
+from parity.engine.programs.unseen import (
+    APPLIES,
+    CALLS_MASK,
+    IDLE,
+    SAME,
+    SELECT,
+    Search,
+    Seen,
+    Suspect,
+    search,
+)
+
+
+def op(primitive: str, parents: tuple[int, ...] = (), *source: str) -> Operation:
+    return Operation(primitive, source or (f"{primitive}.py:1 (f)",), parents)
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+A, B, C, D = (draw(4, 5, seed=n) for n in range(4))
+MASK = np.arange(20).reshape(4, 5) % 3 > 0
+WRONG = MASK ^ (np.arange(20).reshape(4, 5) < 5)
+MASKED = np.where(MASK, A, -np.inf)
+
+
+def suspects(operations, values, known) -> list[tuple[int, bool, bool]]:
+    found = search(operations, values, Seen(known))
+    return [(s.index, s.partly, s.mask) for s in found.suspects]
+
+
+# Masks
+
+
+def test_a_mask_is_recognised_by_numbers_that_differ_by_rounding():
+    seen = Seen([A, MASKED])
+    found = seen.wrongly_masked(WRONG, A * (1 + SAME / 100))
+    assert found is not None and np.array_equal(found, WRONG != MASK)
+
+
+def test_a_masked_array_is_similar_only_where_the_mask_keeps_its_numbers():
+    assert Seen([A, MASKED]).wrongly_masked(~MASK, A) is None
+
+
+def test_a_right_number_behind_a_wrong_mask_clears_neither_it_nor_what_it_is_made_of():
+    """The largest number of a row may be kept by both masks."""
+    operations = {
+        0: op("scores"),
+        1: op("angles"),
+        2: op("ge", (1,)),
+        3: op(SELECT, (2, 0)),
+        4: op("max", (3,)),
+        5: op("last", (4,)),
+    }
+    values = {0: A, 1: B, 2: WRONG, 3: np.where(WRONG, A, -np.inf), 4: A.max(1), 5: D}
+    found = suspects(operations, values, [A, MASKED, A.max(1)])
+    assert found == [(1, False, False), (3, False, True), (5, False, False)]
+
+
+def test_a_selection_that_masks_nothing_has_no_mask():
+    operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
+    values = {0: A, 1: np.ones((4, 5), bool), 2: A, 3: D}
+    assert suspects(operations, values, [A, MASKED]) == [(3, False, False)]
+
+
+def test_wrong_numbers_behind_a_right_mask_are_wrong_numbers():
+    moved = np.where(np.arange(20).reshape(4, 5) == 1, A + 0.1, A)
+    assert MASK[0, 1]
+    operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
+    values = {0: A, 1: MASK, 2: np.where(MASK, moved, -np.inf), 3: D}
+    assert suspects(operations, values, [A, MASKED])[0] == (2, False, False)
+    # Of an operand that is wrong in the same place, the operand is the first.
+    values[0] = moved
+    assert [index for index, *_ in suspects(operations, values, [A, MASKED])] == [0, 2, 3]
+
+
+def test_the_masked_operand_is_the_one_whose_numbers_are_all_kept():
+    """Another one of the shape has one of them, and stands first."""
+    other = np.where(np.arange(20).reshape(4, 5) == 1, A, B)
+    operations = {0: op("scores"), 1: op("ge"), 2: op("other"), 3: op(SELECT, (1, 2, 0))}
+    operations[4] = op("last", (3,))
+    values = {0: A, 1: WRONG, 2: other, 3: np.where(WRONG, A, -np.inf), 4: D}
+    assert WRONG[0, 0] and other[0, 1] == A[0, 1]
+    values[3][0, 1] = A[0, 1]
+    assert (3, False, True) in suspects(operations, values, [A, B, MASKED])
+
+
+def test_a_wrong_mask_is_looked_at_before_what_is_wrong_in_part():
+    operations = {0: op("part"), 1: op(SELECT)}
+    found = (Suspect(0, MASK, partly=True), Suspect(1, MASK, mask=True))
+    first = Search(operations, {0: A, 1: A}, found, frozenset()).first
+    assert first is found[1]
+
+
+def test_where_another_call_has_nothing_to_mask_the_mask_itself_is_named_too():
+    """A line that is right there may be right by chance: the call alone proves nothing."""
+    here, there = ("make.py:3 (g)", "call.py:9 (h)"), ("make.py:3 (g)", "right.py:5 (h)")
+    operations = {
+        0: op("scores"),
+        1: op("lt"),
+        2: op("and", (1,), *there),
+        3: op(SELECT, (2, 0)),
+        4: op("and", (1,), *here),
+        5: op(SELECT, (4, 0), "apply.py:4 (k)"),
+        6: op("last", (5,)),
+    }
+    values = {0: A, 1: MASK, 2: np.ones((4, 5), bool), 3: A, 4: WRONG, 6: D}
+    values[5] = np.where(WRONG, A, -np.inf)
+    makes = "makes a mask that the original does not have"
+    called = [("call.py:9 (h)", CALLS_MASK), ("apply.py:4 (k)", APPLIES)]
+    lines = search(operations, values, Seen([A, MASKED])).lines()
+    assert [(line.place, line.why) for line in lines] == [("make.py:3 (g)", makes + IDLE), *called]
+    # Where that call masks something as well, and rightly, the call is what is wrong.
+    values[2], values[3] = MASK, MASKED
+    lines = search(operations, values, Seen([A, MASKED])).lines()
+    assert [(line.place, line.why) for line in lines] == called
+
+
+# Numbers
+
+
+def test_a_result_of_two_numbers_clears_nothing():
+    operations = {0: op("wrong"), 1: op("step", (0,)), 2: op("last", (1,))}
+    few = np.where(MASK, 0.25, 0.75)
+    values = {0: B, 1: few, 2: D}
+    assert suspects(operations, values, [A, few]) == [(0, False, False), (2, False, False)]
+    # Neither does a mask that both programs have.
+    mask = np.arange(SMALLEST_MASK) % 4 == 0
+    compared = {0: op("wrong"), 1: op("gt", (0,)), 2: op("last", (0, 1))}
+    found = first_unknown(compared, {0: B, 1: mask, 2: D}, [mask], SAME)
+    assert found == Unknown(("wrong.py:1 (f)",))
+
+
+def test_another_primitive_of_a_line_says_nothing_about_its_call():
+    operations = {0: op("mul", (), "f.py:1 (f)", "g.py:5 (g)"), 1: op("last", (0,))}
+    other = Operation("add", ("f.py:1 (f)", "g.py:6 (g)"), ())
+    found = search(operations, {0: B, 1: D}, Seen([A]), beside=[other])
+    assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    ("sources", "frame"),
+    [
+        ([("a", "m", "z"), ("b", "m", "z")], "m"),
+        ([("a", "m", "z"), (), ("m", "z"), ("z",)], "z"),
+        # All of them, not most.
+        ([("a", "m"), ("m",), ("q",)], ""),
+        ([("x", "y"), ("y", "x")], "x"),
+        ([("x", "y")], "x"),
+        ([()], ""),
+        ([], ""),
+    ],
+)
+def test_the_common_line_is_the_innermost_that_all_have(sources, frame: str):
+    assert common_frame([Operation("p", source, ()) for source in sources]) == frame
+
+
+def recorded(function, *arrays: np.ndarray) -> list[Operation]:
+    recorder = Recorder()
+    closed = jax.make_jaxpr(function)(*arrays)
+    Evaluation(widened=True, recorder=recorder).run(closed, list(arrays), Marks())
+    return recorder.operations
+
+
+def test_less_than_float32_is_narrow_and_whole_numbers_are_not(x64):
+    def function(x):
+        return (jnp.sin(x).astype(jnp.bfloat16), jnp.sign(x).astype(jnp.int8))
+
+    narrow = [(o.primitive, o.narrow) for o in recorded(function, np.ones(3, np.float32))]
+    assert [entry for entry in narrow if entry[0] != "sign"] == [
+        ("sin", False),
+        ("convert_element_type", True),
+        ("convert_element_type", False),
+    ]
+
+
+def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
+    def function(x):
+        first, second = jnp.split(x, 2)
+        return jnp.sin(second), jnp.cos(first)
+
+    split, *others = recorded(function, np.arange(4.0))
+    assert split.primitive == "split" and [o.parents for o in others] == [(0,), (0,)]
+
+
+def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64):
+    def inner(x):
+        return jnp.sin(x)
+
+    [operation] = recorded(lambda x: jax.jit(inner)(x), np.ones(3))
+    functions = [line.rpartition("(")[2] for line in operation.source]
+    assert functions[0].endswith("inner)") and functions[1].endswith("<lambda>)")
+
+
+def test_an_error_is_placed_where_it_was_raised():
+    def inner():
+        raise ValueError
+
+    def outer():
+        inner()
+
+    with pytest.raises(ValueError) as caught:
+        outer()
+    assert source_of_error(caught.value).endswith("inner)")
+
+
+def test_a_path_is_relative_to_the_deepest_folder_of_the_search_path(tmp_path: Path, monkeypatch):
+    deep = tmp_path / "environment" / "packages"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(deep), "relative"])
+    monkeypatch.chdir(tmp_path)
+    assert _short(deep / "port" / "model.py") == Path("port/model.py")
+    assert _short(tmp_path / "model.py") == Path("model.py")
+    assert _short(tmp_path.parent / "model.py") == tmp_path.parent / "model.py"
