@@ -487,3 +487,95 @@ def test_a_pinned_layout_holds_where_another_one_is_nearer():
         pair = next(pair for pair in pairs if pair.port == "stage")
         assert pair.by is AlignedBy.PIN
         assert (pair.layout == turned, pair.distance > EQUAL) == (distant, distant), layout
+
+
+# Each piece of evidence alone
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape or (4, 6))
+
+
+def off(x: np.ndarray, share: float, seed: int = 90) -> np.ndarray:
+    """Return an array at this distance, in a direction of no meaning."""
+    noise = drawn(seed, *x.shape)
+    return x + share * np.linalg.norm(x) / np.linalg.norm(noise) * noise
+
+
+FIRST = {"first": drawn(0)}
+
+
+def test_pairs_are_in_the_order_of_the_port() -> None:
+    a, b, c = (drawn(n) for n in (1, 2, 3))
+    found = align({"a": a, "b": b, "c": c}, {"c": c, "a": a, "b": b})
+    assert [pair.port for pair in found.pairs] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(("name", "by"), [("alpha", AlignedBy.NAME), ("red", AlignedBy.NEARNESS)])
+def test_close_values_under_another_name_are_said_to_be_near(name: str, by: AlignedBy) -> None:
+    x = drawn(1)
+    found = align(FIRST | {"alpha": x}, FIRST | {name: off(x, 1e-3)})
+    assert [(pair.port, pair.by) for pair in found.pairs[1:]] == [(name, by)]
+
+
+@pytest.mark.parametrize("agree_behind", [False, True])
+def test_half_a_name_and_a_digit_pair_stages_in_another_order_where_values_diverged(
+    agree_behind: bool,
+) -> None:
+    """Where values agree again, a stage more likely has no partner."""
+    red, blue = drawn(1), drawn(2)
+    behind = {f"z{n}": drawn(10 + n) for n in range(3)} if agree_behind else {}
+    original = FIRST | {"x.red": red, "x.blue": blue} | behind
+    port = FIRST | {"y.blue": off(blue, 0.1), "y.red": off(red, 0.1)} | behind
+    found = names(align(original, port))
+    expected = {} if agree_behind else {"y.blue": "x.blue", "y.red": "x.red"}
+    assert {port: name for port, name in found.items() if port[0] == "y"} == expected
+
+
+def test_results_that_nothing_else_pairs_are_paired_in_order() -> None:
+    original = FIRST | {"m": drawn(1), "n": drawn(2), "alpha": drawn(3, 5)}
+    port = FIRST | {"q": drawn(4), "result": drawn(5, 5)}
+    found = align(original, port, outputs=(["alpha"], ["result"]))
+    assert {(p.port, p.original, p.by) for p in found.pairs[1:]} == {
+        ("result", "alpha", AlignedBy.ORDER)
+    }
+
+
+def test_a_result_of_another_shape_lies_as_it_is_found() -> None:
+    x = drawn(1)
+    found = align(FIRST | {"o": x}, FIRST | {"o": x.reshape(-1)}, outputs=(["o"], ["o"]))
+    pair = found.pairs[-1]
+    assert (pair.by, pair.distance, pair.layout.target) == (AlignedBy.VALUE, 0.0, (24,))
+
+
+def test_results_of_one_name_and_unequal_sizes_are_not_the_same_result() -> None:
+    small, large = drawn(1, 3), drawn(2)
+    returned = ["a", "b"], ["a", "b"]
+    found = align({"a": large, "b": small}, {"a": small, "b": large}, outputs=returned)
+    assert names(found) == {"a": "b", "b": "a"}
+
+
+def test_a_wrong_stage_lies_as_equal_ones_do_and_not_as_it_is_nearest() -> None:
+    """A port that forgets to transpose, and is a little wrong too, is wrong as a whole."""
+    square = [drawn(n, 6, 6) for n in (1, 2)]
+    original = {"first": square[0], "third": square[1]}
+    port = {"first": square[0], "third": off(square[1].T, 1e-3)}
+    pair = align(original, port).pairs[1]
+    assert pair.by is AlignedBy.NAME and pair.layout.is_identity and pair.distance > 0.5
+
+
+def test_a_pinned_layout_that_leads_to_another_shape_is_not_followed() -> None:
+    x = drawn(1, 6, 6)
+    other = Layout(x.shape, x.shape, (1, 0), (36,))
+    pair = align({"x": x}, {"x": x}, pins=[Pin("x", "x", other)]).pairs[0]
+    assert (pair.by, pair.distance, pair.layout.target) == (AlignedBy.PIN, 0.0, (6, 6))
+
+
+def test_values_decide_where_most_of_them_contradict_the_numbers_of_layers() -> None:
+    """The port counts from 1, and has one layer less."""
+    layers = [drawn(n) for n in range(6)]
+    original = {f"l.{n}.mlp": x for n, x in enumerate(layers)}
+    port = {f"l.{n + 1}.mlp": x for n, x in enumerate(layers[:5])}
+    found = align(original, port)
+    assert names(found) == {f"l.{n + 1}.mlp": f"l.{n}.mlp" for n in range(5)}
+    assert {pair.by for pair in found.pairs} == {AlignedBy.VALUE}
