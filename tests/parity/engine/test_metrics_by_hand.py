@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from parity.engine.measure.metrics import (
     tensor_metrics,
     top1_flips,
 )
-from parity.engine.measure.quantity import stage_kind
+from parity.engine.measure.quantity import kind_of, stage_kind
 from parity.engine.pairing.alignment import _evidence
 from parity.engine.pairing.closeness import MASKED, closeness, distance
 from parity.engine.pairing.conventions import nearness
@@ -273,3 +274,86 @@ def test_a_straight_line_is_a_factor_and_a_summand_other_than_1_and_0():
 )
 def test_a_mask_has_two_values_and_enough_elements(size, values, mask):
     assert _is_mask(np.arange(SMALLEST_MASK + size) % values) == mask
+
+
+@pytest.mark.parametrize(
+    ("dtype", "verdict"), [("float32", Verdict.INFO), ("float64", Verdict.NOT_COMPARABLE)]
+)
+def test_a_bound_as_large_as_the_numbers_proves_nothing(dtype: str, verdict: Verdict):
+    at = replace(compared(largest_bound=1.0), dtype=dtype)
+    row = at.gate("first", "rel_l2", 0.25, 1.0)
+    note = "not measured: rounding alone may change it by 100% of its norm"
+    assert (row.verdict, row.note, row.value) == (verdict, note, 0.25)
+    assert at.gate("first", "rel_l2_pooled", 0.25, 1.5).verdict is verdict
+    # Below it, and of what is not relative to the numbers, a bound is one; and NaN always fails.
+    assert at.gate("first", "rel_l2", 0.25, 0.5).verdict is Verdict.PASS
+    assert at.gate("first", "rel_l2", 0.75, 0.5).verdict is Verdict.FAIL
+    assert at.gate("first", "ulp_max", 1.5, 2.0).verdict is Verdict.PASS
+    assert at.gate("first", "ulp_max", 2.5, 2.0).verdict is Verdict.FAIL
+    assert at.gate("first", "rel_l2", math.nan, 1.0).verdict is Verdict.FAIL
+
+
+def test_what_is_no_number_has_no_facts():
+    x = np.array([3.0, math.nan], np.float32)
+    [row] = compared().run({"first": x}, {"first": np.array([3.0, 4.0])})
+    assert row.verdict is Verdict.FAIL and math.isnan(row.value)
+
+
+def test_a_tensor_is_described_if_it_fails_and_not_if_nothing_was_compared():
+    told = []
+    at = compared(on_failure=lambda m, *_: told.append(m.quantity))
+    x = {"first": np.ones(2, np.float32), "unknown": np.ones(2, np.float32)}
+    rows = at.run(x, {name: 100 * value for name, value in x.items()})
+    gates = {m.quantity: m.verdict for m in rows if m.metric == "rel_l2"}
+    assert gates == {"first": Verdict.PASS, "unknown": Verdict.NOT_COMPARABLE} and told == []
+    at.run({name: 100 * value for name, value in x.items()}, x)
+    assert told == ["first"]
+
+
+def test_logits_of_no_axis_choose_no_token():
+    one = np.asarray(2.0, np.float32)
+    assert not [m for m in compared().run({"logits": one}, {"logits": one}) if "top1" in m.metric]
+
+
+def test_labels_are_those_of_the_valid_positions():
+    """Padding first: without a selection, labels would be those of other positions."""
+    valid = np.array([[False, True, True]])
+    e = np.log(np.array([[[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]]))
+    a = np.log(np.array([[[0.9, 0.1], [0.5, 0.5], [0.25, 0.75]]])).astype(np.float32)
+    plain = compared(only_valid=True)
+    work = replace(plain.work, valid=valid, targets=np.array([[0, 1, 0]]))
+    rows = replace(plain, work=work).run({"logits": a}, {"logits": e})
+    [found] = [m.value for m in rows if m.metric == "nll_difference"]
+    assert found == pytest.approx((math.log(1.5) + math.log(2.0)) / 2)
+
+
+def test_derivatives_of_intermediates_are_no_gradients_of_parameters():
+    x = np.array([3.0, 4.0])
+    truth = {"grad/w": x, "bar/first": x}
+    off = {"grad/w": x * 1.5, "bar/first": x * 9}
+    rows = compared(kinds=kind_of).accuracy(off, {"grad/w": x * 1.25, "bar/first": x}, truth)
+    assert [(m.quantity, m.value) for m in rows] == [("grad/*", pytest.approx(2.0))]
+    # What the reference does not have is no number.
+    [lost] = compared(kinds=kind_of).accuracy(off, {}, {"grad/w": x})
+    assert lost.verdict is Verdict.FAIL and math.isnan(lost.value)
+
+
+def test_bounds_are_asked_for_the_kind_that_a_program_s_names_have():
+    """In a user's program `state/x` is an ordinary stage."""
+    asked = []
+
+    class Asked(PortBounds):
+        def bound(self, edge, kind, work, quantity):
+            asked.append(kind)
+            return 1.0
+
+        def absolute(self, edge, kind, metric):
+            asked.append(kind)
+            return 1.0
+
+    x = {"state/x": np.ones(2, np.float32)}
+    for kinds, kind in ((stage_kind, Kind.BLOCK), (kind_of, Kind.STATE)):
+        at = replace(compared(kinds=kinds), floors=Asked({}))
+        rows = [*at.run(x, x), at.judged("state/x", "metric", 0.0)]
+        assert asked == [kind, kind] and {m.kind for m in rows} == {kind}
+        asked.clear()
