@@ -11,6 +11,7 @@ import pytest
 from parity.engine.measure.compare import Comparison, Work
 from parity.engine.measure.constants import is_constant, without_constants
 from parity.engine.measure.contract import Breaches, ContractLine, Gate
+from parity.engine.measure.deviation import Deviations
 from parity.engine.measure.localize import Stage, first_divergence
 from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.metrics import (
@@ -357,3 +358,11 @@ def test_bounds_are_asked_for_the_kind_that_a_program_s_names_have():
         rows = [*at.run(x, x), at.judged("state/x", "metric", 0.0)]
         assert asked == [kind, kind] and {m.kind for m in rows} == {kind}
         asked.clear()
+
+
+@pytest.mark.parametrize(("dtype", "described"), [("bfloat16", 1), ("int32", 0)])
+def test_only_tensors_of_floating_point_are_described_in_units(dtype: str, described: int):
+    seen = Deviations()
+    row = replace(compared(), dtype=dtype).gate("first", "rel_l2", 1.0, 0.5)
+    seen(row, np.zeros(2), np.ones(2))
+    assert len(list(seen)) == described

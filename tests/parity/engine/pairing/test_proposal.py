@@ -204,3 +204,59 @@ def test_a_matching_by_value_prints_as_a_converter_too():
     matching = match_parameters(original, port)
     assert matching.is_complete
     assert agrees(converted(matching, original)[0], port)
+
+
+def proposed(original: dict[str, tuple[int, ...]], port: dict[str, tuple[int, ...]]):
+    """Return what each parameter of the port is made of, and which have no proposal."""
+    matching = propose(numbered(original), unconverted(numbered(port)))
+    left = {entry.name for entry in matching.unmatched_port}
+    return {pair.port: pair.originals for pair in matching.pairs}, left
+
+
+@pytest.mark.parametrize(
+    ("second", "stack"),
+    [
+        # Of layers of two shapes, of another size, and with a layer more than the original has.
+        ((5, 3), (2, 2, 3)),
+        ((2, 3), (2, 2, 7)),
+        ((2, 3), (3, 2, 3)),
+    ],
+)
+def test_what_does_not_fill_a_stack_is_not_stacked(second, stack):
+    original, port = {"l.0.w": (2, 3), "l.1.w": second}, {"l.w": stack}
+    assert proposed(original, port) == ({}, {"l.w"})
+    assert proposed({"l.0.w": (2, 3), "l.1.w": (2, 3)}, {"l.w": (2, 2, 3)})[1] == set()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_stacked_filters_are_turned_the_same_way_there_and_back(back):
+    """An order of four axes that is not its own inverse, as that of a matrix is."""
+    original = numbered({f"l.{n}.conv.weight": (6, 6, 3, 3) for n in range(2)})
+    filters = [original[name].transpose(2, 3, 1, 0) for name in sorted(original)]
+    port = {"l.conv.kernel": np.stack(filters)}
+    sides = (port, original) if back else (original, port)
+    result, _ = converted(propose(sides[0], unconverted(sides[1])), sides[0])
+    assert agrees(result, sides[1])
+
+
+def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
+    square = (6, 6)
+    original = {f"{name}.weight": square for name in ("m.q", "m.k", "x.a", "x.b")}
+    made, left = proposed(original, {"m.qk.kernel": (6, 12)})
+    assert made == {"m.qk.kernel": ("m.q.weight", "m.k.weight")} and not left
+    del original["x.a.weight"], original["x.b.weight"]
+    made, left = proposed(original, {"m.qk.kernel": (6, 12), "m.other.kernel": (6, 12)})
+    assert [*made.values()] == [("m.q.weight", "m.k.weight")] and len(left) == 1
+
+
+def test_only_parameters_of_one_ending_are_fused():
+    for ending, found in (("scale", True), ("offset", False)):
+        original = {"m.q.scale": (6,), f"m.k.{ending}": (6,)}
+        assert bool(proposed(original, {"m.all.x": (12,)})[0]) == found
+
+
+def test_the_last_word_of_a_path_says_which_part_of_a_fusion_it_is():
+    """Both modules are below one that is called after its keys."""
+    original = {f"key.{name}.weight": (6, 6) for name in ("value", "query")}
+    made, _ = proposed(original, {"key.both.kernel": (6, 12)})
+    assert made == {"key.both.kernel": ("key.query.weight", "key.value.weight")}
