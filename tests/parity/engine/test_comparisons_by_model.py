@@ -984,6 +984,29 @@ def test_a_converter_makes_what_the_matching_says():
     assert max(map(len, source.split("\n"))) <= 110
 
 
+def test_a_loop_inside_of_a_stack_is_of_one_name_number_and_expression():
+    """Whatever differs otherwise is written piece by piece."""
+    shape = (3, 3)
+    names = ["a.0.w", "b.1.w", "e.0.1.w", "e.1.2.w", "a.1.w"]
+    original = {name: draw(*shape, seed=n) for n, name in enumerate(names)}
+    turned = stacked(["a.0.w", "a.1.w"], shape)
+    first, second = turned.pieces
+    turn = Layout(shape, shape, (1, 0), (1, *shape))
+    turned = replace(turned, pieces=(first, replace(second, layout=turn)))
+    columns = {f"c.{n}.w": draw(3, 1, seed=20 + n) for n in range(3)}
+    made = {
+        "patterns": stacked(["a.0.w", "b.1.w"], shape),
+        "numbers": stacked(["e.0.1.w", "e.1.2.w"], shape),
+        "turned": turned,
+        # As many columns as rows: side by side, and no stack.
+        "columns": joined([*columns], (3, 1), 1),
+    }
+    pairs = [Pair(port, construction, Means.VALUE) for port, construction in made.items()]
+    _, found = converted(pairs, original | columns)
+    for port, construction in made.items():
+        assert np.array_equal(found[port], construction.from_original(original | columns)), port
+
+
 @pytest.mark.parametrize("view", [(2, 2, 6), (4, 2, 3)])
 def test_pieces_that_adjoin_along_no_single_axis_are_written_one_by_one(view):
     """A grid of pieces, in the port's own axes or in a view of them."""

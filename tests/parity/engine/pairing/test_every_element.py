@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from parity.engine.pairing.alignment import AlignedBy, align
-from parity.engine.pairing.closeness import EQUAL, SAMPLE
+from parity.engine.pairing.closeness import EQUAL, SAMPLE, closeness
 from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import SAMPLES, Near, find_layout, same_values
 from parity.engine.pairing.matching import match_parameters
+from parity.engine.pairing.resemblance import SAMPLES as RESEMBLING
+from parity.engine.pairing.resemblance import resemblance
 from parity.engine.pairing.value_search import (
     Tensors,
     dissect,
@@ -124,3 +126,32 @@ def test_a_stage_with_a_nan_that_no_sample_sees_is_not_paired_by_value() -> None
     [pair] = align({"a": x}, {"b": spoiled}).pairs
     assert healthy.by is AlignedBy.VALUE
     assert pair.by is AlignedBy.ORDER and np.isnan(pair.distance)
+
+
+def test_a_large_row_is_compared_as_one_block():
+    x = drawn(0, (1, 1 << 19))
+    assert same_values(x, x.copy()) and not same_values(x, off_by_one_element(x))
+
+
+def test_a_factor_is_one_of_every_element():
+    x = drawn(0, (40, 30))
+    y = np.float32(3) * x
+    healthy = resemblance(x, y)
+    assert healthy is not None and healthy.line == pytest.approx((3.0, 0.0))
+    y.reshape(-1)[np.setdiff1d(np.arange(x.size), sample_positions(x.size, RESEMBLING))[7]] += 1.0
+    found = resemblance(x, y)
+    assert found is None or found.line is None
+
+
+def test_what_is_no_number_anywhere_resembles_nothing():
+    x = drawn(0, (40, 30))
+    y = x + x.std() / 8 * drawn(1, x.shape)
+    assert resemblance(x, y) is not None
+    y.reshape(-1)[np.setdiff1d(np.arange(x.size), sample_positions(x.size, RESEMBLING))[7]] = np.nan
+    assert resemblance(x, y) is None
+
+
+def test_a_stage_of_three_values_is_telling_wherever_they_are():
+    x = np.zeros((2, SAMPLE))
+    x.reshape(-1)[np.setdiff1d(np.arange(x.size), sample_positions(x.size, SAMPLE))[:2]] = 1.0, 2.0
+    assert [side.tolist() for side in closeness([x, 0 * x], [x]).telling] == [[True, False], [True]]

@@ -110,6 +110,9 @@ def test_of_layouts_that_agree_the_simplest_is_meant():
     assert closeness([half], [y]).layouts[0, 0] == identity((3, 3))
     turned = closeness([y], [y.T]).layouts[0, 0]
     assert turned.axes == (1, 0)
+    # Equal up to rounding in both layouts: that of the other one is smaller by chance.
+    even = (y + y.T) / 2 + (y - y.T) * EQUAL / 1000
+    assert closeness([even], [even.T]).layouts[0, 0] == identity((3, 3))
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,9 @@ def test_heads_interleaved_in_one_axis_are_found_among_those_that_are_asked_for(
     off = y * (1 + 4 * EQUAL)
     assert entangled([x], [off], [0], [0]) == {}
     assert set(entangled([x], [off], [0], [0], equal=8 * EQUAL)) == {(0, 0)}
+    # Sums are as far apart as the arrays may be.
+    wide = y * (1 + 64 * EQUAL)
+    assert set(entangled([x], [wide], [0], [0], equal=128 * EQUAL)) == {(0, 0)}
     # A sum that cancels says nothing: the size of the terms does.
     odd = np.concatenate([x[:2], -x[:2] * (1 + EQUAL / 2)])
     even = odd.reshape(4, 4, 2).transpose(0, 2, 1).reshape(4, 8)
