@@ -548,6 +548,8 @@ def test_padding_alone_is_called_that():
     assert ALL_PADDING == "all padding"
     assert where(at(0, slice(8, None)), AXES, VALID).count(ALL_PADDING) == 1
     assert where(at(0, 8) | at(1, 1), AXES, VALID).count("padding too") == 1
+    # Names of more axes than there are name none of them.
+    assert where(at(0, 8)[0], AXES) == "axis 0: 8, all of axis 1"
     # A mask of other axes says nothing, and a scalar has no place.
     assert "padding" not in where(at(0, 8), AXES, np.ones((3, 9), bool))
     assert where(np.array(True)) == where(np.zeros(3, bool)) == ""

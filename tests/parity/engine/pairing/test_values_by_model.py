@@ -227,6 +227,8 @@ def test_a_construction_is_written_piece_by_piece():
     assert (
         laid_out("w", Layout((2, 3), (2, 3), (0, 1), (6,))).text() == "w, reshaped (2, 3) -> (6,)"
     )
+    turned = Layout((3, 3), (3, 3), (1, 0), (1, 3, 3))
+    assert laid_out("w", turned).text() == "w, transposed (1, 0), reshaped (3, 3) -> (1, 3, 3)"
     pieces = (
         Piece("a", cut((4, 3), (4, 3), 0, 0, 2), identity((2, 3)), cut((4, 3), (4, 3), 0, 2, 4)),
         Piece("b", whole((3, 2)), transposition((3, 2), (1, 0)), cut((4, 3), (4, 3), 0, 0, 2)),
