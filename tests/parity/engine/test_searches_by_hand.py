@@ -502,6 +502,10 @@ def test_ranges_that_are_many_are_counted():
     line[13] = True
     assert where(line, (Axis("step"),)) == "6 of 30 steps from 0 to 13"
     assert where(line) == "axis 0: 6 of 30 from 0 to 13"
+    # The first step and the last are no rule for those between.
+    uneven = np.zeros(30, bool)
+    uneven[[0, 2, 5, 7, 10, 12]] = True
+    assert where(uneven, (Axis("step"),)) == "6 of 30 steps from 0 to 12"
     many = np.zeros(4000, bool)
     many[::11] = True
     assert where(many, (Axis("step"),)) == "every 11th step from 0 to 3993"
@@ -548,6 +552,11 @@ def test_padding_alone_is_called_that():
     assert ALL_PADDING == "all padding"
     assert where(at(0, slice(8, None)), AXES, VALID).count(ALL_PADDING) == 1
     assert where(at(0, 8) | at(1, 1), AXES, VALID).count("padding too") == 1
+    # What was compared is everything if the mask is of other axes.
+    assert where(at(0, 8), AXES, VALID, np.ones((3, 9), bool)) == where(at(0, 8), AXES, VALID)
+    # One block is no block, and a tail is one alone.
+    assert where(at(0, 8)[0], (Axis("step", "chunk", 10), AXES[2])) == "step 8, all channels"
+    assert where(at(1, slice(4, None)), AXES, VALID).endswith("no padding, chunks 1-2")
     # Names of more axes than there are name none of them.
     assert where(at(0, 8)[0], AXES) == "axis 0: 8, all of axis 1"
     # A mask of other axes says nothing, and a scalar has no place.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.engine.measure.metrics import relative_l2
-from parity.engine.measure.where import Axis, culprits, where
+from parity.engine.measure.where import FILLED, Axis, culprits, where
 from tests.helpers import roundoff
 
 AXES = (Axis("row"), Axis("position", "chunk", 16), Axis("channel", "head", 24))
@@ -99,7 +99,8 @@ def test_one_block_of_elements_is_named_by_its_bounds(seed: int, depth: int) -> 
         else:
             assert f"axis {k}: {a}" + (f"-{b - 1}" if b > a + 1 else "") in sentence
     thinned = block & (rng.random(shape) < 0.5)
-    if 0 < thinned.sum() < block.sum():
+    # With nearly all of it left they are.
+    if 0 < thinned.sum() < FILLED * block.sum():
         assert where(thinned) != sentence
 
 
