@@ -93,7 +93,7 @@ def test_wrong_numbers_behind_a_right_mask_are_wrong_numbers():
     assert MASK[0, 1]
     operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
     values = {0: A, 1: MASK, 2: np.where(MASK, moved, -np.inf), 3: D}
-    assert suspects(operations, values, [A, MASKED])[0] == (2, False, False)
+    assert suspects(operations, values, [A, MASKED])[0] == (2, True, False)
     # Of an operand that is wrong in the same place, the operand is the first.
     values[0] = moved
     assert [index for index, *_ in suspects(operations, values, [A, MASKED])] == [0, 2, 3]
