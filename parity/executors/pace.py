@@ -103,5 +103,8 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: in seconds below 90 s, else in minutes."""
-    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
+    """Return a duration as text: in minutes from three on, below in seconds, from 90 on in tens."""
+    # 90 s as "2 minutes" would be off by a third.
+    if seconds >= 180:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{round(seconds, -1 if seconds >= 90 else 0):.0f} s"

@@ -128,12 +128,13 @@ def test_time_left_is_what_items_take_at_the_pace() -> None:
     [
         (0.4, "0 s"),
         (89.4, "89 s"),
-        (90.0, "2 minutes"),
-        (150.0, "2 minutes"),
+        (90.0, "90 s"),
+        (154.0, "150 s"),
+        (180.0, "3 minutes"),
         (600.0, "10 minutes"),
     ],
 )
-def test_seconds_are_minutes_from_ninety_on(seconds: float, words: str) -> None:
+def test_seconds_are_minutes_from_three_on(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
