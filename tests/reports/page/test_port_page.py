@@ -226,9 +226,10 @@ def test_the_page_of_a_user_s_tests_has_nothing_of_megalodon() -> None:
     fields: dict[str, Any] = {"kind": "pytest", "reference": {"kind": None}}
     page = page_of(run(rows, **fields))
     assert "Measured by tests, with their own" in page
-    for word in ("megalodon-hf <code>", f"{program()} nightly", 'id="streaming"'):
+    words = ("megalodon-hf <code>", f"{program()} nightly", 'id="streaming"', 'class="account"')
+    for word in words:
         assert word not in page
-    # The control: a session of Megalodon has all three.
+    # The control: a session of Megalodon has all of them.
     page = page_of(run(measurement(suite="parity", verdict=Verdict.FAIL), kind="pytest"))
-    for word in ("megalodon-hf <code>", f"{program()} nightly", 'id="streaming"'):
+    for word in words:
         assert word in page
