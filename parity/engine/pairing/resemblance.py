@@ -50,6 +50,9 @@ class Resemblance:
             return f"is {factor:.6g} times it{plus}"
         if self.slices:
             return f"differs in {self.slices}"
+        if not self.distance:
+            # Larger arrays, and those of matched modules, are paired by their values before.
+            return "equal values, but the modules of the two have other partners"
         return f"differs in value by {self.distance:.1e} (relative L2)"
 
 

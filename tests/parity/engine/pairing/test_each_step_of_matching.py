@@ -141,7 +141,11 @@ SCALAR = np.array([2.0])
 def test_a_number_of_a_module_with_another_partner_is_no_equal_one(module: str, equal: bool):
     original = {"m.a.w": WEIGHTS[0], "m.b.w": WEIGHTS[1], "m.a.s": SCALAR}
     port = {"x.p.w": WEIGHTS[0], "x.q.w": WEIGHTS[1], f"{module}.s": SCALAR}
-    assert match_parameters(original, port).is_complete == equal
+    found = match_parameters(original, port)
+    assert found.is_complete == equal
+    if not equal:
+        told = "equal values, but the modules of the two have other partners"
+        assert stated(found)["x.q.s"] == ("m.a.s", Means.NEAR, told)
 
 
 @pytest.mark.parametrize("turned", [False, True])
