@@ -570,6 +570,22 @@ def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
     assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "holds"),
+    [(bool, np.int32, False), (np.int64, bool, False), (np.int64, np.int32, True)],
+)
+def test_truth_values_are_no_whole_numbers_on_either_side(theirs, ours, holds):
+    """0 and 1 for a mask are another output; the width of whole numbers is a library's choice."""
+    edge = PortEdge.PORT64_ORIGINAL64
+    comparison = Comparison(Work("w", "h", ()), edge, PortBounds({}), "float64", kinds=stage_kind)
+    values = np.array([0, 1, 1])
+    original, port = {"kept": values.astype(theirs)}, {"kept": values.astype(ours)}
+    [row] = compare_exactly(comparison, original, port, {"kept": "kept"})
+    assert (row.verdict is Verdict.PASS) is holds
+    if not holds:
+        assert row.note == f"expected {np.dtype(theirs)}, received {np.dtype(ours)}"
+
+
 def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger(tmp_path):
     port = port_of(lambda y: y.tanh(), jnp.tanh, gradients=True)
     module = port.original.module
