@@ -59,10 +59,14 @@ def fingerprint(environment: Environment, *, versions: bool = True) -> str | Non
 def differences(now: Environment, then: Environment) -> tuple[str, ...]:
     """Describe how the settings of a run differ from another's, such as "threads 2 → 1".
 
-    The processor comes first, in one line; a setting that only one run has reads "none".
+    The processor comes first, in one line; a setting that only one run has reads "none". If one run
+    has no reference, such as a session of tests that measured nothing of Megalodon, the reference
+    of the other one acts on nothing that both measured, and is left out.
     """
     ours, theirs = settings(now), settings(then)
     names = [n for n in dict.fromkeys((*theirs, *ours)) if ours.get(n) != theirs.get(n)]
+    if None in (now.reference.kind, then.reference.kind):
+        names = [n for n in names if not n.startswith("reference ")]
     others = [n for n in names if not n.startswith("processor")]
     lines = [f"{n} {theirs.get(n, 'none')} → {ours.get(n, 'none')}" for n in others]
     if len(others) < len(names):

@@ -31,6 +31,7 @@ CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 IDLE = "; correct elsewhere, where there is nothing to mask"
 APPLIES = "applies the mask"
+PARTLY = "its result is wrong in part; what is right of it may be numbers of an operand"
 MOVES = frozenset(
     (
         *("broadcast_in_dim", "concatenate", "gather", "pad", "reshape"),
@@ -138,12 +139,14 @@ class Search:
         Otherwise, or if all that is correct are numbers of operands, it is the first suspect.
         """
         masks = [s for s in self.suspects if s.mask]
-        partly = [
-            s for s in self.suspects if s.partly and self.operations[s.index].primitive not in MOVES
-        ]
+        partly = [s for s in self.suspects if self._is_partly(s)]
         if not any(s.computed for s in partly):
             partly = []
         return next(iter((*masks, *partly, *self.suspects)), None)
+
+    def _is_partly(self, suspect: Suspect) -> bool:
+        """Return whether an operation that does not only move numbers is wrong in part."""
+        return suspect.partly and self.operations[suspect.index].primitive not in MOVES
 
     def lines(self) -> list[Line]:
         """Return the source lines to look at, the most suspicious first, at most `LINES`."""
@@ -203,12 +206,15 @@ class Search:
         frame, source = self._frame(suspect.index), self._source(suspect.index)
         callers = self.operations[suspect.index].source[1:CALLERS]
         why = f"first operation whose result {self.original} does not compute"
+        partly = next((s for s in self.suspects if self._is_partly(s)), None)
         if not suspect.partly and len(self.suspects) > 1:
             last = self._source(self.suspects[-1].index)
             why += f": it, or one of those behind it, down to {last}"
         if callers:
             why += f"; called from {', '.join(callers)}"
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
+        if partly is not None and partly.index > suspect.index:
+            found.setdefault(self._source(partly.index), PARTLY)
         # In order of execution: what is wrong as a whole early on makes the rest wrong.
         for other in self.suspects:
             if other.index < suspect.index:

@@ -44,7 +44,6 @@ def each(faults):
     ]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", each(FAULTS))
 def test_a_bug_is_found_where_it_is(fault):
     report, finding = run(fault)

@@ -40,7 +40,6 @@ def each(*, known):
     ]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("twin", each(known=False))
 def test_a_port_that_holds(twin):
     with twin.running():
@@ -48,7 +47,6 @@ def test_a_port_that_holds(twin):
     assert report.holds, report.text()
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("twin", each(known=True))
 def test_a_difference_starts_where_it_is_known_to_and_its_remedy_removes_it(twin):
     known = twin.known

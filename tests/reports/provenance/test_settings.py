@@ -127,3 +127,12 @@ def test_the_identity_of_a_known_difference_holds_the_class_of_device() -> None:
         for device in ("cpu", "cuda")
     )
     assert here and here.isdisjoint(there)
+
+
+@pytest.mark.parametrize("kind", [None, "recorded"])
+def test_the_reference_of_one_run_explains_nothing_if_the_other_has_none(kind: str | None) -> None:
+    """A session of tests without Megalodon and one with it: a change of a user's value is one."""
+    other = replace(HERE, reference=ReferenceInfo(kind), threads=1)
+    for found in (differences(HERE, other), differences(other, HERE)):
+        assert any(line.startswith("threads") for line in found)
+        assert any(line.startswith("reference") for line in found) is (kind is not None)
