@@ -671,3 +671,15 @@ def test_kernels_with_heads_are_matrices_that_lie_the_other_way():
     # Of other endings it is reshaped.
     plain = none.layout("q.table", "q.embedding", (6, 10), (2, 3, 10))
     assert np.array_equal(plain(x), x.reshape(2, 3, 10))
+
+
+def test_elements_that_were_not_compared_leave_no_holes_in_a_region():
+    """A region that is wrong throughout is one, though some padding within it was left out."""
+    compared = np.ones(SHAPE[:2], bool)
+    compared[1, 5::2] = False
+    differs = np.zeros(SHAPE, bool)
+    differs[:2, 4:] = compared[:2, 4:, None]
+    assert (
+        where(differs, AXES, None, compared) == "rows 0-1, positions 4-9, all channels: chunks 1-2"
+    )
+    assert where(differs, AXES) != where(differs, AXES, None, compared)
