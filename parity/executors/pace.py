@@ -103,7 +103,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: in minutes from three on, below in seconds, from 90 on in tens."""
+    """Return a duration as text: seconds below 90 s, tens of seconds below 180 s, else minutes."""
     # 90 s as "2 minutes" would be off by a third.
     if seconds >= 180:
         return f"{seconds / 60:.0f} minutes"

@@ -92,7 +92,7 @@ def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) 
     """Return the order in which the parts of a night start: results early, without a late end.
 
     One worker at a time runs the longest parts, which take minutes; the other ones run `EARLY` and
-    then the cases in the order of the plan. The page so has new results all the time, and the
+    then the cases in the order of the plan. So the page has new results all the time, and the
     finished parts measure the pace of the machine. The longest waiting part starts at once when
     the night would otherwise end late.
 
