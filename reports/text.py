@@ -18,6 +18,7 @@ from reports.printable import printable
 _SIDES = {
     "jax64": "JAX float64",
     "jax32": "JAX float32",
+    "jaxtf32": "JAX with TF32 products",
     "jaxbf16": "JAX bfloat16",
     "reference32": "reference float32",
     "autocast": "reference autocast to bfloat16",
@@ -44,6 +45,7 @@ _QUESTIONS = {
     "reference32:oracle": "Do we understand the reference?",
     "jax32:reference32": "Can a checkpoint move?",
     "recorded32:live32": "Are the recordings still true?",
+    "jaxtf32:oracle": "Does JAX lose more than TF32 rounds?",
     "jaxbf16:oracle": "Is bfloat16 in JAX as accurate as autocast?",
     "products32:float64": "Are only the operands narrow?",
     "port64:original64": "Same mathematics, in a port?",

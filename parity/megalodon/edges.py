@@ -22,6 +22,8 @@ class MegalodonEdge(Edge):
     """Tests the rounding error of megalodon-hf, and thereby also the oracle."""
     RECORDED32_LIVE32 = "recorded32:live32"
     """Tests whether recordings still match megalodon-hf as installed."""
+    JAXTF32_ORACLE = "jaxtf32:oracle"
+    """Tests the float32 JAX model with products that round their operands to TF32, on a GPU."""
     JAXBF16_ORACLE = "jaxbf16:oracle"
     """Tests whether bfloat16 products are as accurate as those of torch's autocast."""
     AUTOCAST_ORACLE = "autocast:oracle"

@@ -36,9 +36,15 @@ class JaxSubject:
     """Runs the JAX model in one dtype: "float32", "float64" or "bfloat16".
 
     In "bfloat16", operands of products are bfloat16 and parameters stay float32.
+
+    Attributes:
+        dtype: the dtype.
+        products: JAX's default precision of products (`jax.default_matmul_precision`). A GPU rounds
+            the operands of float32 products to TF32 unless it is "highest".
     """
 
     dtype: str = "float32"
+    products: str = "highest"
 
     def run(self, case: Case) -> Outputs:
         """Return the results of a case, by name.
@@ -49,12 +55,11 @@ class JaxSubject:
         """
         batch = case.batch
         if case.steps:
-            with self.types(), jax.default_matmul_precision("highest"):
+            with self.types(), jax.default_matmul_precision(self.products):
                 return trajectory.of_jax(case, self.load(case), self.dtype)
         if case.cuts:
             return self._stream(case)
-        # "highest", because a GPU may compute float32 products in TF32 otherwise.
-        with self.types(), jax.default_matmul_precision("highest"):
+        with self.types(), jax.default_matmul_precision(self.products):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             (loss, intermediates), (gradients, cotangents) = compiled(evaluate, self._yardstick)(
@@ -75,7 +80,7 @@ class JaxSubject:
                 these instead of the model's own, so that each one is tested on correct inputs.
         """
         batch = case.batch
-        with self.types(), jax.default_matmul_precision("highest"):
+        with self.types(), jax.default_matmul_precision(self.products):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
@@ -103,7 +108,7 @@ class JaxSubject:
             return np.asarray(next_token_loss(*arrays, **options))
 
     def _stream(self, case: Case) -> Outputs:
-        with self.types(), jax.default_matmul_precision("highest"):
+        with self.types(), jax.default_matmul_precision(self.products):
             model, ids, valid = self.load(case), jnp.asarray(case.batch.ids), case.batch.mask
             segments = packed(case)
             step = compiled(advance, self._yardstick)

@@ -32,6 +32,7 @@ from parity.sides.side import (
     stopped,
 )
 from parity.sides.torch_lift import Lift, lifted
+from parity.sides.torch_precision import full_precision
 
 DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -45,7 +46,8 @@ class TorchSide:
 
     Args:
         module: the module, in the mode to be compared; usually `module.eval()`.
-        inputs: positional arguments of the call: tensors, arrays, or anything else.
+        inputs: positional arguments of the call: tensors, arrays, or anything else. Arrays become
+            tensors on the device of the module's parameters and buffers, if they have one device.
         call: function `call(module, *inputs, **keywords)` that is run instead of `module(...)`, for
             other methods or several steps; None: `module(...)`.
         keywords: keyword arguments of the call.
@@ -61,7 +63,8 @@ class TorchSide:
         **keywords: Any,
     ) -> None:
         self.module, self.call = module, call
-        self.arguments = _map((inputs, keywords), _tensor)
+        device = _device(module)
+        self.arguments = _map((inputs, keywords), lambda x: _tensor(x, device))
         self._copies: dict[Precision, torch.nn.Module] = {}
         self._exact: dict[str, np.ndarray] = {}
         """Values of parameters in float64 runs, by name; the others are those of all runs."""
@@ -195,6 +198,7 @@ class TorchSide:
         stages: dict[str, torch.Tensor] = {}
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(full_precision())
             kept = stack.enter_context(_unchanged(module))
             unseen = stack.enter_context(_watched(module, stages, how.forced))
             if how.precision is Precision.FLOAT64:
@@ -508,14 +512,21 @@ def _map(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def _tensor(x: Any) -> Any:
+def _device(module: torch.nn.Module) -> torch.device | None:
+    """Return the device of a module's parameters and buffers; None if they have several or none."""
+    devices = {x.device for x in (*module.parameters(), *module.buffers())}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _tensor(x: Any, device: torch.device | None) -> Any:
+    """Return an array as a tensor on a device; anything else unchanged."""
     if isinstance(x, np.generic) or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         x = np.asarray(x)
     if not isinstance(x, np.ndarray):
         return x
     if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
-    tensor = torch.from_numpy(np.array(x))
+        return torch.from_numpy(x.astype(np.float32)).to(device, torch.bfloat16)
+    tensor = torch.from_numpy(np.array(x)).to(device)
     # torch indices are int64; JAX's are int32.
     return tensor.long() if tensor.dtype in (torch.int32, torch.uint32) else tensor
 

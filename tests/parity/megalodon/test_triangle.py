@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from unittest.mock import patch
 
 import jax
 import pytest
 
+from megalodon_jax.layers import attention, contraction, linear
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.contract import breaches, contract_of
 from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.quantity import LOGITS, LOSS
+from parity.faults.fault import rounded
 from parity.megalodon import low_precision
 from parity.megalodon.cases import CASES, by_name
 from parity.megalodon.contract import gates, quantities
@@ -101,6 +106,49 @@ def test_float32_on_each_device_is_as_close_to_the_oracle_as_on_the_cpu(name, pl
     comparison = Comparison(case.work, MegalodonEdge.JAX32_ORACLE, FLOORS, "float32", kind)
     rows = numerics(comparison.run(ours, truth(case)))
     assert not broken(rows)
+
+
+@contextlib.contextmanager
+def shortened(bits):
+    """A context in which the model's products round their operands to `bits` bits of mantissa."""
+
+    def contract(equation, a, b, config):
+        return contraction.contract(equation, rounded(a, bits), rounded(b, bits), config)
+
+    jax.clear_caches()  # what is compiled ignores a patch, and must not keep it
+    with patch.object(linear, "contract", contract), patch.object(attention, "contract", contract):
+        yield
+    jax.clear_caches()
+
+
+def tf32_rows(case, bits, kind):
+    with shortened(bits) if bits else contextlib.nullcontext():
+        ours = JaxSubject(products="default").run(case)
+    # The loss is a single number, whose error may be near 0 by chance.
+    exact = {n: a for n, a in truth(case).items() if n != LOSS}
+    ours = {n: a for n, a in ours.items() if n != LOSS}
+    comparison = Comparison(case.work, MegalodonEdge.JAXTF32_ORACLE, FLOORS, "float32", kind)
+    return [m for m in comparison.run(ours, exact) if m.metric == "rel_l2"]
+
+
+# A processor has no TF32: there, operands are rounded to its 10 bits of mantissa.
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [(ON_GPU[0], "cpu"), *(pytest.param(n, "gpu", marks=pytest.mark.cuda) for n in ON_GPU)],
+)
+def test_tf32_products_round_their_operands_and_nothing_else(name, platform, numerics):
+    case, kind, bits = by_name(name), *{"gpu": ("cuda", 0)}.get(platform, (platform, 10))
+    with jax.default_device(jax.devices(platform)[0]):
+        rows = numerics(tf32_rows(case, bits, kind))
+    assert not broken(rows)
+    logits = next(m for m in rows if m.quantity == LOGITS)
+    # Not float32 by mistake: TF32 rounds 2^13 times as much.
+    assert logits.value > 2**6 * FLOORS.floor(case.work, LOGITS)
+
+
+def test_products_of_nine_bits_are_no_tf32():
+    rows = tf32_rows(by_name("plain"), 9, "cpu")
+    assert LOGITS in {m.quantity for m in rows if m.verdict is Verdict.FAIL}
 
 
 def test_a_case_that_changed_loses_its_tolerances():

@@ -47,9 +47,8 @@ class Bug(IntEnum):
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
-    angles = torch.arange(x.shape[1]).to(x.dtype)[:, None] * 100.0 ** (
-        -torch.arange(0, EACH, 2).to(x.dtype) / EACH
-    )
+    positions, even = (torch.arange(*n, device=x.device) for n in ((x.shape[1],), (0, EACH, 2)))
+    angles = positions.to(x.dtype)[:, None] * 100.0 ** (-even.to(x.dtype) / EACH)
     sin, cos = angles.sin()[:, None], angles.cos()[:, None]
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -64,7 +63,7 @@ class Attention(torch.nn.Module):
         B, L, _ = x.shape
         q, k, v = (each(x).view(B, L, HEADS, EACH) for each in (self.q, self.k, self.v))
         scores = torch.einsum("bqhd,bkhd->bhqk", _turned(q), _turned(k)) * EACH**-0.5
-        mask = torch.ones(L, L, dtype=torch.bool).tril()
+        mask = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()
         weights = scores.masked_fill(~mask, -1e9).softmax(-1)
         out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(B, L, WIDTH)
         return self.o(out), weights
