@@ -171,7 +171,7 @@ class Evaluation:
         constants, first, rest = loop_inputs(eqn, inputs)
         if self.widened:
             first = [_widen(x) for x in first]
-        shapes = self._shapes(body, [*constants, *first, *(x[0] for x in rest)], marks)
+        shapes = self._shapes(body, [*constants, *first, *map(_row, rest)], marks)
         turns = range(length)[:: -1 if p["reverse"] else 1]
         passed_as = [(name, i) for i in turns for name in shapes]
         names = marks.next_names(in_turn(*of_turn) for of_turn in passed_as)
@@ -219,7 +219,7 @@ class Evaluation:
         p = eqn.params
         constants, carry, rest = loop_inputs(eqn, inputs)
         carry = [_widen(x) for x in carry]
-        first = [*constants, *carry, *(x[0] for x in rest)]
+        first = [*constants, *carry, *map(_row, rest)]
         shapes = dataclasses.replace(self, recorder=None)._shapes(p["jaxpr"], first, marks)
         stacked: dict[int, list[Any]] = {}
         for turn in range(p["length"])[:: -1 if p["reverse"] else 1]:
@@ -320,6 +320,11 @@ def _few_turns(scan: JaxprEqn) -> bool:
     """Return whether a scan has few enough operations, over all iterations, to be unrolled."""
     length = scan.params["length"]
     return 0 < length * sum(1 for _ in equations(scan.params["jaxpr"].jaxpr)) <= UNROLLED
+
+
+def _row(sequence: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of what one iteration of a scan reads; it may have no iteration."""
+    return jax.ShapeDtypeStruct(sequence.shape[1:], sequence.dtype)
 
 
 def _of_type(value: Any, like: Any) -> Any:

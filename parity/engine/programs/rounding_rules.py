@@ -40,7 +40,7 @@ EXACT = frozenset(_EXACT.split())
 """Operations that do not round."""
 _ELEMENTARY = """
 exp exp2 expm1 log log1p tanh erf erfc erf_inv logistic sin cos tan pow rsqrt atan2 cbrt lgamma
-digamma sinh cosh asin acos atan
+digamma sinh cosh asinh acosh atanh asin acos atan
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
 # Vectorised exp, sin and the like are not correctly rounded: XLA's and SLEEF's are within 4 units.
@@ -122,6 +122,9 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
         terms = max(1, size // max(1, math.prod(aval(eqn.outvars[0]).shape)))
         if name.startswith("cum"):
             terms = inputs[0].shape[eqn.params["axis"]]
+        elif name == "reduce_window_sum":
+            # Windows may overlap, so sizes do not show how many terms each of them has.
+            terms = math.prod(eqn.params["window_dimensions"])
         which = 2 if name.startswith("scatter") else 0
         inputs[which] = signs.moved(inputs[which], _sum_units(terms) * unit)
     elif name == "fft":

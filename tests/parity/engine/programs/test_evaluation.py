@@ -12,9 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 from scipy.special import erfinv
 
 from parity.engine.measure.metrics import relative_l2
-from parity.engine.programs.evaluation import Evaluation
+from parity.engine.programs.evaluation import UNROLLED, Evaluation, _few_turns
 from parity.engine.programs.instrument import capture
 from parity.engine.programs.marks import MarkChange, Marks
+from parity.engine.programs.operations import Recorder
 from parity.engine.programs.rounding import Signs, pool
 from parity.engine.programs.rounding_rules import UNITS
 from tests.helpers import EXACT, close, roundoff
@@ -208,6 +209,21 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
     assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
 
 
+@pytest.mark.parametrize("in_float64", [False, True])
+def test_a_loop_of_no_turns_passes_no_mark(in_float64: bool):
+    """A model without layers, or a text that ends before its first chunk."""
+
+    def none(x):
+        body = lambda c, row: (checkpoint_name(c + row, "inner"), c)  # noqa: E731
+        return jax.lax.scan(body, x, jnp.zeros((0, 3)))
+
+    closed, marks = jax.make_jaxpr(none)(X), Marks()
+    with jax.enable_x64(in_float64):
+        last, rows = Evaluation(in_float64).run(closed, [X], marks)
+    assert np.array_equal(last, X) and rows.shape == (0, 2, 3) and not marks.values
+    assert last.dtype == rows.dtype == (np.float64 if in_float64 else np.float32)
+
+
 def test_a_loop_that_carries_a_random_key_is_entered():
     def draws(x):
         def body(key, _):
@@ -377,6 +393,100 @@ def test_what_has_no_float64_is_done_as_it_is_and_noticed():
     assert [n.partition(":")[0] for n in notices] == [
         "pure_callback ran in its own dtype instead of float64"
     ]
+
+
+# Recorded operations
+
+
+def from_the_end(x):
+    """A loop backwards, whose turns return rows; its first turn takes another branch."""
+
+    def turn(carry, i):
+        carry = checkpoint_name(carry * 2.0, "inner")
+        carry = jax.lax.cond(
+            i > 0, lambda c: checkpoint_name(c + 1.0, "branch"), lambda c: c, carry
+        )
+        return carry, carry[0] + i
+
+    return jax.lax.scan(turn, x, jnp.arange(3.0), reverse=True)
+
+
+def recorded(function, changes=None):
+    """Evaluate in float64 with and without a record; return both, and the record."""
+    closed, recorder, found = jax.make_jaxpr(function)(X), Recorder(), []
+    with jax.enable_x64(True):
+        for each in (None, recorder):
+            marks = Marks()
+            outputs = Evaluation(True, recorder=each).run(closed, [X], marks, changes)
+            found.append((outputs, marks.values, marks.passed))
+    return *found, recorder
+
+
+# Branches are not recorded, so neither are their marks.
+@pytest.mark.parametrize(
+    ("function", "replaced", "fed"),
+    [
+        (from_the_end, None, []),
+        (from_the_end, "inner@1", ["inner"]),
+        (from_the_end, "branch@2", []),
+        (nested, "deep@1@0", ["deep"]),
+    ],
+)
+def test_a_record_of_a_loop_changes_no_result_and_no_mark(function, replaced, fed):
+    changes = {replaced: MarkChange(True, np.float64(X - 7))} if replaced else {}
+    still, seen, recorder = recorded(function, changes)
+    for one, other in zip(still[0], seen[0], strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype == np.float64
+        assert np.array_equal(one, other)
+    for one, other in zip(still[1:], seen[1:], strict=True):
+        assert list(one) == list(other) and one
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert [o.mark for o in recorder.operations if o.fed] == fed
+
+
+def test_a_record_of_a_loop_knows_what_each_turn_is_made_of():
+    _, _, recorder = recorded(from_the_end)
+    operations = recorder.operations
+    products = [i for i, o in enumerate(operations) if o.primitive == "mul"]
+    marks = [i for i, o in enumerate(operations) if o.mark == "inner"]
+    branches = [i for i, o in enumerate(operations) if o.primitive == "cond"]
+    assert len(products) == len(marks) == len(branches) == 3
+    # A turn starts from the one before it: backwards, and what is marked comes of what is not.
+    assert operations[products[0]].parents == ()
+    assert [operations[i].parents for i in products[1:]] == [(i,) for i in branches[:-1]]
+    assert [operations[i].parents for i in marks] == [(i,) for i in products]
+    values = [np.asarray(recorder.values[i]) for i in products]
+    assert close(values[1], 2 * (2 * X + 1)) and close(values[2], 2 * (4 * X + 3))
+    # The rows of all turns are one result, made of each turn's own, the first turn's last.
+    rows = operations[-1]
+    assert rows.primitive == "scan" and close(recorder.values[-1][2], 2 * X[0] + 1 + 2)
+    sums = [i for i, o in enumerate(operations) if o.primitive == "add"]
+    assert rows.parents == tuple(reversed(sums)) and len(sums) == 3
+    # Each turn reads its own element of what the loop runs through.
+    read = [i for i, o in enumerate(operations[:-1]) if o.primitive == "scan"]
+    assert [float(recorder.values[i]) for i in read] == [2.0, 1.0, 0.0]
+    assert all(r in operations[s].parents for r, s in zip(read, sums, strict=True))
+
+
+def test_a_loop_of_too_many_operations_is_recorded_as_one():
+    def turning(length: int, operations: int):
+        def turn(carry, _):
+            for _ in range(operations):
+                carry = carry * 0.5
+            return carry, None
+
+        return lambda x: jax.lax.scan(turn, x, None, length=length)[0]
+
+    def scan(length: int, operations: int):
+        return jax.make_jaxpr(turning(length, operations))(X).eqns[0]
+
+    assert _few_turns(scan(UNROLLED // 4, 4)) and _few_turns(scan(1, 1))
+    assert not _few_turns(scan(UNROLLED // 4 + 1, 4))
+    assert not _few_turns(scan(UNROLLED // 4, 5))
+    assert not _few_turns(scan(0, 4))
+    for length, primitives in ((2, ["mul"] * 6), (UNROLLED, ["scan"])):
+        recorder = recorded(turning(length, 3))[-1]
+        assert [o.primitive for o in recorder.operations] == primitives
 
 
 # What rounding does

@@ -10,12 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.marks import Marks
 from parity.engine.programs.rounding import Signs
-from parity.engine.programs.rounding_rules import ELEMENTARY, EXACT, UNITS, wide
+from parity.engine.programs.rounding_rules import (
+    CALLBACKS,
+    ELEMENTARY,
+    EXACT,
+    UNITS,
+    rounded,
+    wide,
+)
 from tests.helpers import EXACT as FLOAT64
 
 
@@ -78,6 +86,19 @@ CASES = {
     "running product": (
         lambda x: jax.lax.cumprod(x, 0), (draw(3, 6),), [((3, 6), adding(3)), ((3, 6), 1.0)],
     ),
+    "running logarithm": (
+        lambda x: jax.lax.cumlogsumexp(x, 0), (draw(3, 6),),
+        [((3, 6), adding(3)), ((3, 6), 1.0)],
+    ),
+    "windows that overlap": (
+        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 4), (1, 1), "VALID"),
+        (draw(3, 6),), [((3, 6), adding(8)), ((2, 3), 1.0)],
+    ),
+    "windows side by side": (
+        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3), (1, 3), "VALID"),
+        (draw(3, 6),), [((3, 6), adding(3)), ((3, 2), 1.0)],
+    ),
+    "inverse hyperbolic": (jnp.arcsinh, (draw(5),), [((5,), 4.0)]),
     "scatter": (
         lambda x, v: x.at[IDS].add(v), (draw(4), draw(3)), [((3,), adding(1)), ((4,), 1.0)],
     ),
@@ -154,3 +175,86 @@ def test_nothing_is_rounded_without_signs():
         x = jnp.asarray(draw(5), jnp.float64)
         [found] = Evaluation(True).run(closed, [x], Marks())
         assert np.allclose(found, jnp.exp(x) @ x, rtol=FLOAT64, atol=0)
+
+
+def test_of_several_results_those_of_numbers_round():
+    """A factorisation returns its pivots too, which are whole numbers."""
+    asked, outputs = asked_of(lambda x: jax.lax.linalg.lu(x)[0], draw(3, 3))
+    assert asked == [((3, 3), 1.0)] and outputs[0].dtype == jnp.float64
+
+
+def test_a_sum_leaves_the_operands_it_was_given():
+    """Whoever records the operation knows its operands by their objects."""
+
+    @dataclass(frozen=True)
+    class Doubling(Signs):
+        def moved(self, value: Any, roundoff: float) -> Any:
+            return 2 * value
+
+    [eqn] = jax.make_jaxpr(lambda x: jax.lax.cumsum(x, 0))(draw(5)).eqns
+    with jax.enable_x64(True):
+        given = [jnp.asarray(draw(5), jnp.float64)]
+        operands = list(given)
+        rounded(eqn, operands, Doubling(None), {})
+    assert operands[0] is given[0]
+
+
+def outside_of_jax(name: str, refusal: type[Exception] | None = None) -> Primitive:
+    """Return an operation that says by which dtype it was called, and may refuse float64."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x: x)
+
+    @primitive.def_impl
+    def called(x):
+        if refusal is not None and x.dtype == jnp.float64:
+            raise refusal
+        return jnp.full_like(x, x.dtype.itemsize)
+
+    return primitive
+
+
+@pytest.mark.parametrize("name", ["pure_callback", "io_callback", "ffi_call"])
+def test_code_outside_of_jax_gets_the_dtype_it_was_written_for(name: str):
+    assert name in CALLBACKS
+    check_own_dtype(outside_of_jax(name), name, "NotImplementedError")
+
+
+@pytest.mark.parametrize("refusal", [TypeError, ValueError, NotImplementedError])
+def test_an_operation_that_refuses_float64_runs_in_its_own_dtype(refusal):
+    check_own_dtype(outside_of_jax("special", refusal), "special", refusal.__name__)
+
+
+def check_own_dtype(primitive: Primitive, *words: str):
+    [eqn] = jax.make_jaxpr(primitive.bind)(draw(2)).eqns
+    notices: dict[str, None] = {}
+    with jax.enable_x64(True):
+        [found] = rounded(eqn, [jnp.asarray(draw(2), jnp.float64)], None, notices)
+    assert found.dtype == jnp.float64 and found.tolist() == [4.0, 4.0]
+    [notice] = notices
+    assert all(word in notice for word in words)
+
+
+def test_bits_are_those_of_the_program_s_own_dtype():
+    def exponent(x):
+        return (jax.lax.bitcast_convert_type(x, jnp.int32) >> 23) - 127
+
+    [found] = asked_of(exponent, np.float32([1.0, 2.5, 10.0]))[1]
+    assert found.tolist() == [0, 1, 3]
+
+
+def test_positions_are_counted_in_float64_too():
+    """bfloat16 has no 257."""
+    [found] = asked_of(lambda x: jax.lax.iota(jnp.bfloat16, 260), draw(1))[1]
+    assert found.dtype == jnp.float64 and np.array_equal(found, np.arange(260))
+
+
+@pytest.mark.parametrize("on", [{"operations": 1.0}, {"operations": 0.0, "constants": 1.0}])
+def test_an_operand_that_rounding_moved_out_of_a_domain_is_moved_back(on: dict[str, float]):
+    [eqn] = jax.make_jaxpr(jax.lax.sqrt)(draw(3)).eqns
+    with jax.enable_x64(True):
+        outside = jnp.asarray([-4.0, 0.0, 9.0])
+        zeros = jnp.zeros(2**15, jnp.int8)
+        [found] = rounded(eqn, [outside], Signs(zeros, **on), {})
+        [still] = rounded(eqn, [outside], Signs(zeros, operations=0.0), {})
+    assert found.tolist() == [2.0, 0.0, 3.0]
+    assert np.isnan(still[0]), "the program's own NaN stays"
