@@ -323,7 +323,10 @@ def _few_turns(scan: JaxprEqn) -> bool:
 
 
 def _row(sequence: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of what one iteration of a scan reads; it may have no iteration."""
+    """Return the shape and dtype of the element of a sequence that one iteration of a scan reads.
+
+    Not `sequence[0]`: a scan over an empty sequence has no iteration.
+    """
     return jax.ShapeDtypeStruct(sequence.shape[1:], sequence.dtype)
 
 
