@@ -209,6 +209,24 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
     assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
 
 
+def test_a_loop_is_compiled_as_the_program_has_it():
+    """Turns that are compiled together may be fused, and fused operations may have other bits."""
+
+    def body(c, row):
+        return checkpoint_name(c * row, "inner"), None
+
+    def function(x):
+        return jax.lax.scan(body, x, jnp.ones(6), reverse=True, unroll=3)[0]
+
+    closed = jax.make_jaxpr(function)(X)
+    run = jax.make_jaxpr(lambda x: Evaluation().run(closed, [x], Marks()))(X)
+    [before], [after] = (
+        [e.params for e in program.eqns if e.primitive.name == "scan"] for program in (closed, run)
+    )
+    for parameter in ("length", "reverse", "unroll"):
+        assert before[parameter] == after[parameter]
+
+
 @pytest.mark.parametrize("in_float64", [False, True])
 def test_a_loop_of_no_turns_passes_no_mark(in_float64: bool):
     """A model without layers, or a text that ends before its first chunk."""
