@@ -84,20 +84,26 @@ def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[s
     names, ports = list(shapes_o), list(shapes_p)
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
     words = naming.similarity(names, ports)
+    lonely = np.isfinite(shapes)
+    rows, columns = ({name: n for n, name in enumerate(side)} for side in (names, ports))
     known: dict[str, str] = {}
     likeness = words
     for _ in range(ROUNDS):
-        known = {}
-        lonely = np.isfinite(shapes)
+        before, known = known, {}
         for i, j in naming.assignment(likeness + FITS * shapes):
             if likeness[i, j] >= LEAST or lonely[i].sum() == lonely[:, j].sum() == 1:
                 known[ports[j]] = names[i]
+        if known == before:
+            break
         likeness = words + naming.context(names, ports, [(o, p) for p, o in known.items()])
-    places = {name: i for i, name in enumerate(names)}, {name: j for j, name in enumerate(ports)}
+        for p, o in known.items():
+            # A pair is no evidence for itself: it would be confirmed whatever the others say.
+            i, j = rows[o], columns[p]
+            likeness[i, j] = words[i, j] + _support(o, p, known)
     return known, {
         p: "unsure: the names have little in common"
         for p, o in known.items()
-        if words[places[0][o], places[1][p]] + _support(o, p, known) < UNSURE
+        if likeness[rows[o], columns[p]] < UNSURE
     }
 
 

@@ -63,6 +63,29 @@ def test_equal_arrays_that_were_rounded_are_equal_after_rounding_alone():
     assert stated(found) == {f"l.{n}.w": (f"l.{n}.w", Means.ROUNDED, note) for n in range(2)}
 
 
+@pytest.mark.parametrize("side", ["original", "port"])
+def test_what_was_rounded_is_found_beside_what_rounding_leaves_as_it_is(side: str):
+    """The array beside it has no partner, and is bfloat16 already."""
+    x = draw(4, 5).astype(np.float32)
+    rounded, short = x.astype(ml_dtypes.bfloat16), draw(3, 7, seed=1).astype(ml_dtypes.bfloat16)
+    original, port = (
+        ({"w": rounded}, {"v": x}) if side == "original" else ({"w": x}, {"v": rounded})
+    )
+    (original if side == "port" else port)["alone"] = short
+    assert stated(match_parameters(original, port)) == {
+        "v": ("w", Means.ROUNDED, f"the {side} has been through bfloat16")
+    }
+
+
+def test_a_tied_array_says_of_both_of_its_modules_which_they_are():
+    """Both biases are 0 and their names fit alike; one is beside the second name of the weight."""
+    table, zeros = draw(4, 5), np.zeros(12)
+    original = {"a.w": table, "z.w": table, "y.bias": zeros, "z.bias": zeros}
+    found = match_parameters(original, {"m.w": table, "m.bias": zeros})
+    assert found.by_port["m.w"].also == ("z.w",)
+    assert found.by_port["m.bias"].originals == ("z.bias",)
+
+
 def test_an_array_that_has_a_partner_is_not_reordered_into_a_second_one():
     x = draw(8, 5)
     found = match_parameters({"w": x}, {"w": x, "turned": np.roll(x, 3, axis=0)})

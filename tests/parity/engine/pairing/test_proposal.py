@@ -260,3 +260,29 @@ def test_the_last_word_of_a_path_says_which_part_of_a_fusion_it_is():
     original = {f"key.{name}.weight": (6, 6) for name in ("value", "query")}
     made, _ = proposed(original, {"key.both.kernel": (6, 12)})
     assert made == {"key.both.kernel": ("key.query.weight", "key.value.weight")}
+
+
+def test_names_that_fit_alike_follow_what_is_certain_beside_them():
+    """The weights' shapes show which modules are the same; a guess does not confirm itself."""
+    weights = (
+        {"m.p.weight": (3, 4), "m.q.weight": (5, 4)},
+        {"n.r.weight": (5, 4), "n.s.weight": (3, 4)},
+    )
+    original = weights[0] | {"m.p.bias": (7,), "m.q.bias": (7,)}
+    port = weights[1] | {"n.r.bias": (7,), "n.s.bias": (7,)}
+    made, left = proposed(original, port)
+    assert made == {
+        "n.r.weight": ("m.q.weight",), "n.s.weight": ("m.p.weight",),
+        "n.r.bias": ("m.q.bias",), "n.s.bias": ("m.p.bias",),
+    } and not left  # fmt: skip
+    # Once it is the other one's, an original is used a second time only as such.
+    del original["m.q.bias"]
+    matching = propose(numbered(original), unconverted(numbered(port)))
+    notes = {p.port: p.note for p in matching.pairs if p.originals == ("m.p.bias",)}
+    assert notes == {"n.r.bias": "a second copy", "n.s.bias": ""}
+
+
+def test_an_expert_is_in_a_stack_of_its_layer_or_of_its_number_and_not_in_both():
+    original = {f"l.{i}.e.{j}.w": (4, 5) for i in range(2) for j in range(3)}
+    made, left = proposed(original, {"a.w": (3, 4, 5), "b.w": (2, 4, 5)})
+    assert made == {"a.w": ("l.0.e.0.w", "l.0.e.1.w", "l.0.e.2.w")} and left == {"b.w"}
