@@ -145,6 +145,25 @@ def test_a_part_is_found_in_an_array_of_another_name():
         assert bool(match_parameters(*sides).pairs) == (count < CANDIDATES)
 
 
+def test_arrays_too_small_to_hold_a_part_are_none_of_those_that_are_tried():
+    original = {f"table.{n}": draw(3, 5, seed=n) for n in range(CANDIDATES)}
+    original["z"] = draw(12, 4, seed=40)
+    found = match_parameters(original, {"table": original["z"][4:8]})
+    assert found.by_port["table"].originals == ("z",)
+
+
+def test_a_part_of_two_arrays_is_of_the_one_of_its_name():
+    part = draw(4, 4)
+    original = {
+        "table.w": np.concatenate([draw(8, 4, seed=1), part]),
+        "other.w": np.concatenate([part, draw(4, 4, seed=2)]),
+    }
+    for names in (list(original), list(original)[::-1]):
+        found = match_parameters({name: original[name] for name in names}, {"table.x": part})
+        assert stated(found)["table.x"][0] == "table.w[8:12]"
+        assert left(found) == (["other.w"], [])
+
+
 def test_every_array_that_a_larger_one_holds_is_named():
     first, second = draw(5, 4, seed=1), draw(5, 4, seed=2)
     port = np.concatenate([first, second, draw(10, 4, seed=3)])
