@@ -125,6 +125,15 @@ def test_a_sum_has_the_first_terms_that_fit():
     assert found.by_port["s"].originals == ("m.a", "m.b") and left(found) == (["m.c"], [])
 
 
+def test_a_sum_is_of_terms_that_are_in_nothing_else_if_there_are_any():
+    """Two vectors are equal; one of them is a part of another parameter."""
+    rest = draw(8, seed=5)
+    original = {"m.a": A, "m.b": B, "m.c": B.copy(), "n.d": rest}
+    found = match_parameters(original, {"s": A + B, "joined": np.concatenate([B, rest])})
+    assert {n for pair in found.pairs for n in pair.originals} == {*original}
+    assert found.is_complete and left(found) == ([], [])
+
+
 def test_a_sum_whose_elements_are_interleaved_is_in_another_order():
     """It has one piece of each term, whole and at its own place: the order is in the layout."""
     total = (A + B).reshape(2, 2, 3).swapaxes(1, 2).reshape(12)
@@ -295,3 +304,11 @@ def test_what_differs_in_a_row_may_hold_the_same_values():
     # Of another value too, it is not.
     y[2, 1] += 1.0
     assert stated(match_parameters({"w": x}, {"w": y}))["w"][2] == "differs in rows 2"
+
+
+def test_the_closest_of_what_has_no_partner_is_of_its_size_where_names_say_nothing():
+    original = {"a.w": draw(4, 5), "b.w": draw(3, 4, seed=1), "c.w": draw(4, 5, seed=2)}
+    port = {"x.w": draw(3, 4, seed=3)}
+    found = match_parameters(original, port)
+    assert [each.closest for each in found.unmatched_port] == ["b.w"]
+    assert [each.closest for each in match_parameters(port, original).unmatched_port] == ["x.w"] * 3

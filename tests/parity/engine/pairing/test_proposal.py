@@ -1,13 +1,15 @@
 """A port that is not converted yet gets a mapping by name and shape, as a converter that runs."""
 
+import itertools
 import re
 
 import numpy as np
 import pytest
 
+from parity.engine.pairing.constructions import copied
 from parity.engine.pairing.converter import converter_source
 from parity.engine.pairing.matching import match_parameters
-from parity.engine.pairing.parameter_pairs import Means
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
 from parity.engine.pairing.proposal import propose
 
 D, H, d, LAYERS = 16, 4, 4, 3
@@ -286,3 +288,23 @@ def test_an_expert_is_in_a_stack_of_its_layer_or_of_its_number_and_not_in_both()
     original = {f"l.{i}.e.{j}.w": (4, 5) for i in range(2) for j in range(3)}
     made, left = proposed(original, {"a.w": (3, 4, 5), "b.w": (2, 4, 5)})
     assert made == {"a.w": ("l.0.e.0.w", "l.0.e.1.w", "l.0.e.2.w")} and left == {"b.w"}
+
+
+def test_what_the_original_fills_in_part_keeps_its_place_in_a_converter():
+    """The rest of it is 0, and it has the port's shape."""
+    rows = [np.random.default_rng(n).normal(size=(5, 4)) for n in range(4)]
+    original = {"a.w": rows[0], "b.w": rows[1]}
+    result, _ = converted(match_parameters(original, {"w": np.concatenate(rows)}), original)
+    assert np.array_equal(result["w"], np.concatenate([*rows[:2], np.zeros((10, 4))]))
+
+
+@pytest.mark.parametrize("depth", [5, 6])
+def test_more_numbers_than_there_are_indices_are_written_out(depth):
+    original = {
+        f"w.{'.'.join(n)}": np.full(2, float(int("".join(n), 2)))
+        for n in itertools.product("01", repeat=depth)
+    }
+    pairs = [Pair(f"x{name[1:]}", copied(name, (2,)), Means.PROPOSAL) for name in original]
+    result, source = converted(Matching(tuple(pairs), (), ()), original)
+    assert agrees(result, {f"x{name[1:]}": x for name, x in original.items()})
+    assert ("for i in range(2):" in source) == (depth == 5)
