@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -970,6 +971,20 @@ def test_unmatched_parameters_of_the_original_are_listed_once():
     assert none.alone() == []
     runs.differentiate({"out": np.ones((1, 4))})
     assert none.alone() == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("exchanged", [{}, {"w": "the other one's"}])
+def test_exchanged_parameters_are_no_transposed_ones_as_well(exchanged, again, monkeypatch):
+    """A port that was itself compared with exchanged parameters is not searched for others."""
+    module = sys.modules[compare.__module__]
+    monkeypatch.setattr(module, "misplaced", lambda *_: exchanged)
+    monkeypatch.setattr(module, "untransposed", lambda *_: {"v": "fits transposed"})
+    runs, place = SideRuns(Side(), None), Place(WIDE[0], ())
+    both = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
+    found = both.misconverted([row("out"), row("s", Verdict.PASS)], ported(), place, again)
+    assert found == (({}, exchanged) if again and exchanged else ({"v": "fits transposed"}, {}))
+    assert both.misconverted([row("s", Verdict.PASS)], ported(), place, again) == ({}, {})
 
 
 @pytest.mark.parametrize("kind", [Kind.BLOCK, Kind.GRADIENT, Kind.LOGITS])
