@@ -23,7 +23,7 @@ from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatch
 from parity.engine.pairing.stage_pairs import Pair as StagePair
 from parity.engine.pairing.stage_pairs import Pin
 from parity.engine.programs.operations import Unknown
-from parity.port.compare import FORCED, Port, PortError, _Both, compare
+from parity.port.compare import FORCED, Port, PortError, _Both, _repeated, compare
 from parity.port.correspondence import Correspondence
 from parity.port.hidden import ROUNDINGS, hidden
 from parity.port.ledger import (
@@ -40,7 +40,7 @@ from parity.port.ledger import (
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
 from parity.port.report import AROUND, ELEMENTS, Report
-from parity.port.rounding_floors import PortBounds, narrowed, together
+from parity.port.rounding_floors import Noise, PortBounds, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import NARROWING, STUDENT, PortEdge
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
@@ -971,6 +971,34 @@ def test_unmatched_parameters_of_the_original_are_listed_once():
     assert none.alone() == []
     runs.differentiate({"out": np.ones((1, 4))})
     assert none.alone() == []
+
+
+@pytest.mark.parametrize(
+    ("quantity", "twice"),
+    [("layers.0.out", True), ("state/cache", True), ("grad/w", False), ("bar/layers.0", False)],
+)
+def test_what_each_side_computes_twice_is_deterministic(quantity: str, twice: bool):
+    """Derivatives are computed once."""
+    unmarked = row(quantity, deterministic=False)
+    assert _repeated(unmarked) == replace(unmarked, deterministic=twice)
+
+
+def test_only_what_was_not_measured_of_the_original_is_taken_from_the_port(monkeypatch):
+    """A capture may answer one kind of rounding and not the other."""
+
+    def measured(value: float, *kinds: Rounding) -> Noise:
+        responses = {kind: {"s": value} for kind in kinds}
+        return Noise({}, responses, {kind: {"s": np.array(value)} for kind in kinds})
+
+    sides = {"original": measured(1.0, Rounding.OPERATIONS), "port": measured(2.0, *Rounding)}
+    runs = SideRuns(Side(), None)
+    both = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
+    monkeypatch.setattr(both, "_noise", sides.__getitem__)
+    found = both.noise()
+    assert found["port"] is sides["port"]
+    expected = {Rounding.OPERATIONS: 1.0, Rounding.CONSTANTS: 2.0}
+    for part in (found["original"].responses, found["original"].squares):
+        assert {kind: float(values["s"]) for kind, values in part.items()} == expected
 
 
 @pytest.mark.parametrize("again", [False, True])
