@@ -266,20 +266,17 @@ def test_the_last_word_of_a_path_says_which_part_of_a_fusion_it_is():
 
 def test_names_that_fit_alike_follow_what_is_certain_beside_them():
     """The weights' shapes show which modules are the same; a guess does not confirm itself."""
-    weights = (
-        {"m.p.weight": (3, 4), "m.q.weight": (5, 4)},
-        {"n.r.weight": (5, 4), "n.s.weight": (3, 4)},
-    )
-    original = weights[0] | {"m.p.bias": (7,), "m.q.bias": (7,)}
-    port = weights[1] | {"n.r.bias": (7,), "n.s.bias": (7,)}
-    made, left = proposed(original, port)
-    assert made == {
+    # In this order the names alone, and their places, pair `p` with `r`.
+    original = {"m.p.weight": (3, 4), "m.q.weight": (5, 4), "m.p.bias": (7,), "m.q.bias": (7,)}
+    port = {"n.r.weight": (5, 4), "n.s.weight": (3, 4), "n.r.bias": (7,), "n.s.bias": (7,)}
+    matching = propose(numbered(original), numbered(port))
+    assert {p.port: p.originals for p in matching.pairs} == {
         "n.r.weight": ("m.q.weight",), "n.s.weight": ("m.p.weight",),
         "n.r.bias": ("m.q.bias",), "n.s.bias": ("m.p.bias",),
-    } and not left  # fmt: skip
+    }  # fmt: skip
     # Once it is the other one's, an original is used a second time only as such.
     del original["m.q.bias"]
-    matching = propose(numbered(original), unconverted(numbered(port)))
+    matching = propose(numbered(original), numbered(port))
     notes = {p.port: p.note for p in matching.pairs if p.originals == ("m.p.bias",)}
     assert notes == {"n.r.bias": "a second copy", "n.s.bias": ""}
 
