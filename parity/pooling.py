@@ -28,7 +28,7 @@ from parity.engine.measure.metrics import POOLED, relative_l2
 from parity.engine.measure.quantity import kind_of
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
 from parity.engine.programs.instrument import capture
-from parity.engine.programs.yardstick import RUN_OFTEN, known_options
+from parity.engine.programs.yardstick import RUN_ONCE, known_options
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 
@@ -231,7 +231,7 @@ _compiled = eqx.filter_jit(_marked)
 
 @functools.cache
 def _yardstick() -> Callable[..., Any]:
-    options: Any = {"compiler_options": known_options(RUN_OFTEN)}
+    options: Any = {"compiler_options": known_options(RUN_ONCE)}
     return eqx.filter_jit(_marked, **options)
 
 

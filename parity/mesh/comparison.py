@@ -52,6 +52,7 @@ def compare_meshes(
     forced: bool = True,
     masked_outputs: bool = False,
     orders: int = SEEDS,
+    compiler_options: Mapping[str, Any] | None = None,
     suite: str = "mesh",
     device: str = "cpu",
 ) -> MeshReport:
@@ -84,6 +85,8 @@ def compare_meshes(
             has the same infinities in float64. Otherwise an infinite result fails.
         orders: number of reordered float32 runs on one device, at least `SEEDS`. Tolerances come
             from the first `SEEDS`; `MeshResult.responses` has all.
+        compiler_options: options of `jax.jit` for float32 programs; None: none, as users compile.
+            Float64 programs are yardsticks (`parity.engine.programs.yardstick`).
         suite: `suite` of the measurements.
         device: device named in the measurements.
 
@@ -114,11 +117,12 @@ def compare_meshes(
             f"compare_meshes: expected orders of at least {SEEDS}, from which tolerances are "
             f"computed, got orders={orders}."
         )
-    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders)
+    options = dict(compiler_options or {})
+    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders, options)
     declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
     results = []
     for mesh, layout in zip(meshes, shardings, strict=True):
-        program = Program(function, arguments, layout, mesh)
+        program = Program(function, arguments, layout, mesh, options)
         case = f"{name} {mesh_name(mesh)}"
         sides = _Sides(
             one, program, declared, case, suite, device, frozenset(watched), masked_outputs
@@ -179,6 +183,8 @@ class _One:
     """Precisions in which marks are compared too."""
     orders: int
     """Number of reordered float32 runs."""
+    options: dict[str, Any]
+    """Compiler options of float32 programs."""
     _values: dict[str, Values] = field(default_factory=dict)
     _responses: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
 
@@ -188,7 +194,7 @@ class _One:
         devices = np.asarray(self.like.devices).reshape(-1)[:1].reshape(shape)
         mesh = Mesh(devices, self.like.axis_names, axis_types=self.like.axis_types)
         layout = jax.tree.map(lambda s: NamedSharding(mesh, s.spec), self.layout)
-        return Program(self.function, self.arguments, layout, mesh)
+        return Program(self.function, self.arguments, layout, mesh, self.options)
 
     def values(self, dtype: str) -> Values:
         if dtype not in self._values:
@@ -340,8 +346,10 @@ class _Sides:
         return reasons
 
     def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
-        # The hash covers the case and its stages. The code is not hashed: runs record the commit.
-        digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
+        # The hash covers the case, its stages and the options, which change rounding. The code is
+        # not hashed: runs record the commit.
+        key = (self.case, order, *sorted(self.one.options.items()))
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         # Always the first SEEDS responses: tolerances must not depend on `orders`.
         first = {name: of[:SEEDS] for name, of in responses.items()}
         floors = NoiseFloors({self.case: {"hash": digest, "responses": first}}, MESHES)

@@ -56,6 +56,8 @@ class Program:
     shardings: Any
     """Tree of `NamedSharding`s of one mesh, with the structure of `arguments` or a prefix of it."""
     mesh: Mesh
+    options: dict[str, Any] = field(default_factory=dict)
+    """Compiler options of float32 programs."""
     declared: Mapping[str, Placement] = field(default_factory=dict)
     """Placements of marks inside `shard_map`, by name; those of other marks follow from shapes."""
     compiled_text: str = ""
@@ -120,7 +122,8 @@ class Program:
                 return dict(zip(names, outputs, strict=True)), taken
 
             lowered = jax.jit(replayed).lower(jnp.int32(0), held, leaves)
-            compiled = lowered.compile(known_options(RUN_ONCE) if dtype == "float64" else None)
+            options = RUN_ONCE if dtype == "float64" else self.options
+            compiled = lowered.compile(known_options(options))
             self.known_marks = tuple(replay.marks)
             self.compiled_text = compiled.as_text() or ""
             self.result_names = (*sorted(names), *sorted(replay.marks))
@@ -189,7 +192,7 @@ class Program:
     def _plain(
         self, call: Callable[..., Any], leaves: list[Any], names: list[str], closed: ClosedJaxpr
     ) -> Values:
-        compiled = jax.jit(call).lower(*leaves).compile()
+        compiled = jax.jit(call).lower(*leaves).compile(known_options(self.options))
         self.compiled_text, self.result_names = compiled.as_text() or "", tuple(names)
         outputs = dict(zip(names, jax.tree.leaves(compiled(*leaves)), strict=True))
         return self._values(closed, names, {}, outputs, {}, None)

@@ -21,7 +21,7 @@ from parity.engine.programs.jaxprs import aval, constants, equations
 from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.operations import Operation, Recorder
 from parity.engine.programs.rounding import Signs, pool
-from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, known_options
+from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, RUN_ONCE, known_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
 from parity.sides.side import (
@@ -40,6 +40,9 @@ from parity.sides.side import (
 # which is less than the time saved.
 SMALL = 1 << 20
 """Programs whose largest array has fewer elements are compiled without XLA's optimisations."""
+TINY = 1 << 15
+"""Programs whose largest array has fewer elements are compiled without emitters of fused operations
+as well: a third of the compile time again, and thirty runs take milliseconds."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -167,6 +170,8 @@ class Traced:
 
     @property
     def _options(self) -> dict[str, Any]:
+        if self._largest < TINY:
+            return known_options(RUN_ONCE)
         return known_options(RUN_OFTEN if self._largest < SMALL else LARGE)
 
     def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):

@@ -14,7 +14,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from parity.engine.measure.measurement import Verdict
-from parity.mesh import MeshComparison, MeshReport, compare_meshes, layouts, mesh_of, out_of_sync
+from parity.engine.programs.yardstick import RUN_ONCE
+from parity.mesh import (
+    MeshComparison,
+    MeshReport,
+    compare_meshes,
+    layouts,
+    mesh_of,
+    out_of_sync,
+    program,
+)
 from parity.mesh.replay import Replay
 
 SPECS = ({"up": P(None, "tensor"), "down": P("tensor")}, P("data"), P())
@@ -289,6 +298,24 @@ def test_infinities_and_names_are_the_user_s():
     report = compare_meshes(scored, (x,), [(NamedSharding(mesh, P("data")),)])
     assert report.holds, report.table()
     assert {"scores", "generated", "logits"} <= {m.quantity for m in report.measurements}
+
+
+def test_options_are_those_of_float32_alone_and_their_rows_are_other_work(monkeypatch):
+    asked = []
+    monkeypatch.setattr(program, "known_options", lambda o: asked.append(o) or {})
+    mesh = mesh_of({"data": 2})
+    layout = [(NamedSharding(mesh, P("data")),)]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    fast = {"xla_backend_optimization_level": 0}
+    works = {}
+    for name, options in (("users", {}), ("fast", {"compiler_options": fast})):
+        asked.clear()
+        report = compare_meshes(lambda x: {"twice": x * 2}, (x,), layout, **options)
+        works[name] = {m.identity for m in report.measurements}
+        # Float64 on one device and on the mesh; float32 on both, and with reordered sums.
+        assert asked.count(RUN_ONCE) == 2
+        assert asked.count(options.get("compiler_options", {})) == 3
+    assert works["users"] and not works["users"] & works["fast"]
 
 
 def test_one_device_is_not_compared_with_itself():
