@@ -25,6 +25,7 @@ from parity.executors.executor import Log
 from parity.megalodon.reference import LiveReference, why_unavailable
 from reports.bench.figures import Times, compared, identity, median, memory_timings, timings
 from reports.bench.lengths import bench_lengths
+from reports.bench.nights import bench_nights, check_commit
 from reports.bench.other import ABSENT, start_other
 from reports.bench.variants import PROMPT, bench_backends, bench_bfloat16, bench_rows
 from reports.bench.worker import Worker, WorkerError
@@ -63,6 +64,8 @@ class Options:
     rows: tuple[int, ...] = ()
     """Numbers of rows that are decoded and generated at a time."""
     bfloat16: bool = False
+    nights: str = ""
+    """Commit whose nights are compared with this version's (`reports.bench.nights`); "" is none."""
     other: Path | None = None
     """Folder or environment with PyPI's `megalodon-jax` (`reports.bench.other`)."""
 
@@ -73,6 +76,8 @@ def bench(options: Options, report: Log) -> Run:
     All sides run on JAX's device, CPU or GPU, with float32 products and without TF32. Programs are
     traced without checks on values, since megalodon-hf has none.
     """
+    if options.nights:
+        check_commit(options.nights)
     clock, manifest = time.perf_counter(), new_manifest(datetime.now(UTC), RunKind.BENCH)
     environment = manifest.environment
     # Peak memory comes first: nothing else uses memory yet, and nothing is being timed.
@@ -105,6 +110,8 @@ def bench(options: Options, report: Log) -> Run:
         several = shared(CONFIG, PROMPT, version)
         rows += bench_rows(CONFIG, options.rows, repeats, options.other, several, report)
     rows += (*memory_timings(peaks, base), *long)
+    if options.nights:
+        rows += bench_nights(options.nights, base, report)
     manifest = _described(manifest, options, missing, version or absent)
     manifest = replace(manifest, durations={"bench": round(time.perf_counter() - clock, 3)})
     return Run(manifest, timings=tuple(rows))
@@ -172,6 +179,7 @@ def _described(manifest: Manifest, options: Options, missing: str, other: str) -
         "megalodon-jax": other,
         "lengths": list(options.lengths),
         "rows": list(options.rows),
+        "nights": options.nights,
         "config": CONFIG.to_dict(),
     }
     return replace(

@@ -234,8 +234,9 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
         "bench --repeats 9 --no-memory",
         "bench --lengths all --rows all --bfloat16",
         "bench --rows 1,8 --other build/megalodon-jax",
-        about="--lengths, --rows, --bfloat16 and --other add minutes of work each; `all` is "
-        "2048,8192,32768,131072 tokens, or 1,8,64 rows.",
+        "bench --no-memory --nights main",
+        about="--lengths, --rows, --bfloat16 and --other add minutes of work each, --nights four "
+        "nights; `all` is 2048,8192,32768,131072 tokens, or 1,8,64 rows.",
     )
 )
 @runs_option
@@ -249,6 +250,12 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
 )
 @_list_option("--rows", _integers, "1,8,64", "Decode and generate with these batch sizes.")
 @click.option("--bfloat16", is_flag=True, help="Compare products in bfloat16 with float32.")
+@click.option(
+    "--nights",
+    metavar="COMMIT",
+    default="",
+    help="Compare a first and a second night with those of this commit, in processor seconds.",
+)
 @click.option(
     "--other",
     type=click.Path(path_type=Path),

@@ -23,6 +23,10 @@ class Timing:
     JAX / floor; `other_ratio` is other / JAX; `default_ratio` is default / other GEMM backend;
     `float32_ratio` is float32 / bfloat16, and `reference_float32_ratio` the same of the reference.
 
+    Nights: `night_seconds` and `commit_seconds` of processor, of this version and of the other
+    commit, `commit_ratio` theirs / ours; `night_programs`, `commit_programs`, `programs_ratio` the
+    same of compiled programs.
+
     Per length: `token_ratio` is seconds per token relative to the shortest length; `program_bytes`
     the memory of the compiled program; `token_bytes` its growth per token beyond the shortest
     length; `token_bytes_ratio` that growth relative to that of the next shortest length. Memory:

@@ -42,6 +42,8 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
         "reference_seconds",
         _seconds,
     ),
+    "commit_ratio": (", processor time of the commit over ours", "night_seconds", "", _seconds),
+    "programs_ratio": (", programs of the commit over ours", "night_programs", "", "{:.0f}".format),
     "token_ratio": (", time per token over the shortest", "jax_seconds", "", _seconds),
     "token_bytes_ratio": (", memory per token over a short one's", "program_bytes", "", _bytes),
 }

@@ -1,0 +1,139 @@
+"""What a whole night costs, compared with that of another commit on the same machine.
+
+Both versions run with recordings, in turn: a first night, which compiles every program, and a
+second one, which finds them stored. Seconds are those of all processors, since the wall time of two
+processes depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from parity.executors.executor import Log
+from reports.bench.figures import row
+from reports.store.timings import Timing
+
+ROOT = Path(__file__).parents[2]
+NIGHTS = ("first night", "second night")
+RECORDED = ("--reference", "recorded")
+NONE = "no compiled programs were stored"
+_PACKAGES = ("megalodon_numerics", "reports.cli")
+"""Packages whose program has the command, the newer name first."""
+
+
+class NightsError(ValueError):
+    """The nights of this version or of the other commit could not be measured."""
+
+
+def bench_nights(
+    commit: str, shared: Mapping[str, str], report: Log, options: Sequence[str] = ()
+) -> list[Timing]:
+    """Return the rows of a first and a second night of this version and of another commit.
+
+    Args:
+        commit: the other commit, as git names it.
+        shared: dtype, device and identity of the rows.
+        report: called with a line after each night.
+        options: options of `nightly` for both versions, such as `--case plain`; none: all parts.
+
+    Raises:
+        NightsError: this is no checkout, the commit does not exist, or a night stores no run.
+    """
+    with tempfile.TemporaryDirectory(prefix="nights-") as folder:
+        trees = {"ours": ROOT, "theirs": _checkout(commit, Path(folder) / "tree")}
+        rows = []
+        for night in NIGHTS:
+            cost = {}
+            for side, tree in trees.items():
+                cost[side] = seconds, programs = _night(tree, Path(folder) / side, options)
+                name = "this version" if side == "ours" else commit
+                report(f"  {night} of {name}: {seconds:.0f} s of processor, {programs} programs")
+            work = f"{night} against {commit}"
+            (ours, own), (theirs, others) = cost["ours"], cost["theirs"]
+            rows += [
+                row(work, "night_seconds", ours, shared),
+                row(work, "commit_seconds", theirs, shared),
+                row(work, "commit_ratio", theirs / ours, shared),
+                row(work, "night_programs", own, shared),
+                row(work, "commit_programs", others, shared),
+                row(work, "programs_ratio", others / own if own else math.nan, shared, note=NONE),
+            ]
+    return rows
+
+
+def check_commit(commit: str) -> str:
+    """Return the full hash of a commit of this checkout.
+
+    Raises:
+        NightsError: this is no checkout, or it has no such commit.
+    """
+    return _git(commit, "-C", str(ROOT), "rev-parse", "--verify", "-q", f"{commit}^{{commit}}")
+
+
+def _checkout(commit: str, tree: Path) -> Path:
+    """Check a commit out into a new folder; the user's checkout stays as it is."""
+    known = check_commit(commit)
+    _git(commit, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree))
+    _git(commit, "-C", str(tree), "checkout", "--quiet", "--detach", known)
+    return tree
+
+
+def _git(commit: str, *arguments: str) -> str:
+    done = subprocess.run(("git", *arguments), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip()[-300:] or "no such commit"
+        raise NightsError(
+            f"bench --nights: expected a commit of the checkout {ROOT}, got {commit}: {said}. "
+            "Fetch it, or give another one."
+        )
+    return done.stdout.strip()
+
+
+def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]:
+    """Run a night; return its seconds on all processors, and how many programs are stored after it.
+
+    Raises:
+        NightsError: the night stored no run. A red night is measured: it did all the work.
+    """
+    package = next(p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir())
+    programs, runs = place / "programs", place / "runs"
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
+        "JAX_ENABLE_COMPILATION_CACHE": "1",
+        # Older versions leave small programs out by themselves; both shall store the same.
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    before, stored = _processor_seconds(), _runs(runs)
+    done = subprocess.run(
+        (sys.executable, "-m", package, "nightly", *RECORDED, *options, "--out", str(runs)),
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = _processor_seconds() - before
+    if _runs(runs) == stored:
+        raise NightsError(
+            f"the night of {tree} stored no run (exit {done.returncode}): "
+            f"{(done.stderr or done.stdout).strip()[-300:]}"
+        )
+    return seconds, sum(path.name.endswith("-cache") for path in programs.glob("*"))
+
+
+def _runs(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*/run.json"))
+
+
+def _processor_seconds() -> float:
+    """Return user and system seconds of all child processes that ended, and of their children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
