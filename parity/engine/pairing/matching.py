@@ -17,9 +17,9 @@ import numpy as np
 
 from parity.engine.pairing import naming
 from parity.engine.pairing.analogy import by_families, by_siblings
-from parity.engine.pairing.constructions import Construction, laid_out
+from parity.engine.pairing.constructions import Construction, Piece, laid_out, whole
 from parity.engine.pairing.irregularities import irregularities
-from parity.engine.pairing.layouts import Layout
+from parity.engine.pairing.layouts import Layout, Shape, identity
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.resemblance import resemblance
 from parity.engine.pairing.value_search import (
@@ -29,8 +29,10 @@ from parity.engine.pairing.value_search import (
     fit,
     locate,
     of_parts,
+    orders_of,
     part_of,
     rearranged,
+    same_values,
     sum_of,
     whole_matches,
 )
@@ -69,6 +71,7 @@ def match_parameters(
             search.by_value(search.original, rounded, Means.ROUNDED, note.format("original"))
     search.in_another_order()
     search.as_sums()
+    search.as_constant_biases()
     search.in_part()
     search.by_name()
     search.by_resemblance()
@@ -254,6 +257,39 @@ class _Search:
                     self.summed.update(found.parameters)
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
+    def as_constant_biases(self) -> None:
+        """Match a constant bias that is the sum of two constant biases of the same module.
+
+        Values show nothing about constants, such as zeros, so modules and names decide: a module of
+        the original has two biases where that of the port has one of their shape.
+        """
+        rest_o, rest_p = self.rest(ambiguous=True)
+        modules = {(naming.parent(o), naming.parent(p)) for o, p in self.known()}
+
+        def biases(names: Sequence[str], side: Tensors) -> dict[tuple[str, Shape], list[str]]:
+            found: dict[tuple[str, Shape], list[str]] = defaultdict(list)
+            for name in names:
+                if len(side.shapes[name]) == 1 and "bias" in naming.leaf(name):
+                    found[naming.parent(name), side.shapes[name]].append(name)
+            return found
+
+        ports = biases(rest_p, self.port)
+        for (module, shape), pair in biases(rest_o, self.original).items():
+            if len(pair) != 2:
+                continue
+            total = self.original[pair[0]] + self.original[pair[1]]
+            alone = [
+                names[0]
+                for (place, size), names in ports.items()
+                if size == shape and len(names) == 1 and (module, place) in modules
+                if same_values(total.astype(self.port[names[0]].dtype), self.port[names[0]])
+            ]
+            if len(alone) == 1:
+                layout, place = identity(shape), whole(shape)
+                pieces = tuple(Piece(name, place, layout, place) for name in pair)
+                note = f"the sum of {' and '.join(pair)}, which are constant"
+                self.add(alone[0], Construction(shape, pieces), Means.ROUNDED, note)
+
     def in_part(self) -> None:
         """Match arrays of one side that are a part of a larger, otherwise unmatched array."""
         rest_o, rest_p = self.rest(ambiguous=False)
@@ -383,6 +419,7 @@ class _Search:
         )
         pairs = [self.pairs[name] for name in self.port.names if name in self.pairs]
         pairs = [self.in_order(pair, pairs) for pair in pairs]
+        pairs = [self.as_its_module(pair, pairs) for pair in pairs]
         odd = irregularities(pairs)
         pairs = tuple(
             replace(pair, note="; ".join(filter(None, (pair.note, odd.get(pair.port)))))
@@ -408,6 +445,42 @@ class _Search:
             if not held.all():
                 return pair
         return replace(pair, means=Means.ROUNDED)
+
+    def as_its_module(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
+        """Return a vector whose values do not show its order in the order of its module's matrices.
+
+        Zero biases of a cell with other gates equal the original's in any order, but their
+        derivatives are those of the gates. A vector that has one order only is returned unchanged.
+        """
+        shape, names = pair.construction.shape, pair.originals
+        pieces = pair.construction.pieces
+        if pair.means is Means.REORDERED or not pair.is_equal or len(shape) != 1:
+            return pair
+        if not all(p.part.is_whole and p.place.is_whole for p in pieces):
+            return pair
+        orders = {
+            order: other
+            for other in pairs
+            if other.is_reordered and naming.parent(other.port) == naming.parent(pair.port)
+            for each in other.originals
+            if naming.parent(each) == naming.parent(names[0])
+            for order in orders_of(other.construction, each)
+            if len(order) == shape[0]
+        }
+        if len(orders) != 1:
+            return pair
+        [(order, like)] = orders.items()
+        rows = np.arange(len(order), dtype=np.float64)
+        one = rearranged("", rows, rows[list(order)])
+        if one is None:
+            return pair
+        pieces = (replace(piece, parameter=name) for piece in one.pieces for name in names)
+        found = Construction(shape, tuple(pieces))
+        held = found.from_original({name: np.asarray(self.original[name]) for name in names})
+        if not same_values(held.astype(self.port[pair.port].dtype), self.port[pair.port]):
+            return pair
+        note = "; ".join(filter(None, (pair.note, f"in the order of {like.port}")))
+        return replace(pair, construction=found, note=note)
 
     def unmatched(
         self, name: str, side: Tensors, others: Sequence[str], other: Tensors, likeness: np.ndarray

@@ -390,6 +390,35 @@ def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Constructio
     return None
 
 
+def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
+    """Return the orders in which a construction holds the rows or columns of a parameter.
+
+    An order lists, for each index along an axis of the port's parameter, the index of the original
+    that it holds. Axes in their own order are left out.
+
+    Args:
+        construction: the construction.
+        name: a parameter of the original in it.
+    """
+    found = set()
+    shapes = {piece.parameter: piece.part.whole for piece in construction.pieces}
+    shape = shapes[name]
+    for axis, length in enumerate(shape):
+        places = np.arange(length, dtype=np.float64)
+        spread = [length if a == axis else 1 for a in range(len(shape))]
+        numbered = {n: np.zeros(of) for n, of in shapes.items()}
+        numbered[name] = np.broadcast_to(places.reshape(spread), shape).copy()
+        held = construction.from_original(numbered)
+        for along in range(held.ndim):
+            lines = np.moveaxis(held, along, 0).reshape(held.shape[along], -1)
+            if lines.shape[0] != length or (lines != lines[:, :1]).any():
+                continue
+            order = tuple(int(n) for n in lines[:, 0])
+            if sorted(order) == list(range(length)) and order != tuple(range(length)):
+                found.add(order)
+    return found
+
+
 def sum_of(
     names: Sequence[str], arrays: Sequence[np.ndarray], target: np.ndarray
 ) -> Construction | None:

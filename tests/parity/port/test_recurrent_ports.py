@@ -83,6 +83,10 @@ def _one_bias(module: Gated) -> dict[str, np.ndarray]:
             "bias": w["bias_ih"] + w["bias_hh"]}  # fmt: skip
 
 
+def _broken(report: Report) -> list[Any]:
+    return [m for m in report.measurements if m.verdict not in (Verdict.PASS, Verdict.INFO)]
+
+
 def _float64_gates(report: Report) -> list[Any]:
     edge = PortEdge.PORT64_ORIGINAL64
     return [m for m in report.measurements if m.edge == edge and m.verdict is Verdict.PASS]
@@ -253,6 +257,91 @@ def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:
     third = _compared(module, gru, ordered(2, 0, 1))
     assert not third.holds
     assert "not the original's: bias, kernel, recurrent, recurrent_bias" in third.text()
+
+
+def _with_biases(module: Gated, value: float) -> Gated:
+    with torch.no_grad():
+        for name, parameter in module.cell.named_parameters():
+            if "bias" in name:
+                parameter.fill_(value)
+    return module
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_constant_biases_have_the_order_of_their_gates(value: float) -> None:
+    """Their values are the original's in any order, and their derivatives in one alone."""
+    module = _with_biases(Gated(), value)
+    w = _arrays(module)
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        reset, update, new = np.split(x, 3)
+        return np.concatenate([update, reset, new])
+
+    kinds = {"kernel": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih"}
+    params = {port: moved(w[name]) for port, name in kinds.items()}
+    params["recurrent_bias"] = moved(w["bias_hh"])
+    report = _compared(module, gru, params)
+    assert report.holds, report.text()
+    _assert_as_narrow_as_any(report)
+    for port in ("bias", "recurrent_bias"):
+        [pair] = [p for p in report.matching.pairs if p.port == port]
+        assert pair.is_equal and "in the order of" in pair.note
+
+    # Right as long as the biases are equal, and wrong after the first step of a training.
+    def unmoved(params: Any, x: jax.Array) -> jax.Array:
+        update, reset, new = jnp.split(params["bias"], 3)
+        return gru({**params, "bias": jnp.concatenate([reset, update, new])}, x)
+
+    report = _compared(module, unmoved, params)
+    assert not report.holds
+    # The orders of the other parameters are not confirmed while a gate fails.
+    assert {m.quantity for m in _broken(report)} == {"grad/bias", "weights"}
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_one_constant_bias_stands_for_two(value: float) -> None:
+    module = _with_biases(Recurrent(), value)
+    params = _one_bias(module)
+    report = _compared(module, lstm, params)
+    assert report.holds, report.text()
+    _assert_as_narrow_as_any(report)
+    assert "the sum of cell.bias_ih_l0 and cell.bias_hh_l0, which are constant" in report.text()
+    # Negative controls: another value, and a port that uses half of it.
+    other = {**params, "bias": params["bias"] + np.float32(2**-16)}
+    assert not _compared(module, lstm, other).holds
+
+    def half(params: Any, x: jax.Array) -> jax.Array:
+        return lstm({**params, "bias": params["bias"] / 2}, x)
+
+    assert not _compared(module, half, params).holds
+
+
+class Standardised(torch.nn.Module):
+    """A norm whose bias and running mean are zeros of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = torch.nn.BatchNorm1d(WIDTH).eval()
+        self.norm.weight.data.uniform_(0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def test_zeros_that_are_no_two_biases_are_no_sum() -> None:
+    """A port that does not subtract the mean is right as long as the mean is zero, and told."""
+    module, x = Standardised(), X[:, 0]
+    state = {name: array.numpy() for name, array in module.norm.state_dict().items()}
+    params = {n: state[n] for n in ("weight", "bias", "running_var")}
+
+    def norm(params: Any, x: jax.Array) -> jax.Array:
+        spread = jnp.sqrt(params["running_var"] + module.norm.eps)
+        return x / spread * params["weight"] + params["bias"]
+
+    report = compare(Port("norm", TorchSide(module, x), FunctionSide(norm, params, x),
+                          bfloat16=False))  # fmt: skip
+    assert "no parameter of the port holds the original's norm.running_mean" in report.text()
 
 
 class Table(torch.nn.Module):

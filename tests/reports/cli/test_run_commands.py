@@ -13,6 +13,7 @@ from parity.recordings import RecordingError
 from reports.cli import doctor as doctor_module
 from reports.cli.doctor import examine
 from reports.store.runs import write_run
+from reports.verdict.decide import Word
 from tests.helpers import cli
 from tests.reports.nights import bench, earlier, failing, measurement, run, stored_below
 
@@ -88,6 +89,24 @@ def test_a_gate_names_the_newest_runs_of_other_subjects_that_are_red(runs: Path)
     assert f"of another subject, not judged here: {night}: not judged" in told.output
     # A run that was asked for by name is what was asked for.
     assert "another subject" not in cli("gate", date, "--out", runs).output
+
+
+def test_a_gate_names_no_old_red_run_of_a_subject_whose_newest_is_healthy(tmp_path: Path) -> None:
+    def port(name: str, day: int, verdict: Word) -> str:
+        suites = [{"name": name, "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+        when = {"id": f"2026-11-{day}T21-30-00Z", "created": f"2026-11-{day}T21:30:00+00:00"}
+        rows = [measurement(case=name, suite=name)]
+        write_run(tmp_path, run(*rows, kind="port", suites=suites, verdict=verdict, **when))
+        return when["id"]
+
+    repaired = port("conv", 20, Word.REGRESSED)
+    port("conv", 21, Word.PASS)
+    port("gru", 22, Word.PASS)
+    broken = port("gru", 23, Word.REGRESSED)
+    port("mlp", 24, Word.PASS)
+    told = cli("gate", "latest", "--out", tmp_path).output
+    assert f"not judged here: {broken}: REGRESSED" in told
+    assert repaired not in told
 
 
 def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from parity.engine.measure.measurement import Verdict
 from reports.nightly import tonight as module
 from reports.nightly.fan_out import fan_out
 from reports.nightly.run import Options
@@ -81,7 +82,10 @@ def test_a_night_that_ends_early_has_no_verdict_and_is_not_renewed(
         assert "ended before this page had anything to show" in html
 
 
-def test_the_first_gate_that_does_not_hold_is_on_the_page_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.NOT_COMPARABLE])
+def test_the_first_gate_that_does_not_hold_is_on_the_page_at_once(
+    tmp_path: Path, verdict: Verdict
+) -> None:
     """The terminal said FAIL, and the page "all of them hold", for seven minutes."""
     now = [0.0]
     with Tonight(tmp_path, 3, quiet, clock=lambda: now[0]) as tonight:
@@ -90,7 +94,7 @@ def test_the_first_gate_that_does_not_hold_is_on_the_page_at_once(tmp_path: Path
         tonight.add(part(tmp_path, 2, measurement(case="b")))
         # Negative control: a part in which all holds waits its turn.
         assert "1 of 3 parts" in text(tonight.page)
-        tonight.add(part(tmp_path, 3, failing(case="c")))
+        tonight.add(part(tmp_path, 3, replace(failing(case="c"), verdict=verdict)))
         assert "3 of 3 parts are measured. Gates so far: 3; 1 of them" in text(tonight.page)
 
 

@@ -451,6 +451,19 @@ def test_meshes_are_compared_together_with_another_machine(
     assert comparison.covered == comparison.levels == 4
 
 
+def test_meshes_that_were_compared_together_are_not_compared_with_the_next_machine() -> None:
+    """An older pin of a third machine would find the same levels a second time."""
+    third = HERE | {"model": "a third"}
+    near, far = (
+        pin_of(on_meshes(*(level,) * 3, host=host), {}, "as measured", "2026-11-01")
+        for host, level in ((THERE, 2e-6), (third, 2e-8))
+    )
+    decision = decide(on_meshes(2e-6, 2e-6, 2e-6, day=2), None, pins=[near, far])
+    [comparison] = decision.comparisons
+    assert comparison.pin == near and comparison.comparable == 2
+    assert decision.word is Word.PASS
+
+
 def test_meshes_that_a_machine_has_measured_are_comparable_already() -> None:
     """Where one draw tells nothing of another machine, an earlier run of this one does."""
     level = (2e-6, 2e-6, 2e-6)
