@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,13 @@ def test_a_folder_of_other_folders_is_no_folder_of_damaged_runs(
     assert told.exit_code == 2
     assert "expected a folder of runs, but none of the 2 folders in" in told.output
     assert sorted(each.name for each in tmp_path.iterdir()) == ["docs", "src"]
-    # Negative control: what may be a run that lost its manifest is damage all the same.
-    (tmp_path / "2026-10-01T21-30-00Z-0000000").mkdir()
-    told = cli(*command, "--out", str(tmp_path))
-    assert "expected a folder of runs" not in told.output
+    # Negative controls: one run, whatever its name, and what may be a run that lost its manifest.
+    for name in ("mine/run.json", "2026-10-01T21-30-00Z-0000000/page"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+        told = cli(*command, "--out", str(tmp_path))
+        assert "expected a folder of runs" not in told.output
+        shutil.rmtree((tmp_path / name).parent)
 
 
 def test_where_no_run_is_yet_the_reason_is_given(tmp_path: Path) -> None:

@@ -328,3 +328,20 @@ def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -
     store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", b"{}")
     machine(tmp_path, "a").delete(NAME)
     assert not store.runs(ROOT) and claim(below, NAME) is None
+
+
+@pytest.mark.parametrize(
+    ("age", "kept"),
+    [(-5, True), (0, True), (3500, True), (3700, False), (24 * 3600 + 600, False)],
+)
+def test_remains_are_as_old_as_their_newest_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, kept: bool
+) -> None:
+    """An object that was sent after the storage told its time is younger than nothing."""
+    _, below = storage()
+    below.create(f"{NAME}/measurements.parquet", b"half")
+    written = below.newest(NAME)
+    assert written is not None
+    monkeypatch.setattr(Objects, "now", lambda self: written + timedelta(seconds=age))
+    shared.Storage("s3://bucket/runs", tmp_path, below).clean()
+    assert bool(below.inside(NAME)) is kept
