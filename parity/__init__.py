@@ -1,6 +1,7 @@
 """Parity: comparison of two programs that should compute the same results from the same inputs.
 
 `sides` wraps a torch, Flax, NNX or Equinox module as a side, and `port` compares two sides.
+`tasks` compares what two language models make of a text.
 `engine` has the parts that depend on no library or model. Most other packages compare one model
 each. Names are imported on first use, because a side needs its library.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         capture,
         comparison_runs,
     )
+    from parity.tasks import LanguageModel, TaskError, greedy_agreement, text_agreement
 
 _ROOMS = {
     "parity.port": ("Port", "PortError", "Report", "compare"),
@@ -38,21 +40,26 @@ _ROOMS = {
         "capture",
         "comparison_runs",
     ),
+    "parity.tasks": ("LanguageModel", "TaskError", "greedy_agreement", "text_agreement"),
 }
 __all__ = [
     "CapturedSide",
     "EquinoxSide",
     "FlaxSide",
     "FunctionSide",
+    "LanguageModel",
     "NNXSide",
     "Port",
     "PortError",
     "Report",
     "SideError",
+    "TaskError",
     "TorchSide",
     "capture",
     "compare",
     "comparison_runs",
+    "greedy_agreement",
+    "text_agreement",
 ]
 
 __getattr__, __dir__ = on_first_use(__name__, _ROOMS)
