@@ -18,7 +18,7 @@ from parity.engine.measure.measurement import Verdict
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES
-from reports.nightly import accounts, suites
+from reports.nightly import accounts, fan_out, suites
 from reports.nightly import run as nights
 from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
 from reports.nightly.fan_out import _environment, _part, _same_night, items_of
@@ -472,3 +472,21 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert account.meaning == "wrong on its own, fed the original's values"
     assert (account.where, account.lines) == ("row 1", ("line",))
     assert account.worst == explained().worst
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_night_that_was_stored_under_another_name_is_not_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Another run began in the same second, so a killed driver stored the night as `...-2`."""
+    another = run(measurement(value=2e-7), shards=["other"])
+    merged = run(measurement(), shards=["a"])
+    write_run(tmp_path, another)
+    first = write_run(tmp_path, merged) if known else None
+    assert first is None or first.name == f"{merged.id}-2"
+    monkeypatch.setattr(fan_out, "merge_shards", lambda *_, **__: merged)
+    monkeypatch.setattr(fan_out, "_environment", lambda manifest: manifest.environment)
+    monkeypatch.setattr(fan_out, "finish", lambda place, *_: ("finished", place))
+    monkeypatch.setattr(fan_out, "store", lambda *_: ("stored", None))
+    done = fan_out._stored(replace(RECORDED, out=tmp_path), (), {}, {}, print)
+    assert done == (("finished", first) if known else ("stored", None))

@@ -567,3 +567,22 @@ def test_a_run_is_read_again_only_while_its_verdict_may_come(
     asked.clear()
     assert listed(address) == ([name], [])
     assert bool([path for path in asked if path.startswith(name)]) == again
+
+
+def test_damage_of_every_batch_of_new_runs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"run{n}" for n in range(5)]
+    storage = shared.Storage("s3://bucket/runs", tmp_path, Objects(None, "bucket/runs"))
+    monkeypatch.setattr(shared.Storage, "send_unsent", lambda self: None)
+    monkeypatch.setattr(shared.Storage, "listed", lambda self: names)
+
+    def read(storage: object, names: list[str]) -> tuple[dict, list]:
+        return {}, [(tmp_path / name, "damaged") for name in names if name != "run1"]
+
+    monkeypatch.setattr(shared_index, "TOGETHER", 2)
+    monkeypatch.setattr(shared_index, "_lines_there", lambda storage: {})
+    monkeypatch.setattr(shared_index, "_read", read)
+    lines, unreadable = shared_index.shared_lines(storage)
+    assert lines == []
+    assert [folder.name for folder, _ in unreadable] == ["run0", "run2", "run3", "run4"]

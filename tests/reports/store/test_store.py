@@ -20,10 +20,11 @@ from parity.engine.measure.measurement import Verdict
 from parity.engine.programs.explanation import Explanation
 from reports.registry import retention
 from reports.store import writer
+from reports.store.examine import examine
 from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
-from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
+from reports.store.schema import FILES, MIGRATIONS, SCHEMA, RunKind
 from reports.store.seal import text_of
 from reports.store.tensors import TENSORS
 from reports.verdict.history import load_history
@@ -252,6 +253,18 @@ def test_a_link_to_nothing_is_damage_where_nothing_says_which_files_there_are(
         (folder / name).unlink()
         (folder / name).write_bytes(content)
     _is_whole(folder)
+
+
+@pytest.mark.parametrize("name", sorted(FILES[RunKind.NIGHTLY]))
+def test_a_cut_file_of_a_run_without_checksums_is_damage_in_a_list_too(
+    tmp_path: Path, name: str
+) -> None:
+    folder = reseal(write_run(tmp_path, red_run()), schema=4)
+    assert examine(folder).manifest is not None
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    assert examine(folder).manifest is None
+    _is_damaged(folder)
 
 
 @pytest.mark.parametrize("named", ["none", "null", "no names", "one name less"])

@@ -129,6 +129,17 @@ def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: P
     assert not load_history(tmp_path / "none", run(measurement())).past
 
 
+@pytest.mark.parametrize(("varied", "noisy_now"), [(NOISE_WINDOW + 3, True), (0, False)])
+def test_a_gate_is_noisy_if_it_varied_lately(tmp_path: Path, varied: int, noisy_now: bool) -> None:
+    """What repeated bit by bit for two weeks repeats, whatever it did before."""
+    for turn in range(NOISE_WINDOW + 4):
+        row = measurement(deterministic=turn != varied)
+        created = f"2026-11-01T{turn:02d}:00:00+00:00"
+        write_run(tmp_path, earlier(row, id=f"r{turn}", created=created))
+    past = load_history(tmp_path, run(measurement(deterministic=True))).past
+    assert (KEY in past) is noisy_now
+
+
 def test_a_case_that_broke_is_no_past_of_its_gates(tmp_path: Path) -> None:
     """A repaired run is not judged by the values of the bug, some of which held."""
 

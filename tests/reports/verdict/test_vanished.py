@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measure.measurement import Kind, Measurement
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.port_tolerances import PortEdge
 from reports.registry.lookup import judge
 from reports.registry.retire import retire
@@ -367,3 +368,17 @@ def test_nothing_is_retired_until_a_time_to_come(tmp_path, pinned) -> None:
         write_retired(pinned, [replace(entry, until=until)])
         found, why = read_retired(pinned)
         assert (bool(found), not why) == (used, used)
+
+
+def test_rows_without_a_gate_are_no_gates_of_their_group(tmp_path) -> None:
+    """The gates of all gradients were dropped, and what is said of them stayed."""
+    gates = without(kind=Kind.GRADIENT)
+    said = measurement(case="a", kind=Kind.GRADIENT, quantity="grad/w", tolerance=math.nan)
+    said = replace(said, verdict=Verdict.INFO)
+    less = night(2, [*gates, said], contract=contracted(gates))
+    stored(tmp_path / "runs", night(1, BEFORE), less)
+    decision = judge(tmp_path / "runs", less).decision
+    assert (decision.word, "gradient gates of case a" in decision.sentence) == (
+        Word.INCOMPLETE,
+        True,
+    )

@@ -477,3 +477,15 @@ def test_a_field_is_a_tenth_of_a_word_and_numbers_count_by_half():
     assert first[0, 0] == first[2, 2] == 1.0 and first[0, 1] < 0.4 and 0.4 < first[0, 2] < 0.7
     # The same in another layer is nearly as good as the name itself.
     assert stage_names.LEARNED == 0.95 and RANK == 0.9
+
+
+def test_layers_are_compared_by_rank_only_if_both_sides_have_as_many() -> None:
+    def factor(originals: list[str], ports: list[str]) -> np.ndarray:
+        return stage_names._same_numbers(originals, ports)
+
+    # From 0 and from 1: the first of one is the first of the other.
+    ranked = factor(["h.0.mlp", "h.1.mlp"], ["layers_1.mlp", "layers_2.mlp"])
+    assert (ranked == np.where(np.eye(2), 1.0, stage_names.OTHER_LAYER)).all()
+    # A port of the last two layers of four: its layer 2 is layer 2.
+    some = factor([f"h.{n}.mlp" for n in range(4)], ["layers_2.mlp", "layers_3.mlp"])
+    assert (some == np.where(np.eye(4)[:, 2:], 1.0, stage_names.OTHER_LAYER)).all()
