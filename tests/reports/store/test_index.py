@@ -130,13 +130,19 @@ def test_a_copy_is_named_whether_the_index_knows_it_or_not(tmp_path: Path) -> No
 
 
 def test_many_small_files_of_values_become_one(tmp_path: Path) -> None:
-    """A night a day makes a file of values a day."""
+    """A night a day makes a file of values a day; the folder's name is no pattern."""
+    root = tmp_path / "runs [old]"
     for day in range(1, gathered.FEW + 3):
-        write_run(tmp_path, night(day, measurement(value=day * 1e-8)))
-        list_runs(tmp_path)
-    names = {line.gathered for line in index.read_lines(tmp_path / INDEX)}
+        write_run(root, night(day, measurement(value=day * 1e-8)))
+        list_runs(root)
+    names = {line.gathered for line in index.read_lines(root / INDEX)}
     assert len(names) < gathered.FEW
-    assert values(tmp_path) == [day * 1e-8 for day in range(1, gathered.FEW + 3)]
+    assert values(root) == [day * 1e-8 for day in range(1, gathered.FEW + 3)]
+    lines = index.read_lines(root / INDEX)
+    files = [str(root / line.name / "measurements.parquet") for line in lines]
+    with Table(files, [str(gathered.Gathered(root, {}).path(n.gathered)) for n in lines]) as table:
+        found, broken = table.ask("SELECT value FROM measurements")
+    assert broken == {} and sorted(found["value"]) == values(root)
 
 
 def test_the_index_forgets_no_part_of_a_manifest_that_lists_need(tmp_path: Path) -> None:

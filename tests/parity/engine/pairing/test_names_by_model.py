@@ -159,6 +159,9 @@ def test_families_differ_in_the_numbers_that_are_left_open():
     assert tuple(f"layers.{i}.norm.weight" for i in (0, 1, 3)) in found
     assert tuple(f"layers.3.experts.{j}.w1.weight" for j in (0, 1)) in found
     assert families(["a.1", "b.1", "c"]) == []
+    # In order of the numbers, not of their digits.
+    many = [f"h.{n}.w" for n in (0, 2, 10)]
+    assert families(many[::-1]) == [tuple(many)]
     # Of five numbers all are left open, and no others.
     five = [f"{i}.{j}.0.0.0" for i in (0, 1) for j in (0, 1)]
     assert families(five) == [tuple(five)]
