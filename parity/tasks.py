@@ -122,7 +122,7 @@ class TextAgreement:
 
 @dataclass(frozen=True)
 class Split:
-    """Where two greedy continuations of a prompt differ first."""
+    """First difference of two greedy continuations of a prompt."""
 
     prompt: int
     """Number of the prompt, from 0."""
@@ -131,8 +131,8 @@ class Split:
     tokens: tuple[int, int]
     """The two tokens there."""
     margins: tuple[float, float]
-    """By how many nats each model prefers its own token to the other's, after the same tokens. Near
-    0 it is a tie, which rounding decides."""
+    """Nats by which each model prefers its own token to the other's, after the same tokens. Near 0
+    it is a tie, which rounding decides."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def text_agreement(
         part = windows[start : start + rows]
         both = [model.log_probabilities(part.astype(np.int32)) for model in (first, second)]
         _check_vocabularies((first, second), both, part)
-        equal &= np.array_equal(*both)
+        equal &= np.array_equal(both[0], both[1])
         found = [values[:, :-1] for values in both]
         targets = part[:, 1:, None]
         for side, values in zip(likelihoods, found, strict=True):

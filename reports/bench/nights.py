@@ -1,4 +1,4 @@
-"""What a whole night costs, compared with that of another commit on the same machine.
+"""Cost of a whole night, compared with that of another commit on the same machine.
 
 Both versions run with recordings, in turn: a first night, which compiles every program, and a
 second one, which finds them stored. Seconds are those of all processors, since the wall time of two
@@ -78,7 +78,7 @@ def check_commit(commit: str) -> str:
 
 
 def _checkout(commit: str, tree: Path) -> Path:
-    """Check a commit out into a new folder; the user's checkout stays as it is."""
+    """Check a commit out into a new folder; the user's checkout is not changed."""
     known = check_commit(commit)
     _git(commit, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree))
     _git(commit, "-C", str(tree), "checkout", "--quiet", "--detach", known)
