@@ -18,6 +18,7 @@ from parity.executors import identity
 from reports.provenance.code import Start
 from reports.registry.lookback import LATEST, look_back
 from reports.registry.lookup import AHEAD, Found, find_run, judge_stored, withheld
+from reports.store import writer
 from reports.store.gathered import FEW, Gathered
 from reports.store.index import Line, compact
 from reports.store.runs import StoreError, list_runs, read_run, write_run
@@ -197,13 +198,14 @@ def test_an_older_schema_is_not_written_by_hand(root: Path) -> None:
 
 
 def test_a_list_shows_no_word_that_was_edited(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, run(failing(), verdict="REGRESSED"), lambda night: "page")
+    folder = write_run(tmp_path, run(failing()))
+    writer.add_verdict(folder, "REGRESSED")
     [info] = list_runs(tmp_path)[0]
     assert info.manifest.verdict == "REGRESSED"
     path = folder / "verdict.json"
     edited = path.read_text(encoding="utf-8").replace("REGRESSED", "PASS")
     path.write_text(edited, encoding="utf-8")
-    assert [each.manifest.verdict for each in list_runs(tmp_path)[0]] != ["PASS"]
+    assert [each.manifest.verdict for each in list_runs(tmp_path)[0]] == [""]
 
 
 def test_a_planted_bug_that_nothing_found_is_no_pass(tmp_path: Path) -> None:
@@ -262,3 +264,11 @@ def test_bytecode_of_another_source_of_the_same_size_and_time_is_found(package: 
     package.write_text("def root(x):\n    return x ** 0.7\n", encoding="utf-8")
     os.utime(package, ns=(state.st_atime_ns, state.st_mtime_ns + 2 * 10**9))
     assert identity.stale_bytecode() == []
+
+
+def test_a_driver_without_settings_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not compared with the worker's own."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    assert identity.settings({}) == {}
+    assert identity.settings()["XLA_FLAGS"] == "--xla_cpu_max_isa=AVX2"
+    assert identity.settings({"XLA_FLAGS": "", "HOME": "/"}) == {}
