@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
+
+FULL = ("none", "ieee")
+"""Values of torch's `fp32_precision` with which float32 products are computed in float32."""
 
 
 @contextlib.contextmanager
@@ -17,23 +22,38 @@ def full_precision() -> Iterator[None]:
     `torch.set_float32_matmul_precision` allows it, on some CPUs to bfloat16 too. That is another
     dtype than the one that is compared; JAX sides run at the precision "highest".
     """
-    before = [(backend, name, getattr(backend, name)) for backend, name, _ in _SETTINGS]
-    for backend, name, exact in _SETTINGS:
-        setattr(backend, name, exact)
+    parts = _parts()
+    kept = [part.fp32_precision for part in parts]
+    undo: list[Callable[[], None]] = []
     try:
+        # torch has two interfaces. The older one is used first, since torch refuses to read it
+        # where only the newer one was written, and modules may read it, as `cudnn.flags` does.
+        with contextlib.suppress(RuntimeError):
+            if (precision := torch.get_float32_matmul_precision()) != "highest":
+                undo.append(lambda: torch.set_float32_matmul_precision(precision))
+                torch.set_float32_matmul_precision("highest")
+        libraries: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+        for backend in libraries:
+            with contextlib.suppress(RuntimeError):
+                if backend.allow_tf32:
+                    undo.append(partial(setattr, backend, "allow_tf32", True))
+                    backend.allow_tf32 = False
+        for part in parts:
+            if part.fp32_precision not in FULL:
+                part.fp32_precision = "ieee"
         yield
     finally:
-        for backend, name, value in before:
-            setattr(backend, name, value)
+        for back in reversed(undo):
+            back()
+        for part, value in zip(parts, kept, strict=True):
+            if part.fp32_precision != value:
+                part.fp32_precision = value
 
 
-def _settings() -> list[tuple[object, str, str | bool]]:
-    """Return the settings of float32 products: where, name and the value of full precision."""
-    cuda, cudnn, mkldnn = (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
-    if not hasattr(cudnn, "conv"):  # torch before 2.9, which refuses a mix of both interfaces
-        return [(cuda.matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
-    backends = cuda.matmul, *(getattr(b, n) for b in (cudnn, mkldnn) for n in ("conv", "rnn"))
-    return [(b, "fp32_precision", "ieee") for b in (*backends, mkldnn.matmul)]
-
-
-_SETTINGS = _settings()
+def _parts() -> list[Any]:
+    """Return the parts of torch's libraries that have a precision by the newer interface."""
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    if not hasattr(cudnn, "conv"):  # torch before 2.9
+        return []
+    rest = [mkldnn.matmul, mkldnn.conv, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
+    return [cuda.matmul, cudnn.conv, cudnn.rnn, *rest]

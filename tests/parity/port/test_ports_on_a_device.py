@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import flax.linen as nn
@@ -12,8 +13,8 @@ import torch
 
 from parity import FlaxSide, TorchSide
 from parity.port import Port, compare
-from parity.sides.side import Precision, Run
-from parity.sides.torch_precision import _SETTINGS
+from parity.sides.side import Precision, Run, SideError
+from parity.sides.torch_precision import FULL, _parts, full_precision
 from tests.helpers import EACH_DEVICE
 from tests.parity.port import twins
 
@@ -27,7 +28,6 @@ MOSTLY_GPU = pytest.mark.parametrize(
 )
 KINDS = {"cpu": "cpu", "gpu": "cuda"}
 IMAGES = np.random.default_rng(4).standard_normal((2, 3, 9, 9)).astype(np.float32)
-SETTINGS = [(backend, name) for backend, name, _ in _SETTINGS]
 
 
 def compared(platform: str, bug: twins.Bug):
@@ -91,6 +91,13 @@ def test_convolutions_hold_on_the_device_of_both(platform, numerics):
     assert report.holds, report.text()
 
 
+def settings() -> list[object]:
+    """torch's settings of float32 products, by both of its interfaces where they can be read."""
+    found: list[object] = [torch.get_float32_matmul_precision()]
+    found += [part.fp32_precision for part in _parts()]
+    return found + [b.allow_tf32 for b in (torch.backends.cuda.matmul, torch.backends.cudnn)]
+
+
 class Asks(torch.nn.Module):
     """Returns its input, and keeps the settings of float32 products at each call."""
 
@@ -99,31 +106,49 @@ class Asks(torch.nn.Module):
         self.weight, self.seen = torch.nn.Parameter(torch.ones(3)), []
 
     def forward(self, x):
-        self.seen.append({getattr(backend, name) for backend, name in SETTINGS})
+        # Read by cudnn.flags, a context in which recurrent layers are called.
+        with torch.backends.cudnn.flags(enabled=False):
+            pass
+        self.seen.append(settings())
         if self.weight.isnan().any():
             raise ValueError("NaN")
         return x * self.weight
 
 
-@pytest.fixture
-def shortened():
-    """torch allowed to shorten float32 products to TF32 or bfloat16."""
+@pytest.fixture(params=["highest", "medium"])
+def allowed(request: pytest.FixtureRequest):
+    """torch as it comes, or allowed to shorten float32 products to TF32 or bfloat16."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    yield [getattr(backend, name) for backend, name in SETTINGS]
+    torch.set_float32_matmul_precision(request.param)
+    yield settings()
     torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_torch_multiplies_float32_in_full_and_gets_its_settings_back(shortened, fails):
+def test_torch_multiplies_float32_in_full_and_gets_its_settings_back(allowed, fails):
     module = Asks()
     if fails:
         module.weight.data[0] = torch.nan
     side = TorchSide(module, np.ones(3, np.float32))
-    try:
+    with pytest.raises(SideError) if fails else contextlib.nullcontext():
         side.run(Run(Precision.FLOAT32))
-    except Exception:
-        assert fails
-    assert module.seen == [{"ieee"}] or module.seen == [{False}]
-    assert [getattr(backend, name) for backend, name in SETTINGS] == shortened
-    assert len({*shortened}) > 1
+    [seen] = module.seen
+    assert not {"tf32", "bf16", True} & {*seen[1:]}
+    # Negative control: it was allowed before, and is so again.
+    assert {"tf32", "bf16", True} & {*allowed[1:]}
+    assert settings() == allowed
+
+
+def test_settings_of_torch_s_newer_interface_are_kept_too():
+    part = torch.backends.cudnn.conv if hasattr(torch.backends.cudnn, "conv") else None
+    if part is None:
+        pytest.skip("not run: this torch has one interface")
+    before = part.fp32_precision
+    try:
+        for value in ("tf32", "ieee"):
+            part.fp32_precision = value
+            with full_precision():
+                assert part.fp32_precision in FULL
+            assert part.fp32_precision == value
+    finally:
+        part.fp32_precision = before
