@@ -215,7 +215,7 @@ def test_a_model_s_own_generation_is_used_and_checked() -> None:
 def test_the_example_shows_what_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "docs" / "examples" / "my_tasks.py"), run_name="__main__")
     shown = capsys.readouterr().out.splitlines()
-    document = (ROOT / "docs" / "your-own-port.md").read_text()
+    document = (ROOT / "docs" / "your-own-port.md").read_text(encoding="utf-8")
     # Its numbers depend on the last bits of a machine, the text and its windows do not.
     same = "perplexity of 11220 tokens in 44 windows: float32 "
     assert shown[0].startswith(same) and same in document

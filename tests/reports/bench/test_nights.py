@@ -48,7 +48,7 @@ def write(tree: Path, package: str, name: str) -> None:
     (folder.parent / "__init__.py").touch()
     (folder / "__init__.py").touch()
     program = PROGRAM.format(name=name, spent=SPENT[name], count=COMPILED[name])
-    (folder / "__main__.py").write_text(program)
+    (folder / "__main__.py").write_text(program, encoding="utf-8")
 
 
 def files(root: Path) -> list[Path]:
@@ -100,7 +100,8 @@ def test_nights_of_both_versions_are_measured_with_their_own_programs(checkout: 
 
 def test_a_night_without_programs_has_no_ratio_of_them(checkout: Path) -> None:
     main = checkout / "megalodon_numerics" / "__main__.py"
-    main.write_text(main.read_text().replace("range(count)", "range(0)"))
+    text = main.read_text(encoding="utf-8").replace("range(count)", "range(0)")
+    main.write_text(text, encoding="utf-8")
     rows = nights.bench_nights("old/one", SHARED, print)
     [first, _] = [t for t in rows if t.metric == "programs_ratio"]
     assert math.isnan(first.value) and first.note == nights.NONE
