@@ -63,7 +63,7 @@ def lm_eval_model(
             return [int(i) for i in encode(string)]
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            return [_scored(model, context, rest, window) for _, context, rest in requests]
+            return [_scored(model, list(c) or [end], rest, window) for _, c, rest in requests]
 
         def loglikelihood_rolling(self, requests: Any, **_: Any) -> list[float]:
             return [_rolled(model, list(encode(r.args[0])), end, window) for r in requests]
@@ -78,6 +78,8 @@ def _scored(
     model: LanguageModel, context: Sequence[int], rest: Sequence[int], window: int
 ) -> tuple[float, bool]:
     """Return the log-likelihood of `rest` after `context`, and whether it is the greedy choice."""
+    if not context or not rest:
+        raise TaskError(f"{model.name}: expected a context and a continuation, got one of no token")
     if len(rest) > window:
         raise TaskError(
             f"{model.name}: a continuation of {len(rest)} tokens does not fit into a window of "
@@ -87,6 +89,8 @@ def _scored(
     seen = [*context, *rest][:-1][-window:]
     found = model.log_probabilities(np.asarray([seen], np.int32))[0, len(seen) - len(rest) :]
     targets = np.asarray(rest, np.int64)
+    if targets.min() < 0 or targets.max() >= found.shape[-1]:
+        raise TaskError(f"{model.name}: expected token ids below {found.shape[-1]}, got {rest}")
     chosen = np.take_along_axis(found, targets[:, None], axis=-1)
     return float(chosen.sum()), bool((found.argmax(-1) == targets).all())
 
@@ -125,7 +129,8 @@ def _generated(
     left = int(options.get("max_gen_toks", NEW_TOKENS))
     ids, made = list(encode(context)) or [end], []
     while left > 0:
-        count = min(BLOCK, left)
+        # At least half of the window is text that was there before.
+        count = min(BLOCK, left, max(1, window // 2))
         kept = np.asarray([*ids, *made][-max(1, window - count) :], np.int64)
         new = [int(i) for i in model.continued(kept, count)]
         made, left = made + new, left - count

@@ -48,6 +48,8 @@ class LanguageModel:
                 f"{self.name}: expected logits of shape {(*ids.shape, 'V')} for token ids of shape "
                 f"{ids.shape}, got {logits.shape}: return one row of logits for each token"
             )
+        if np.iscomplexobj(logits):
+            raise TaskError(f"{self.name}: expected real logits, got {logits.dtype}")
         wide = logits.astype(np.float64)
         # -inf excludes a token; NaN and +inf are errors.
         if np.isnan(wide).any() or (wide == np.inf).any() or (wide.max(-1) == -np.inf).any():
@@ -70,6 +72,8 @@ class LanguageModel:
                     f"{self.name}: expected {count} new tokens, of shape {(1, count)}, got "
                     f"{found.shape}: return the new tokens without the prompt"
                 )
+            if not np.issubdtype(found.dtype, np.integer):
+                raise TaskError(f"{self.name}: expected token ids of integers, got {found.dtype}")
             return found[0].astype(np.int64)
         for _ in range(count):
             last = self.log_probabilities(ids[None].astype(np.int32))[0, -1]
@@ -217,6 +221,12 @@ def text_agreement(
             side.append(-np.take_along_axis(values, targets, axis=-1)[..., 0])
         same += int(np.sum(found[0].argmax(-1) == found[1].argmax(-1)))
     ours, theirs = (np.concatenate(side) for side in likelihoods)
+    for model, values in ((first, ours), (second, theirs)):
+        if lost := int(np.isinf(values).sum()):
+            raise TaskError(
+                f"{model.name}: {lost} of {values.size} tokens of the text have probability 0, so "
+                "that its perplexity is infinite: exclude no token of the text"
+            )
     difference, interval = _mean_of_windows((ours - theirs).mean(axis=1))
     perplexities = float(np.exp(ours.mean())), float(np.exp(theirs.mean()))
     names = first.name, second.name
@@ -246,24 +256,27 @@ def greedy_agreement(
         ids = _checked_ids(prompt, 1)
         if not len(ids):
             raise TaskError(f"prompt {number} has no token: begin it with the token of beginnings")
+        seen = [model.log_probabilities(ids[None].astype(np.int32)) for model in (first, second)]
+        _check_vocabularies((first, second), seen, ids)
         both = [model.continued(ids, new_tokens) for model in (first, second)]
+        _check_vocabularies((first, second), seen, np.concatenate(both))
         differs = np.flatnonzero(both[0] != both[1])
         if not len(differs):
             continue
         at = int(differs[0])
         tokens = int(both[0][at]), int(both[1][at])
-        seen = np.concatenate([ids, both[0][:at]])[None].astype(np.int32)
+        prefix = np.concatenate([ids, both[0][:at]])[None].astype(np.int32)
         margins = [
             float(last[own] - last[other])
             for model, own, other in ((first, *tokens), (second, *tokens[::-1]))
-            for last in [model.log_probabilities(seen)[0, -1]]
+            for last in [model.log_probabilities(prefix)[0, -1]]
         ]
         splits.append(Split(number, at, tokens, (margins[0], margins[1])))
     return GreedyAgreement((first.name, second.name), len(prompts), new_tokens, tuple(splits))
 
 
 def _check_two(first: LanguageModel, second: LanguageModel) -> None:
-    if first is second or first.logits is second.logits:
+    if first is second or first.logits == second.logits:
         raise TaskError(f"{first.name} would be compared with itself: give two models")
 
 
@@ -286,7 +299,7 @@ def _check_vocabularies(
     if ids.min() < 0 or ids.max() >= sizes[0]:
         raise TaskError(
             f"expected token ids from 0 to {sizes[0] - 1}, got {ids.min()} to {ids.max()}: the "
-            "text was cut into tokens of another model"
+            "tokens are those of another model"
         )
 
 

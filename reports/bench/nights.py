@@ -23,6 +23,8 @@ from reports.store.timings import Timing
 ROOT = Path(__file__).parents[2]
 NIGHTS = ("first night", "second night")
 RECORDED = ("--reference", "recorded")
+DONE = (0, 1, 4)
+"""Exit codes of a night that ran all its parts, whatever its verdict."""
 NONE = "no compiled programs were stored"
 _PACKAGES = ("megalodon_numerics", "reports.cli")
 """Packages whose program has the command, the newer name first."""
@@ -48,6 +50,8 @@ def bench_nights(
     """
     with tempfile.TemporaryDirectory(prefix="nights-") as folder:
         trees = {"ours": ROOT, "theirs": _checkout(commit, Path(folder) / "tree")}
+        for tree in trees.values():
+            _package(tree)
         rows = []
         for night in NIGHTS:
             cost = {}
@@ -86,7 +90,11 @@ def _checkout(commit: str, tree: Path) -> Path:
 
 
 def _git(commit: str, *arguments: str) -> str:
-    done = subprocess.run(("git", *arguments), capture_output=True, text=True, check=False)
+    # GIT_DIR, which hooks have, would lead to the user's checkout, whatever -C says.
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("GIT_")}
+    done = subprocess.run(
+        ("git", *arguments), capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
         said = done.stderr.strip()[-300:] or "no such commit"
         raise NightsError(
@@ -100,9 +108,10 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
     """Run a night; return its seconds on all processors, and how many programs are stored after it.
 
     Raises:
-        NightsError: the night stored no run. A red night is measured: it did all the work.
+        NightsError: the night stored no run, or not all parts ran. A red night is measured: it did
+            all the work.
     """
-    package = next(p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir())
+    package = _package(tree)
     programs, runs = place / "programs", place / "runs"
     environment = os.environ | {
         "PYTHONPATH": str(tree),
@@ -121,12 +130,24 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
         check=False,
     )
     seconds = _processor_seconds() - before
-    if _runs(runs) == stored:
+    if done.returncode not in DONE or _runs(runs) == stored:
         raise NightsError(
-            f"the night of {tree} stored no run (exit {done.returncode}): "
+            f"the night of {tree} was not done, or stored no run (exit {done.returncode}): "
             f"{(done.stderr or done.stdout).strip()[-300:]}"
         )
     return seconds, sum(path.name.endswith("-cache") for path in programs.glob("*"))
+
+
+def _package(tree: Path) -> str:
+    """Return the package of a checkout whose program has the command.
+
+    Raises:
+        NightsError: it has none.
+    """
+    found = [p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir()]
+    if not found:
+        raise NightsError(f"expected one of {', '.join(_PACKAGES)} in {tree}, which has none")
+    return found[0]
 
 
 def _runs(folder: Path) -> int:

@@ -107,12 +107,14 @@ def test_agreement_is_what_the_text_shows() -> None:
         assert not replace(near, interval=interval).within(1.0)
 
 
-def test_a_token_that_one_model_excludes_is_no_agreement() -> None:
+@pytest.mark.parametrize("both", [True, False])
+def test_a_token_that_a_model_excludes_is_no_agreement(both: bool) -> None:
     excluded = TABLE.copy()
     excluded[:, :, TEXT[5]] = -np.inf
-    with np.errstate(invalid="ignore"):
-        found = text_agreement(of_table(TABLE), of_table(excluded), TEXT, window=20)
-    assert not found.within(1e9) and found.perplexities[1] == math.inf
+    first = of_table(excluded.copy() if both else TABLE, "a")
+    match = f"{'a' if both else 'b'}: .* have probability 0"
+    with np.errstate(invalid="ignore"), pytest.raises(TaskError, match=match):
+        text_agreement(first, of_table(excluded, "b"), TEXT, window=20)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,7 @@ def test_a_token_that_one_model_excludes_is_no_agreement() -> None:
         ({"second": of_table(np.full_like(TABLE, -np.inf), "b")}, "exclude every token"),
         ({"second": LanguageModel("b", lambda ids: TABLE[0][ids][:, :1])}, r"got \(1, 1, 7\)"),
         ({"second": LanguageModel("b", lambda ids: TABLE[0, 0][ids])}, r"got \(1, 20\)"),
+        ({"second": of_table(TABLE + 1j, "b")}, "real logits, got complex128"),
     ],
 )
 def test_what_is_no_measurement_is_refused(change: dict, match: str) -> None:
@@ -146,6 +149,42 @@ def test_a_model_is_not_compared_with_itself() -> None:
             text_agreement(model, other, TEXT, window=20)
         with pytest.raises(TaskError, match="itself"):
             greedy_agreement(model, other, [TEXT[:3]], new_tokens=2)
+
+
+class Bound:
+    def logits(self, ids: np.ndarray) -> np.ndarray:
+        return TABLE[0][ids]
+
+
+def test_a_bound_method_of_one_object_is_one_model() -> None:
+    one = Bound()
+    with pytest.raises(TaskError, match="itself"):
+        text_agreement(
+            LanguageModel("a", one.logits), LanguageModel("b", one.logits), TEXT, window=20
+        )
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (lambda ids, n: np.full((1, n), np.nan), "integers, got float64"),
+        (lambda ids, n: np.full((1, n), 0.5), "integers"),
+        (lambda ids, n: np.full((1, n), 99), "from 0 to 6, got"),
+        (lambda ids, n: np.full((1, n), -1), "from 0 to 6, got -1"),
+    ],
+)
+def test_what_is_generated_is_tokens(made, match: str) -> None:
+    models = [LanguageModel(n, of_table(t).logits, made) for n, t in (("a", TABLE), ("b", -TABLE))]
+    with pytest.raises(TaskError, match=match):
+        greedy_agreement(*models, [TEXT[:3]], new_tokens=4)
+
+
+def test_a_prompt_has_tokens_of_both_models() -> None:
+    right = of_table(TABLE, "a")
+    for prompt, match in ((np.asarray([3, -1]), "got -1"), (TEXT[:3], "7 of a and 6 of b")):
+        other = of_table(TABLE[:, :, :6] if match.startswith("7") else -TABLE, "b")
+        with pytest.raises(TaskError, match=match):
+            greedy_agreement(right, other, [prompt], new_tokens=2)
 
 
 def greedy(table: np.ndarray, ids: np.ndarray, count: int) -> list[int]:
@@ -272,6 +311,12 @@ def test_continuations_are_scored_after_their_context() -> None:
     # Only the last tokens fit into the window; before them the model sees a 0.
     [(score, _)] = evaluated(window=2)._loglikelihood_tokens([(("", ""), [6, 3, 5], [1, 2])])
     assert score == pytest.approx(p[0, 5, 1] + p[5, 1, 2])
+    # An empty context, such as blanks that a task moves to the continuation, is the end's token.
+    [(score, _)] = evaluated(end=4)._loglikelihood_tokens([(("", ""), [], [1, 2])])
+    assert score == pytest.approx(p[0, 4, 1] + p[4, 1, 2])
+    for rest, match in (([], "of no token"), ([-1], "below 7"), ([7], "below 7")):
+        with pytest.raises(TaskError, match=match):
+            evaluated()._loglikelihood_tokens([(("", ""), [3], rest)])
     with pytest.raises(TaskError, match="3 tokens does not fit into a window of 2"):
         evaluated(window=2)._loglikelihood_tokens([(("", ""), [6], [1, 2, 3])])
 
@@ -319,14 +364,24 @@ def test_generation_ends_where_the_request_says() -> None:
 
 
 @pytest.mark.usefixtures("harness")
-def test_generation_sees_what_fits_into_the_window() -> None:
-    """One token before each block, before which the model sees a 0."""
-    window, made = BLOCK + 1, [5]
-    for _ in range(2):
-        made += greedy(TABLE, np.asarray(made[-1:]), BLOCK)
-    request = Request("35", {"max_gen_toks": 2 * BLOCK})
-    [found] = evaluated(window=window, end=9).generate_until([request])
-    assert found == decode(made[1:]) != decode(greedy(TABLE, np.asarray([3, 5]), 2 * BLOCK))
+@pytest.mark.parametrize("window", [2, 7, 8])
+def test_generation_sees_what_fits_into_the_window(window: int) -> None:
+    """Half of the window is made at a time; before its first token the model sees a 0."""
+    widths = []
+
+    def logits(ids: np.ndarray) -> np.ndarray:
+        widths.append(ids.shape[1])
+        return of_table(TABLE).logits(ids)
+
+    model = lm_eval_model(LanguageModel("a", logits), encode, decode, end=9, window=window)
+    [found] = model.generate_until([Request("3516243516", {"max_gen_toks": 20})])
+    made, half = encode("3516243516"), window // 2
+    while len(made) < 30:
+        count = min(half, 30 - len(made))
+        made += greedy(TABLE, np.asarray(made[-(window - count) :]), count)
+    assert found == decode(made[10:])
+    # The last token is made of the ones before it.
+    assert max(widths) == window - 1
 
 
 def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 
 from parity.engine.pairing import naming
 from parity.engine.pairing.analogy import by_families, by_siblings
-from parity.engine.pairing.constructions import Construction, Piece, laid_out, whole
+from parity.engine.pairing.constructions import Construction, laid_out
 from parity.engine.pairing.irregularities import irregularities
-from parity.engine.pairing.layouts import Layout, Shape, identity
+from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.resemblance import resemblance
 from parity.engine.pairing.value_search import (
@@ -71,7 +71,6 @@ def match_parameters(
             search.by_value(search.original, rounded, Means.ROUNDED, note.format("original"))
     search.in_another_order()
     search.as_sums()
-    search.as_constant_biases()
     search.in_part()
     search.by_name()
     search.by_resemblance()
@@ -256,39 +255,6 @@ class _Search:
                     means = Means.REORDERED if ordered else Means.ROUNDED
                     self.summed.update(found.parameters)
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
-
-    def as_constant_biases(self) -> None:
-        """Match a constant bias that is the sum of two constant biases of the same module.
-
-        Values show nothing about constants, such as zeros, so modules and names decide: a module of
-        the original has two biases where that of the port has one of their shape.
-        """
-        rest_o, rest_p = self.rest(ambiguous=True)
-        modules = {(naming.parent(o), naming.parent(p)) for o, p in self.known()}
-
-        def biases(names: Sequence[str], side: Tensors) -> dict[tuple[str, Shape], list[str]]:
-            found: dict[tuple[str, Shape], list[str]] = defaultdict(list)
-            for name in names:
-                if len(side.shapes[name]) == 1 and "bias" in naming.leaf(name):
-                    found[naming.parent(name), side.shapes[name]].append(name)
-            return found
-
-        ports = biases(rest_p, self.port)
-        for (module, shape), pair in biases(rest_o, self.original).items():
-            if len(pair) != 2:
-                continue
-            total = self.original[pair[0]] + self.original[pair[1]]
-            alone = [
-                names[0]
-                for (place, size), names in ports.items()
-                if size == shape and len(names) == 1 and (module, place) in modules
-                if same_values(total.astype(self.port[names[0]].dtype), self.port[names[0]])
-            ]
-            if len(alone) == 1:
-                layout, place = identity(shape), whole(shape)
-                pieces = tuple(Piece(name, place, layout, place) for name in pair)
-                note = f"the sum of {' and '.join(pair)}, which are constant"
-                self.add(alone[0], Construction(shape, pieces), Means.ROUNDED, note)
 
     def in_part(self) -> None:
         """Match arrays of one side that are a part of a larger, otherwise unmatched array."""

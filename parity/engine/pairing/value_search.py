@@ -394,7 +394,8 @@ def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
     """Return the orders in which a construction holds the rows or columns of a parameter.
 
     An order lists, for each index along an axis of the port's parameter, the index of the original
-    that it holds. Axes in their own order are left out.
+    that it holds. Axes in their own order are left out, and those of a length that several axes
+    have: a bias follows the rows of a square matrix, and the columns may be in another order.
 
     Args:
         construction: the construction.
@@ -404,6 +405,8 @@ def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
     shapes = {piece.parameter: piece.part.whole for piece in construction.pieces}
     shape = shapes[name]
     for axis, length in enumerate(shape):
+        if shape.count(length) > 1:
+            continue
         places = np.arange(length, dtype=np.float64)
         spread = [length if a == axis else 1 for a in range(len(shape))]
         numbered = {n: np.zeros(of) for n, of in shapes.items()}

@@ -298,50 +298,32 @@ def test_constant_biases_have_the_order_of_their_gates(value: float) -> None:
     assert {m.quantity for m in _broken(report)} == {"grad/bias", "weights"}
 
 
-@pytest.mark.parametrize("value", [0.0, 0.5])
-def test_one_constant_bias_stands_for_two(value: float) -> None:
-    module = _with_biases(Recurrent(), value)
-    params = _one_bias(module)
-    report = _compared(module, lstm, params)
-    assert report.holds, report.text()
-    _assert_as_narrow_as_any(report)
-    assert "the sum of cell.bias_ih_l0 and cell.bias_hh_l0, which are constant" in report.text()
-    # Negative controls: another value, and a port that uses half of it.
-    other = {**params, "bias": params["bias"] + np.float32(2**-16)}
-    assert not _compared(module, lstm, other).holds
-
-    def half(params: Any, x: jax.Array) -> jax.Array:
-        return lstm({**params, "bias": params["bias"] / 2}, x)
-
-    assert not _compared(module, half, params).holds
-
-
-class Standardised(torch.nn.Module):
-    """A norm whose bias and running mean are zeros of one shape."""
-
+class Square(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.norm = torch.nn.BatchNorm1d(WIDTH).eval()
-        self.norm.weight.data.uniform_(0.5, 2.0)
+        self.fc = torch.nn.Linear(WIDTH, WIDTH)
+        self.fc.bias.data.zero_()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x)
+        return torch.tanh(self.fc(x))
 
 
-def test_zeros_that_are_no_two_biases_are_no_sum() -> None:
-    """A port that does not subtract the mean is right as long as the mean is zero, and told."""
-    module, x = Standardised(), X[:, 0]
-    state = {name: array.numpy() for name, array in module.norm.state_dict().items()}
-    params = {n: state[n] for n in ("weight", "bias", "running_var")}
+@pytest.mark.parametrize("moves_bias", [False, True])
+def test_a_bias_does_not_follow_the_inputs_of_a_square_matrix(moves_bias: bool) -> None:
+    """Inputs in another order, such as halves that were swapped, are no order of the outputs."""
+    module, order = Square(), np.roll(np.arange(WIDTH, dtype=np.int32), WIDTH // 3)
+    w = {name: p.detach().numpy() for name, p in module.fc.named_parameters()}
+    params = {"fc": {"kernel": w["weight"][:, order], "bias": w["bias"]}}
 
-    def norm(params: Any, x: jax.Array) -> jax.Array:
-        spread = jnp.sqrt(params["running_var"] + module.norm.eps)
-        return x / spread * params["weight"] + params["bias"]
+    def dense(params: Any, x: jax.Array) -> jax.Array:
+        bias = params["fc"]["bias"]
+        bias = jnp.take(bias, np.argsort(order).astype(np.int32)) if moves_bias else bias
+        return jnp.tanh(jnp.take(x, order, axis=-1) @ params["fc"]["kernel"].T + bias)
 
-    report = compare(Port("norm", TorchSide(module, x), FunctionSide(norm, params, x),
+    report = compare(Port("square", TorchSide(module, X), FunctionSide(dense, params, X),
                           bfloat16=False))  # fmt: skip
-    assert "no parameter of the port holds the original's norm.running_mean" in report.text()
+    assert report.holds is not moves_bias, report.text()
 
 
 class Table(torch.nn.Module):

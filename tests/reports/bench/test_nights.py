@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -117,6 +119,40 @@ def test_an_unknown_commit_is_refused_before_anything_is_measured(tmp_path: Path
     assert result.exit_code == 2
     assert "no-such-commit" in result.output and "Fetch it" in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("code", "measured"), [(0, True), (4, True), (3, False), (6, False)])
+def test_a_night_that_was_not_done_is_no_cost(checkout: Path, code: int, measured: bool) -> None:
+    main = checkout / "megalodon_numerics" / "__main__.py"
+    text = main.read_text(encoding="utf-8").replace("sys.exit(1)", f"sys.exit({code})")
+    main.write_text(text, encoding="utf-8")
+    with contextlib.nullcontext() if measured else pytest.raises(nights.NightsError, match="not d"):
+        nights._night(checkout, checkout.parent / "place", ())
+
+
+def test_a_commit_without_the_command_is_refused_at_once(checkout: Path) -> None:
+    shutil.rmtree(checkout / "reports")
+    git = ("git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run((*git, "commit", "-qam", "none"), check=True)
+    lines: list[str] = []
+    with pytest.raises(nights.NightsError, match="which has none"):
+        nights.bench_nights("HEAD", SHARED, lines.append)
+    assert lines == []
+
+
+def test_the_user_s_checkout_is_not_moved(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks of git run with GIT_DIR set, which goes before any folder."""
+
+    def head() -> str:
+        return (checkout / ".git" / "HEAD").read_text(encoding="utf-8")
+
+    before = head()
+    monkeypatch.setenv("GIT_DIR", str(checkout / ".git"))
+    nights._checkout("old/one", tmp_path / "tree")
+    assert head() == before
+    assert (tmp_path / "tree" / ".git").is_dir()
 
 
 @pytest.mark.usefixtures("checkout")
