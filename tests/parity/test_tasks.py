@@ -7,9 +7,11 @@ import runpy
 import sys
 import types
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from parity.lm_eval_model import BLOCK, NEW_TOKENS, lm_eval_model
 from parity.tasks import LanguageModel, TaskError, greedy_agreement, text_agreement
@@ -60,10 +62,10 @@ def test_a_text_is_scored_window_by_window(rows: int, window: int) -> None:
     assert found.difference == pytest.approx(means.mean())
     low, high = found.interval
     assert (low + high) / 2 == pytest.approx(found.difference)
-    # Student's t of these degrees of freedom, from a table.
-    quantile = {9: 2.262157, 3: 3.182446}[count - 1]
+    # Student's t of these degrees of freedom: a fortieth of it is beyond.
     error = means.std(ddof=1) / math.sqrt(count)
-    assert (high - low) / 2 == pytest.approx(quantile * error, rel=1e-5)
+    beyond = stats.t.sf((high - low) / 2 / error, count - 1)
+    assert beyond == pytest.approx(1 / 40)
     same = sum(
         TABLE[x, y].argmax() == other[x, y].argmax()
         for w in windows
@@ -222,11 +224,12 @@ def test_continuations_are_compared_up_to_their_first_difference() -> None:
 
 
 def test_few_prompts_that_agree_show_little() -> None:
-    """Wilson's interval of 10 of 10, from a table."""
+    """Wilson's interval of n of n begins at n / (n + z^2)."""
     prompts = [TEXT[i : i + 2] for i in range(10)]
     found = greedy_agreement(of_table(TABLE), of_table(TABLE.copy()), prompts, new_tokens=3)
     assert found.same == 10 and found.splits == ()
-    assert found.interval == pytest.approx((0.7225, 1.0), abs=1e-4)
+    z = NormalDist().inv_cdf(1 - 1 / 40)
+    assert found.interval == pytest.approx((10 / (10 + z**2), 1.0))
 
 
 def test_a_model_s_own_generation_is_used_and_checked() -> None:
