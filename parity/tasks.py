@@ -198,7 +198,7 @@ def text_agreement(
             vocabularies of different sizes, an id is outside of them, or logits are no numbers.
     """
     _check_two(first, second)
-    ids = _checked_ids(ids, 1)
+    ids = _checked_ids(ids)
     if window < 2 or rows < 1:
         raise TaskError(f"expected window >= 2 and rows >= 1, got {window} and {rows}")
     count = len(ids) // window
@@ -253,7 +253,7 @@ def greedy_agreement(
         raise TaskError(f"expected prompts and new_tokens >= 1, got {len(prompts)}, {new_tokens}")
     splits = []
     for number, prompt in enumerate(prompts):
-        ids = _checked_ids(prompt, 1)
+        ids = _checked_ids(prompt)
         if not len(ids):
             raise TaskError(f"prompt {number} has no token: begin it with the token of beginnings")
         seen = [model.log_probabilities(ids[None].astype(np.int32)) for model in (first, second)]
@@ -280,9 +280,9 @@ def _check_two(first: LanguageModel, second: LanguageModel) -> None:
         raise TaskError(f"{first.name} would be compared with itself: give two models")
 
 
-def _checked_ids(ids: np.ndarray, axes: int) -> np.ndarray:
+def _checked_ids(ids: np.ndarray) -> np.ndarray:
     found = np.asarray(ids)
-    if found.ndim != axes or not np.issubdtype(found.dtype, np.integer):
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise TaskError(f"expected token ids (N,) of integers, got {found.dtype} {found.shape}")
     return found.astype(np.int64)
 

@@ -49,7 +49,10 @@ def bench_nights(
         NightsError: this is no checkout, the commit does not exist, or a night stores no run.
     """
     with tempfile.TemporaryDirectory(prefix="nights-") as folder:
-        trees = {"ours": ROOT, "theirs": _checkout(commit, Path(folder) / "tree")}
+        known = check_commit(commit)
+        # Not the name that was given: `main` is another commit tomorrow, and no trend is of both.
+        name = known[:9]
+        trees = {"ours": ROOT, "theirs": _checkout(known, Path(folder) / "tree")}
         for tree in trees.values():
             _package(tree)
         rows = []
@@ -57,9 +60,9 @@ def bench_nights(
             cost = {}
             for side, tree in trees.items():
                 cost[side] = seconds, programs = _night(tree, Path(folder) / side, options)
-                name = "this version" if side == "ours" else commit
-                report(f"  {night} of {name}: {seconds:.0f} s of processor, {programs} programs")
-            work = f"{night} against {commit}"
+                of = "this version" if side == "ours" else name
+                report(f"  {night} of {of}: {seconds:.0f} s of processor, {programs} programs")
+            work = f"{night} against {name}"
             (ours, own), (theirs, others) = cost["ours"], cost["theirs"]
             rows += [
                 row(work, "night_seconds", ours, shared),
@@ -83,9 +86,8 @@ def check_commit(commit: str) -> str:
 
 def _checkout(commit: str, tree: Path) -> Path:
     """Check a commit out into a new folder; the user's checkout is not changed."""
-    known = check_commit(commit)
     _git(commit, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree))
-    _git(commit, "-C", str(tree), "checkout", "--quiet", "--detach", known)
+    _git(commit, "-C", str(tree), "checkout", "--quiet", "--detach", commit)
     return tree
 
 
@@ -114,7 +116,7 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
     package = _package(tree)
     programs, runs = place / "programs", place / "runs"
     environment = os.environ | {
-        "PYTHONPATH": str(tree),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH")))),
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_ENABLE_COMPILATION_CACHE": "1",
         # Older versions leave small programs out by themselves; both shall store the same.

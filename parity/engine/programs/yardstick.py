@@ -19,8 +19,7 @@ import jax
 LARGE: dict[str, Any] = {"xla_llvm_disable_expensive_passes": True}
 """Compiler options of `jax.jit` for programs that compute large arrays."""
 RUN_OFTEN: dict[str, Any] = LARGE | {"xla_backend_optimization_level": 0}
-"""Options for programs that run about thirty times on arrays of some size: half the compile time.
-"""
+"""Options for programs that run about thirty times on larger arrays: half the compile time."""
 RUN_ONCE: dict[str, Any] = RUN_OFTEN | {
     # Compiles fused operations with LLVM only, without MLIR; some are then computed several times.
     "xla_cpu_use_fusion_emitters": False,

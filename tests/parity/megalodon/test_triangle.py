@@ -116,9 +116,12 @@ def shortened(bits):
         return contraction.contract(equation, rounded(a, bits), rounded(b, bits), config)
 
     jax.clear_caches()  # what is compiled ignores a patch, and must not keep it
-    with patch.object(linear, "contract", contract), patch.object(attention, "contract", contract):
-        yield
-    jax.clear_caches()
+    both = patch.object(linear, "contract", contract), patch.object(attention, "contract", contract)
+    try:
+        with both[0], both[1]:
+            yield
+    finally:
+        jax.clear_caches()
 
 
 def tf32_rows(case, bits, kind):
@@ -138,11 +141,14 @@ def tf32_rows(case, bits, kind):
 )
 def test_tf32_products_round_their_operands_and_nothing_else(name, platform, numerics):
     case, kind, bits = by_name(name), *{"gpu": ("cuda", 0)}.get(platform, (platform, 10))
-    with jax.default_device(jax.devices(platform)[0]):
+    device = jax.devices(platform)[0]
+    if not bits and float(device.compute_capability) < 8:
+        pytest.skip(f"not run: TF32 begins with compute capability 8, {device} has less")
+    with jax.default_device(device):
         rows = numerics(tf32_rows(case, bits, kind))
     assert not broken(rows)
     logits = next(m for m in rows if m.quantity == LOGITS)
-    # Not float32 by mistake: TF32 rounds 2^13 times as much.
+    # Not float32 by mistake: TF32 rounds 2^12 times as much.
     assert logits.value > 2**6 * FLOORS.floor(case.work, LOGITS)
 
 

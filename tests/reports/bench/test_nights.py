@@ -77,11 +77,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nights_of_both_versions_are_measured_with_their_own_programs(checkout: Path) -> None:
     lines: list[str] = []
-    before = files(checkout)
+    before, name = files(checkout), nights.check_commit("old/one")[:9]
     timings = tuple(nights.bench_nights("old/one", SHARED, lines.append))
     assert files(checkout) == before
     rows = {(t.work, t.metric): t.value for t in timings}
-    works = [f"{night} against old/one" for night in ("first night", "second night")]
+    works = [f"{night} against {name}" for night in ("first night", "second night")]
     for work, share in zip(works, (1, 4), strict=True):
         # A process also spends time to start.
         assert SPENT["new"] / share < rows[work, "night_seconds"]
@@ -94,10 +94,10 @@ def test_nights_of_both_versions_are_measured_with_their_own_programs(checkout: 
     assert [line.split(":")[0].strip() for line in lines] == [
         f"{night} of {side}"
         for night in ("first night", "second night")
-        for side in ("this version", "old/one")
+        for side in ("this version", name)
     ]
     table = markdown(replace(bench(), timings=timings))
-    assert "second night against old/one, processor time of the commit over ours" in table
+    assert f"second night against {name}, processor time of the commit over ours" in table
 
 
 def test_a_night_without_programs_has_no_ratio_of_them(checkout: Path) -> None:
