@@ -275,6 +275,24 @@ def test_a_copy_is_made_where_asked(copy) -> None:
     assert seconds(copy(1 << 20)) > 0
 
 
+@pytest.mark.parametrize("kind, many", [("cpu", False), ("cuda", True)])
+def test_a_copy_of_a_gpu_is_one_of_many(kind, many, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single copy there is over before the host has seen it start and end."""
+    started: list[int] = []
+
+    def copy(size: int):
+        assert size == 3 << 20
+        return started.append
+
+    monkeypatch.setattr(workloads, "device_kind", lambda: kind)
+    monkeypatch.setattr(workloads, "_device_copy" if many else "_host_copy", copy)
+    monkeypatch.setattr(workloads, "seconds", lambda work, count=1: work(count) or 2.0 * count)
+    # Each copy takes two seconds, and twice the size twice as long.
+    assert workloads.copy_floor(6 << 20, 4, megabytes=3) == (4.0,) * 4
+    assert started[0] == 1 and len(started) == 5
+    assert all((count >= 32) == many for count in started[1:])
+
+
 @pytest.mark.parametrize(
     "kind",
     [
