@@ -90,7 +90,7 @@ def where(
             for k, (idx, of, axis, n) in enumerate(
                 zip(region.indices, reach, axes, differs.shape, strict=True)
             )
-            if n > 1 or differs.size == 1
+            if n > 1
         ]
         text = ", ".join(words)
         if region.share < FILLED:
@@ -254,7 +254,7 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
     if blocks.size == 1:
         return f"in {axis.block} {names}{tail}"
     places = np.unique(indices % axis.size)
-    if places.size == 1 and blocks.size == indices.size:
+    if places.size == 1:
         place = {0: "the first", axis.size - 1: "the last"}.get(int(places[0]), f"{places[0]}")
         at = place if place.startswith("the") else f"place {place}"
         return f"{at} of {axis.block}s {names}"

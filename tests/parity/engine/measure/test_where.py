@@ -71,9 +71,81 @@ def test_padding_is_named_only_where_it_was_compared() -> None:
     assert "padding too" in where(at(0, slice(40, None)), AXES, VALID)
 
 
+def test_only_compared_elements_are_described() -> None:
+    compared = np.ones(SHAPE[:2], bool)
+    compared[0, 10:] = False
+    # Row 0 differs from position 4 on, and was compared up to position 9.
+    assert where(at(0, slice(4, None)), AXES, compared=compared).startswith(
+        "row 0, positions 4-9, all channels"
+    )
+    assert where(at(0, slice(10, None)), AXES, compared=compared) == ""
+    compared[1] = False
+    # All that was compared of an axis is all of it.
+    assert where(at(0, slice(None), slice(0, 24)), AXES, compared=compared) == (
+        "all rows, all positions, channels 0-23: head 0"
+    )
+    # Every second position of row 0 was compared, and all of those differ.
+    compared = np.ones(SHAPE[:2], bool)
+    compared[0, ::2] = False
+    assert where(at(0), AXES, compared=compared) == "row 0, all positions, all channels"
+
+
+def test_a_share_is_one_of_the_compared_elements() -> None:
+    rng = np.random.default_rng(5)
+    compared = rng.permutation(100).reshape(10, 10) < 80
+    differs = compared & (rng.permutation(100).reshape(10, 10) < 75)
+    share = 100 * differs.sum() / compared.sum()
+    assert 60 < share < 85, "the drawn pattern fills no region"
+    assert where(differs, compared=compared) == f"{share:.0f} % of all elements"
+
+
+@pytest.mark.parametrize(
+    ("left", "sentence"),
+    [(2, "row 0, all positions, all channels"), (12, "88 % of row 0, all positions")],
+)
+def test_a_region_is_filled_if_nine_tenths_of_it_differ(left: int, sentence: str) -> None:
+    """Elements that are right by accident do not part a wrong region."""
+    differs = np.zeros((2, 10, 10), bool)
+    differs[0] = True
+    differs[0].flat[np.random.default_rng(3).permutation(100)[:left]] = False
+    assert where(differs, (Axis("row"), Axis("position"), Axis("channel"))).startswith(sentence)
+    assert where(differs[0]) == ("everywhere" if left == 2 else "88 % of all elements")
+
+
+def test_the_last_block_is_a_tail_only_if_it_is_shorter() -> None:
+    axes = (Axis("position", "chunk", 4),)
+    assert where(np.arange(8) >= 4, axes) == "positions 4-7: chunk 1"
+    assert where(np.arange(7) >= 4, axes) == "positions 4-6: chunk 1, the tail of 3"
+
+
+def test_up_to_four_blocks_are_listed() -> None:
+    axes = (Axis("position", "chunk", 4), Axis("channel", "head", 4))
+    differs = np.zeros((16, 16), bool)
+    differs[[0, 5], [0, 6]] = True
+    two = "position 0, channel 0; position 5, channel 6"
+    assert where(differs, axes) == f"{two}: in chunk 0, in head 0, in chunk 1, in head 1"
+    differs[10, 12] = True
+    assert where(differs, axes) == f"{two}; position 10, channel 12"
+
+
 def test_elements_without_a_pattern_are_counted_and_not_listed() -> None:
     scattered = np.random.default_rng(0).random(SHAPE) > 0.9
     assert where(scattered, AXES, VALID) == "10 % of all elements"
+    scattered = np.random.default_rng(0).random(SHAPE) > 0.3
+    assert where(scattered, AXES, VALID) == "70 % of all elements"
+    for n, share in ((10, "1 %"), (11, "under 1 %")):
+        diagonal = np.zeros((n, n, n), bool)
+        diagonal[range(n), range(n), range(n)] = True
+        assert where(diagonal) == f"{share} of all elements"
+
+
+@pytest.mark.parametrize(
+    ("step", "ordinal"), [(2, "2nd"), (3, "3rd"), (11, "11th"), (21, "21st"), (112, "112th")]
+)
+def test_equal_steps_are_an_ordinal(step: int, ordinal: str) -> None:
+    differs = np.zeros(step * 6, bool)
+    differs[::step] = True
+    assert where(differs, [Axis("position")]) == f"every {ordinal} position from 0 to {step * 5}"
 
 
 def test_rows_that_differ_at_other_positions_are_told_apart() -> None:
@@ -142,6 +214,20 @@ def test_what_is_right_is_never_a_culprit(tolerance: float, room: bool, wrong: i
         # Without room for any error, each of them is one.
         if not room:
             assert (found == differs).all()
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-35, 1e300])
+def test_culprits_do_not_depend_on_the_size_of_numbers(size: float) -> None:
+    """No square overflows or underflows; only relative errors count."""
+    expected = np.asarray([3.0, -4.0, 1.0, 2.0]) * size
+    actual = expected + np.asarray([1e-3, 0.0, 0.5, 0.0]) * size
+    assert culprits(actual, expected, 0.01).tolist() == [False, False, True, False]
+
+
+def test_what_is_not_finite_hides_no_other_error() -> None:
+    """The norm of what is known has no room for the error of the second element."""
+    expected, actual = np.asarray([1e6, 1.0, 2.0]), np.asarray([math.nan, 1.1, 2.0])
+    assert culprits(actual, expected, 0.01).tolist() == [True, True, False]
 
 
 def test_what_is_not_finite_is_a_culprit_unless_both_sides_have_it() -> None:
