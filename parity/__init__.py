@@ -1,7 +1,7 @@
 """Parity: comparison of two programs that should compute the same results from the same inputs.
 
 `sides` wraps a torch, Flax, NNX or Equinox module as a side, and `port` compares two sides.
-`tasks` compares what two language models make of a text.
+`tasks` compares what two language models make of a text, `self_agreement` one in two ways.
 `engine` has the parts that depend on no library or model. Most other packages compare one model
 each. Names are imported on first use, because a side needs its library.
 """
@@ -14,6 +14,7 @@ from megalodon_jax.lazy import on_first_use
 
 if TYPE_CHECKING:
     from parity.port import Port, PortError, Report, compare
+    from parity.self_agreement import batch_agreement, stream_agreement
     from parity.sides import (
         CapturedSide,
         EquinoxSide,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "parity.port": ("Port", "PortError", "Report", "compare"),
+    "parity.self_agreement": ("batch_agreement", "stream_agreement"),
     "parity.sides": (
         "CapturedSide",
         "EquinoxSide",
@@ -55,10 +57,12 @@ __all__ = [
     "SideError",
     "TaskError",
     "TorchSide",
+    "batch_agreement",
     "capture",
     "compare",
     "comparison_runs",
     "greedy_agreement",
+    "stream_agreement",
     "text_agreement",
 ]
 

@@ -151,7 +151,6 @@ class _Aligner:
         self._pair_in_order(worth, AlignedBy.NAME)
         swapped = np.where(evidence >= np.maximum(needed, SWAPPED), evidence, 0.0)
         self._pair_in_any_order(swapped, AlignedBy.NAME)
-        self._pair_in_any_order(self._worth_of_values(), AlignedBy.VALUE)
         self._pair_counted(needed <= DIVERGED)
         self._pair_in_order(np.where(self.outputs, 1 + evidence, 0.0), AlignedBy.ORDER)
         return self._result()
@@ -297,7 +296,8 @@ class _Aligner:
         for i, j in sorted(self.partners.items(), key=lambda pair: pair[1]):
             x, y = self.stages[0][i], self.stages[1][j]
             layout = self.pinned_layouts.get((i, j), self.close.layouts[i, j])
-            if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
+            if self.by[i] is not AlignedBy.PIN:
+                # For a pair of equal values this is its own layout.
                 layout = layouts.get((x.shape, y.shape), layout)
             if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
                 # A transposed output is a different result, unless a pin sets the layout.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,19 @@ import numpy as np
 import pytest
 
 from parity import pins
-from parity.engine.pairing.alignment import AlignedBy, Alignment, AlignmentError, Pin, align
+from parity.engine.pairing import alignment
+from parity.engine.pairing.alignment import (
+    HORIZON,
+    AlignedBy,
+    Alignment,
+    AlignmentError,
+    Pin,
+    _evidence,
+    align,
+)
 from parity.engine.pairing.closeness import EQUAL, MASKED, distance, entangled
 from parity.engine.pairing.layouts import Layout
-from parity.engine.pairing.stage_names import LEARNED, learned
+from parity.engine.pairing.stage_names import LEARNED, learned, similarity
 
 Stages = dict[str, np.ndarray]
 BATCH, TIME, HEADS, SIZE = 2, 8, 4, 4
@@ -579,3 +589,72 @@ def test_values_decide_where_most_of_them_contradict_the_numbers_of_layers() -> 
     found = align(original, port)
     assert names(found) == {f"l.{n + 1}.mlp": f"l.{n}.mlp" for n in range(5)}
     assert {pair.by for pair in found.pairs} == {AlignedBy.VALUE}
+
+
+def test_numbers_of_layers_decide_where_nothing_else_is_equal() -> None:
+    """The port's first layer is wrong, and its second passes the original's first value on."""
+    layers = [drawn(n) for n in range(3)]
+    original = {f"l.{n}.mlp": x for n, x in enumerate(layers)}
+    port = {"l.0.mlp": drawn(7), "l.1.mlp": layers[0], "l.2.mlp": drawn(8)}
+    found = align(original, port)
+    assert names(found) == {name: name for name in original}
+    assert {pair.by for pair in found.pairs} == {AlignedBy.NAME}
+
+
+def test_a_stage_without_a_namesake_is_paired_by_value_across_layers() -> None:
+    """Only stages that both have a partner by name are suspected to be in the wrong layer."""
+    a, b, c = (drawn(n) for n in range(3))
+    original = {"l.0.a": a, "l.1.a": b, "l.1.b": c}
+    port = {"l.0.a": drawn(7), "l.1.other": a, "l.1.a": b, "l.1.b": c}
+    found = align(original, port)
+    assert names(found) == {"l.1.other": "l.0.a", "l.1.a": "l.1.a", "l.1.b": "l.1.b"}
+
+
+def enclosed(found: Alignment, name: str) -> bool:
+    [pair] = [pair for pair in found.pairs if pair.port == name]
+    return pair.enclosed
+
+
+@pytest.mark.parametrize("wrong", [6, HORIZON])
+def test_values_that_agree_again_much_later_do_not_enclose_a_stage(wrong: int) -> None:
+    """Whether they do is read from the next stages, of which six right ones are half."""
+    right = {f"last.{n}": drawn(n) for n in range(40)}
+    names_of = ["first", *(f"wrong.{n}" for n in range(wrong))]
+    original = {name: drawn(100 + n) for n, name in enumerate(names_of)} | right
+    port = {name: drawn(200 + n) for n, name in enumerate(names_of)} | right
+    assert enclosed(align(original, port), "first") == (wrong < HORIZON)
+
+
+@pytest.mark.parametrize("port_has_more", [False, True])
+def test_values_agree_again_if_they_do_on_one_side(port_has_more: bool) -> None:
+    """The other side may have stages in between that have no partner."""
+    right = {f"last.{n}": drawn(n) for n in range(3)}
+    extra = {f"more.{n}": drawn(50 + n, 1 + n, 7) for n in range(HORIZON - 3)}
+    sides = [{"first": drawn(100 + n)} | more | right for n, more in enumerate(({}, extra))]
+    original, port = sides if port_has_more else sides[::-1]
+    assert enclosed(align(original, port), "first")
+    # Control: on neither.
+    sides = [{"first": drawn(100 + n)} | extra | right for n in range(2)]
+    sides[1] = {
+        name: drawn(300 + k, *x.shape) if name in extra else x
+        for k, (name, x) in enumerate(sides[1].items())
+    }
+    assert not enclosed(align(*sides), "first")
+
+
+def test_evidence_of_values_ends_at_four_digits() -> None:
+    apart = np.asarray([[0.0, 1e-9, 1e-4, 1e-2, 1.0, 3.0]])
+    alike, telling = np.full(apart.shape, 0.25), np.ones(apart.shape, bool)
+    found = _evidence(alike, apart, telling)
+    np.testing.assert_allclose(found, [[1.25, 1.25, 1.25, 0.75, 0.25, 0.25]])
+    assert (_evidence(alike, apart, ~telling) == alike).all()
+
+
+def test_a_pair_by_name_has_a_name_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, end = drawn(1), off(drawn(1), 0.2), drawn(3)
+    sides = {"block.up.out": a, "end": end}, {"block.gate.out": b, "end": end}
+    alike = float(similarity(*map(list, sides))[0, 0])
+    for decides, by in ((alike, AlignedBy.NAME), (math.nextafter(alike, 1), AlignedBy.NEARNESS)):
+        monkeypatch.setattr(alignment, "DECIDES", decides)
+        monkeypatch.setattr(alignment, "ENCLOSED", 0.2)
+        assert align(*sides).pairs[0].by is by

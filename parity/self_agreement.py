@@ -1,0 +1,206 @@
+"""Agreement of one language model with itself: a row alone and in a batch, a text whole and token
+by token.
+
+Training sees whole texts in large batches, and serving sees single tokens in batches of any size.
+Kernels that sum in another order for another batch change the last bits; a scale that is shared by
+a batch, or a state that is lost between tokens, changes more. Source: docs/your-own-port.md "One
+model in two ways".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parity.tasks import LanguageModel, TaskError
+
+LARGE = 1e-3
+"""Probability from which a token's change counts for `Agreement.largest`."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Log-probabilities of a model computed in two ways.
+
+    All numbers are in nats, over the rows and positions of token ids (B, L).
+    """
+
+    title: str
+    """The model and the two ways."""
+    rows: int
+    """Number B of rows."""
+    length: int
+    """Number L of tokens in a row."""
+    unequal: int
+    """Number of the B L positions at which any probability differs in any bit."""
+    first: tuple[int, int] | None
+    """Row and position of the first of them, by position; None if there are none."""
+    largest: float
+    """Largest change of the log-probability of a token with a probability of at least `LARGE` in
+    either way; infinite if the other way excludes it."""
+    at: tuple[int, int] | None
+    """Row and position of that change; None if no such token changes."""
+    mean: float
+    """Mean change of the log-probability of the text's own tokens: the second way minus the first.
+    Rounding has no sign, so a mean as large as single changes is no rounding. Infinite or NaN if
+    one way excludes such a token."""
+    divergence: float
+    """Mean Kullback-Leibler divergence of the second way from the first; infinite if the second
+    excludes a token."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether both ways give the same bits everywhere."""
+        return not self.unequal
+
+    def within(self, nats: float) -> bool:
+        """Return whether no log-probability changes by more than this many nats."""
+        return self.largest <= nats
+
+    def text(self) -> str:
+        """Describe the result in one to three lines."""
+        positions = self.rows * self.length
+        if self.first is None:
+            return f"{self.title}: equal bits at all {positions} positions"
+        row, place = self.first
+        lines = [
+            f"{self.title}: {self.unequal} of {positions} positions differ, the first in row {row} "
+            f"at token {place}"
+        ]
+        if self.at is not None:
+            row, place = self.at
+            lines.append(
+                f"  largest change of a log-probability {self.largest:.1e} nats, in row {row} "
+                f"behind token {place}"
+            )
+        lines.append(
+            f"  mean change of the text's tokens {self.mean:+.1e} nats, divergence "
+            f"{self.divergence:.1e} nats"
+        )
+        return "\n".join(lines)
+
+
+def batch_agreement(
+    model: LanguageModel, ids: np.ndarray, *, sizes: Sequence[int] = ()
+) -> tuple[Agreement, ...]:
+    """Compare each row alone with the same row among others, for each batch size.
+
+    The rows are computed in batches in their order, then in reverse, so that they have other
+    neighbours and other places; the arrangement with more positions that differ is returned, or
+    with the larger change if the numbers are equal.
+
+    Args:
+        model: the model.
+        ids: token ids (B, L) of B >= 2 different rows.
+        sizes: numbers of rows in a batch, from 2 to B, each a divisor of B; () for B alone.
+
+    Raises:
+        TaskError: the arguments are not as described, or the logits are no numbers.
+    """
+    ids = _checked(ids)
+    count = len(ids)
+    if count < 2 or len(np.unique(ids, axis=0)) < count:
+        raise TaskError(
+            f"expected at least two rows that all differ, got {count} rows of which "
+            f"{len(np.unique(ids, axis=0))} differ: among copies of itself a row shows nothing"
+        )
+    for size in (sizes := tuple(sizes) or (count,)):
+        if size < 2 or size > count or count % size:
+            raise TaskError(
+                f"expected batch sizes from 2 to {count} that divide it, got {size}: one row is "
+                "no batch, and a rest would be another size"
+            )
+    alone = np.concatenate([model.log_probabilities(ids[n : n + 1]) for n in range(count)])
+    results = []
+    for size in sizes:
+        both = []
+        for order in (np.arange(count), np.arange(count)[::-1]):
+            shuffled = ids[order]
+            parts = [shuffled[n : n + size] for n in range(0, count, size)]
+            found = np.concatenate([model.log_probabilities(part) for part in parts])
+            both.append(_agreement(alone, found[np.argsort(order)], ids))
+        worst = max(both, key=lambda each: (each.unequal, each.largest))
+        title = f"{model.name}, a row alone and in a batch of {size}"
+        results.append(replace(worst, title=title))
+    return tuple(results)
+
+
+def stream_agreement(
+    model: LanguageModel, ids: np.ndarray, stepwise: Callable[[np.ndarray], np.ndarray]
+) -> Agreement:
+    """Compare a text computed whole with the same text computed token by token.
+
+    Args:
+        model: the model, whose `logits` computes all positions at once, as training does.
+        ids: token ids (B, L) with L >= 2.
+        stepwise: maps token ids (B, L) int32 to logits (B, L, V), computed as when serving: after a
+            prompt one token at a time, with a cache.
+
+    Raises:
+        TaskError: both functions are one, the arguments are not as described, or logits are no
+            numbers.
+    """
+    ids = _checked(ids)
+    if stepwise is model.logits:
+        raise TaskError(
+            f"{model.name} would be compared with itself: give as stepwise= the function that "
+            "computes token by token"
+        )
+    if ids.shape[1] < 2:
+        raise TaskError(f"expected at least two tokens in a row, got ids of shape {ids.shape}")
+    whole = model.log_probabilities(ids)
+    steps = replace(model, logits=stepwise).log_probabilities(ids)
+    title = f"{model.name}, whole and token by token"
+    return replace(_agreement(whole, steps, ids), title=title)
+
+
+def _checked(ids: np.ndarray) -> np.ndarray:
+    found = np.asarray(ids)
+    if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.integer):
+        raise TaskError(
+            f"expected token ids (B, L) of integers, got {found.dtype} of shape {found.shape}"
+        )
+    return found.astype(np.int32)
+
+
+def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreement:
+    """Compare log-probabilities (B, L, V) float64 of two ways, without a title."""
+    if first.shape != second.shape:
+        raise TaskError(
+            f"expected log-probabilities of one shape, got {first.shape} and {second.shape}"
+        )
+    if ids.min() < 0 or ids.max() >= first.shape[-1]:
+        raise TaskError(
+            f"expected token ids from 0 to {first.shape[-1] - 1}, got {ids.min()} to {ids.max()}: "
+            "the tokens are those of another model"
+        )
+    differs = (first != second).any(-1)
+    places = np.argwhere(differs.T)
+    # What both exclude is -inf on both sides and does not change.
+    with np.errstate(invalid="ignore"):
+        change = np.where(first == second, 0.0, second - first)
+    # Far out in the tail logits cancel, and a change means nothing to anyone.
+    large = np.maximum(first, second) >= math.log(LARGE)
+    sizes = np.where(large, np.abs(change), 0.0).max(-1)
+    row, place = (int(n) for n in np.unravel_index(sizes.argmax(), sizes.shape))
+    largest = float(sizes[row, place])
+    # The tokens of the text that are predicted: all but the first of each row.
+    own = np.take_along_axis(change[:, :-1], ids[:, 1:, None].astype(np.int64), axis=-1)
+    weight = np.exp(first)
+    with np.errstate(invalid="ignore"):
+        terms = np.where(weight > 0, weight * change, 0.0)
+    return Agreement(
+        title="",
+        rows=first.shape[0],
+        length=first.shape[1],
+        unequal=int(differs.sum()),
+        first=(int(places[0][1]), int(places[0][0])) if len(places) else None,
+        largest=largest,
+        at=(row, place) if largest > 0 else None,
+        mean=float(own.mean()) if own.size else 0.0,
+        # Rounding may make the sum of positive and negative terms slightly negative.
+        divergence=max(0.0, float(-terms.sum(-1).mean())),
+    )
