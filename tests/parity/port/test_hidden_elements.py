@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parity.engine.measure.measurement import Verdict
-from parity.port.hidden import Squares, hidden
+from parity.port.hidden import ROUNDINGS, Squares, hidden
 from parity.port_tolerances import STUDENT, PortEdge
 from tests.parity.port.test_what_was_compared import both
 
@@ -97,6 +97,35 @@ def test_a_kernel_that_adds_to_one_inside_is_no_failure():
     """GELU at -8 is 1e-15 as 1 + erf, whose last bit is 1e-16: noise that no perturbation shows."""
     assert apart([1e3, 1e-15], [0, 2e-16]).fraction < 1
     assert apart([1e3, 1e-15], [0, 1e-13]).fraction > 1
+
+
+def test_the_room_of_many_elements_is_that_of_independent_errors():
+    """A hundred elements of rounding have ten times the room of one, not a hundred times."""
+    values = [1e3, *[1e-15] * 100]
+    one = ROUNDINGS * 2.0**-53
+    assert apart(values, [0, *[0.9 * one] * 100]).fraction < 1
+    assert apart(values, [0, *[2.0 * one] * 100]).fraction > 1
+    # In float32 a unit roundoff is 2^29 times as large.
+    assert apart(values, [0, *[2.0 * one] * 100], float64=False).fraction < 1
+    assert apart(values, [0, *[2.0 * one * 2**29] * 100], float64=False).fraction > 1
+
+
+def test_a_bound_that_falls_to_a_quarter_is_followed():
+    expected, error = np.asarray([100.0, 0.9, 0.2]), np.asarray([0.0, 0.0, 0.1])
+    how = {"factor": 1.0, "mean_squares": np.zeros(3), "float64": True}
+    found = hidden(expected + error, expected, 1.0, absolute=0.27, **how)
+    assert found is not None and found.count == 1 and found.fraction > 1
+    # One that falls by a third only is a last one.
+    found = hidden(expected + error, expected, 1.0, absolute=0.7, **how)
+    assert found is not None and found.count == 2 and found.fraction < 1
+
+
+def test_an_element_as_large_as_the_bound_is_not_hidden():
+    """All of it being wrong breaks the bound of the whole array."""
+    expected = np.asarray([4.0, 0.5, 0.25])
+    how = {"absolute": 0.0, "factor": 1.0, "mean_squares": np.zeros(3), "float64": True}
+    found = hidden(expected * 1.5, expected, 0.5, **how)
+    assert found is not None and (found.count, found.error) == (1, 0.125)
 
 
 def test_nothing_is_hidden_where_all_is_alike_or_all_is_rounding():

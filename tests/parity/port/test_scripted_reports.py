@@ -39,7 +39,7 @@ from parity.port.ledger import (
 )
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
-from parity.port.report import AROUND, ELEMENTS, Report
+from parity.port.report import AROUND, ELEMENTS, Report, first_use
 from parity.port.rounding_floors import Noise, PortBounds, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import NARROWING, STUDENT, PortEdge
@@ -731,6 +731,14 @@ def test_the_row_furthest_is_one_of_relative_errors():
     flips = row("flips", metric="top1_flips", value=3.0, tolerance=0.0)
     report = reported([near, far, flips])
     assert report.worst(WIDE[0]) is far and report.worst(WIDE[1]) is None
+    # What is NaN, or has no tolerance, is furthest of all, in the table too.
+    for lost in (
+        row("lost", value=math.nan),
+        row("lost", Verdict.NOT_COMPARABLE, tolerance=math.nan),
+    ):
+        report = reported([near, lost, far])
+        assert report.worst(WIDE[0]) is lost
+        assert f"{E.PORT64_ORIGINAL64:<26}{3:>6}{1:>6}  lost " in report.text()
 
 
 def test_lines_of_an_operation_are_shown_with_what_is_around_them(tmp_path):
@@ -760,12 +768,32 @@ def test_wrong_derivatives_say_where_to_look():
     head = "port: every stage holds, derivatives do not: m.b.kernel, m.a.kernel"
     assert told(*wrong, *right) == f"{head}; look at what uses m.b; those from m.c on hold"
     assert told(*wrong, right[1]) == f"{head}; look at what uses m.b; those from m.d on hold"
+    # One that the same stage uses says nothing of what comes after it.
+    beside = row("grad/m.b.bias", Verdict.PASS)
+    assert told(*wrong, beside, *right) == f"{head}; look at what uses m.b; those from m.c on hold"
+    assert told(*wrong, beside) == f"{head}; look at what uses m.b"
     # A parameter that is wrong on one edge is no right one, and one used before says nothing.
     assert told(*wrong, row("grad/m.a.bias", Verdict.PASS)) == f"{head}; look at what uses m.b"
     # Of many, eight are named.
     many = told(*(row(f"grad/m.a.w{i}") for i in range(10)))
     assert many.startswith("port: every stage holds, derivatives do not: m.a.w0, ")
     assert "m.a.w7 and 2 more; look at what uses m.a" in many and "m.a.w8" not in many
+
+
+@pytest.mark.parametrize(
+    ("parameter", "index"),
+    [
+        ("m.1.w", 2),  # not of m.10
+        ("m.10.w", 1),
+        ("m.10.deep.er.w", 1),  # of the nearest module that has stages
+        ("m.2.w", 0),
+        ("n.w", 3),
+        ("other.w", -1),
+        ("w", -1),
+    ],
+)
+def test_the_first_use_of_a_parameter_is_a_stage_of_its_module(parameter: str, index: int):
+    assert first_use(parameter, ["m", "m.10.out", "m.1.out", "n[0]", "m.1.more"]) == index
 
 
 def test_suspects_are_named_where_something_is_wrong_alone():
@@ -788,6 +816,14 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     assert line == (
         "parameter m.b.kernel: is transposed; as it is, where 3 of its kind are transposed (1, 0)"
     )
+    # The note of a parameter in another's place says what the pair's layout says, and more.
+    moved = reported(
+        [row("m.b")],
+        Place(WIDE[0], stages),
+        misplaced={"m.b.kernel": "holds m.c's"},
+        matching=Matching(pairs),
+    )
+    assert moved.hints == ("parameter m.b.kernel: holds m.c's",)
     right = reported([row("m.b", Verdict.PASS)], Place(WIDE[0], stages), untransposed=notes)
     assert "parameter m.b" not in right.text()
 

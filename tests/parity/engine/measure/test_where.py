@@ -90,6 +90,17 @@ def test_only_compared_elements_are_described() -> None:
     assert where(at(0), AXES, compared=compared) == "row 0, all positions, all channels"
 
 
+def test_all_compared_rows_are_all_rows() -> None:
+    differs = np.zeros((5, 20), bool)
+    for row in range(4):
+        differs[row, [0, row + 1, 5 + row, 9]] = True
+    axes = (Axis("row"), Axis("position"))
+    rows = np.arange(5) < 4
+    share = f"{100 * 16 / 40:.0f} %"
+    assert where(differs, axes, compared=rows) == f"{share} of all rows, positions 0-9"
+    assert where(differs, axes) == f"{share} of rows 0-3, positions 0-9"
+
+
 def test_a_share_is_one_of_the_compared_elements() -> None:
     rng = np.random.default_rng(5)
     compared = rng.permutation(100).reshape(10, 10) < 80
