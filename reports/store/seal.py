@@ -29,7 +29,9 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_of(document: Mapping[str, Any]) -> str:
     """Return the text to write as run.json: the document with its seal, as indented JSON."""
-    return json.dumps(sealed(document), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(sealed(document), indent=2, ensure_ascii=False)
+    # The name of a file that is no UTF-8 has lone surrogates, which JSON escapes as Python does.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
 
 
 def is_sealed(document: Mapping[str, Any]) -> bool:

@@ -481,3 +481,14 @@ def test_damaged_accounts_are_named(tmp_path: Path) -> None:
     (folder / EXPLANATIONS).write_bytes(b"PAR1 and nothing else")
     with pytest.raises(StoreError, match=r"explanations\.parquet is not the file that was stored"):
         read_run(folder)
+
+
+def test_a_path_that_is_no_utf8_costs_no_run(tmp_path: Path) -> None:
+    """Python has a lone surrogate for each of its bytes, which UTF-8 has not."""
+    place = os.fsdecode(b"/home/b\xfcro/checkpoint")
+    night = run(measurement(), checkpoint={"name": "Größe", "folder": place})
+    folder = write_run(tmp_path, night)
+    checkpoint = read_run(folder).manifest.checkpoint
+    assert checkpoint is not None and (checkpoint.name, checkpoint.folder) == ("Größe", place)
+    assert "Größe" in (folder / "run.json").read_text(encoding="utf-8")
+    assert [info.folder for info in list_runs(tmp_path)[0]] == [folder]
