@@ -94,13 +94,10 @@ class Objects:
             return again(lambda: self.files.cat_file(f"{self.root}/{path}"))
         return None
 
-    def fetch(self, path: str, file: Path) -> bool:
-        """Copy an object to a file; return False if the object does not exist."""
-        with suppress(FileNotFoundError):
-            # Not `cat_file`, which first requests the size.
-            again(lambda: self.files.get_file(f"{self.root}/{path}", str(file)))
-            return True
-        return False
+    def fetch(self, path: str, file: Path) -> None:
+        """Copy an object to a file; raises FileNotFoundError if the object does not exist."""
+        # Not `cat_file`, which first requests the size.
+        again(lambda: self.files.get_file(f"{self.root}/{path}", str(file)))
 
     def create(self, path: str, content: bytes) -> bool:
         """Write an object unless it exists; return whether the object now has this content.

@@ -115,7 +115,8 @@ class Storage:
 
         def one(path: str) -> None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            self.objects.fetch(path, folder / path)
+            with suppress(FileNotFoundError):
+                self.objects.fetch(path, folder / path)
 
         with _refusals_named(self.address), ThreadPoolExecutor(REQUESTS) as pool:
             list(pool.map(one, paths))

@@ -527,3 +527,21 @@ def test_a_page_that_is_added_after_the_run_reaches_every_copy(
     # Of an old run nothing more is expected, and nothing is asked.
     monkeypatch.setattr(shared, "ABANDONED", -1)
     assert requests_of(store, reader.refresh) < count
+
+
+def test_a_page_that_goes_while_it_is_fetched_leaves_no_empty_one(tmp_path: Path) -> None:
+    """An empty file in its place would never be fetched again."""
+    store = Faulty.make()
+    publish(tmp_path)
+    reader = machine(tmp_path, "reader")
+    reader.refresh()
+    (page := reader.copy / NAME / "report.html").unlink()
+    there = store.objects[path := f"{ROOT}/{NAME}/report.html"]
+    store.before = lambda request, name: (
+        (request, name) == ("get", path) and store.objects.pop(path)
+    )
+    reader.refresh()
+    assert not page.exists() and path not in store.objects
+    store.before, store.objects[path] = (lambda *_: None), there
+    reader.refresh()
+    assert page.read_bytes() == there[0]

@@ -320,10 +320,9 @@ class Counted:
         # One folder is sent after the listing.
         return {name: {"run.json": 4, "report.html": 4} for name in self.folders[1:]}
 
-    def fetch(self, path: str, file: Path) -> bool:
+    def fetch(self, path: str, file: Path) -> None:
         self.fetched.append(path)
         file.write_text("fine", encoding="utf-8")
-        return True
 
 
 @pytest.mark.parametrize(
