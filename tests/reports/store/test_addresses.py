@@ -17,11 +17,13 @@ WRONG = (
     *("s3:b/x", "s3:/b/x", "s3://", "s3:///", "s3:///runs", "s3://b//runs", "s3://b/../runs"),
     *("file:", "file://", "file:///", "file:/tmp/runs", "file://runs", "file:////runs", "gs:b/x"),
     *("://b/x", "S3://b/x", "S3:b/x", "a b://x", "s3://b/x ", "s3://b/x\n", "s3://b/\u202ex"),
-    *("http:/b/x", "runs/s3://b/x", "s3 ://b/x"),
+    *("http:/b/x", "runs/s3://b/x", "s3 ://b/x", "local://runs", "local:runs", "memory:runs"),
+    *("s3a:b", "gcs:b/x", "abfs:b/x", "abfss:b/x", "az:b/x", "adl:b/x"),
 )
 RIGHT = (
     *("runs", "./s3:b", "/tmp/a:b", "night:2026", "C:/runs", "a/b:c/d", "s3"),
     *("s3://b", "s3://b/x", "s3://b/x/", "s3://b/*/runs/*", "file:///tmp/runs", "gs://b/x y"),
+    "local:///tmp/runs",
 )
 
 
@@ -78,6 +80,8 @@ def test_each_address_has_a_copy_of_its_own(
         "s3://bucket/a b",
         "memory://.é",
         long,
+        f"s3://bucket/{'x' * 59}",
+        f"s3://bucket/runs.{'x' * 59}",
     ):
         copy = copy_of(address)
         assert copy == copy_of(f"{address}/") and not copy.exists()
@@ -91,13 +95,19 @@ def test_each_address_has_a_copy_of_its_own(
         "s3-bucket-a-b",
         "memory-.-",
         f"{'x' * 55}-runs",
+        # No copy is hidden, or looks like an option.
+        *["x" * 59] * 2,
     ]
     # Two addresses whose names are alike have two copies.
     assert copy_of("s3://bucket/a b") != copy_of("s3://bucket/a-b")
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     place = tmp_path / "home" / ".cache" / "megalodon-numerics" / "runs"
-    assert copy_of("s3://bucket/runs").parent == place
+    for name in ("", None):
+        if name is None:
+            monkeypatch.delenv("XDG_CACHE_HOME")
+        else:
+            monkeypatch.setenv("XDG_CACHE_HOME", name)
+        assert copy_of("s3://bucket/runs").parent == place
 
 
 def test_a_copy_whose_address_file_is_damaged_is_a_copy_again(
@@ -139,3 +149,22 @@ def test_where_no_run_is_yet_the_reason_is_given(tmp_path: Path) -> None:
     for command in (["list"], ["gate", "latest"]):
         told = cli(*command, "--out", str(running)).output
         assert "no finished run in" in told and str(running / TONIGHT) in told
+
+
+@pytest.mark.parametrize(("length", "copy"), [(4096, True), (4097, False)])
+def test_an_address_of_a_copy_has_at_most_4096_bytes(
+    tmp_path: Path, length: int, copy: bool
+) -> None:
+    address = "s3://bucket/".ljust(length, "x")
+    (tmp_path / ADDRESS).write_text(address, encoding="utf-8")
+    assert address_of(tmp_path) == (address if copy else str(tmp_path))
+
+
+def test_a_copy_that_cannot_be_kept_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    address = f"file://{tmp_path}/runs"
+    with pytest.raises(StoreError, match=rf"a copy of {address} at .*set XDG_CACHE_HOME"):
+        open_copy(address)
