@@ -11,7 +11,7 @@ from pathlib import Path
 from reports.registry.shared_index import shared_lines
 from reports.store.index import Line
 from reports.store.manifest import Manifest
-from reports.store.runs import list_lines
+from reports.store.runs import list_lines, why_left_out
 from reports.store.shared import storage_of
 
 
@@ -54,8 +54,8 @@ def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]
         own = _summary(line, manifest)
         name = manifest.id
         if first.setdefault(name, own) is not own:
-            why = f"a copy of run {name} in {root / first[name].id}; delete one of them"
-            unreadable.append((root / line.name, why))
+            folder = root / line.name
+            unreadable.append((folder, why_left_out(folder, root / first[name].id, name)))
     return sorted(first.values(), key=lambda run: (run.created, run.id)), unreadable
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from reports.store.addresses import ADDRESS, address_of, is_address
 from reports.store.index import Line, read_index
 from reports.store.manifest import Manifest
-from reports.store.reader import checksum, read_bytes
+from reports.store.reader import read_bytes
 from reports.store.run import Run, read_run
 from reports.store.schema import MANIFEST, PAGE, TONIGHT, RunKind, StoreError
 from reports.store.several import learn_together
@@ -26,7 +26,7 @@ from reports.text import count
 __all__ = [
     "DATED", "PAGE", "Run", "RunInfo", "StoreError", "add_page", "add_verdict", "check_root",
     "check_writable", "list_lines", "list_runs", "none_yet", "one_look", "read_run", "run_folders",
-    "without_copies", "write_run",
+    "why_left_out", "without_copies", "write_run",
 ]  # fmt: skip
 
 Unreadable = list[tuple[Path, str]]
@@ -178,16 +178,23 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
     return [root / name for name in sorted(names)], unreadable
 
 
+def why_left_out(folder: Path, first: Path, name: str) -> str:
+    """Return why a run does not count beside the run `first`, which has the same id `name`."""
+    try:
+        same = read_bytes(folder / MANIFEST) == read_bytes(first / MANIFEST)
+        what = "a copy of run" if same else "another run with the id of run"
+    except StoreError:
+        # Runs of shared storage need not be on this machine.
+        what = "a copy of run, or another run with the id of run,"
+    return f"{what} {name} in {first}; delete one of them"
+
+
 def without_copies(runs: list[RunInfo], unreadable: Unreadable) -> list[RunInfo]:
     """Return `runs` oldest first, each id once; copies are added to `unreadable` with a reason."""
     by_id: dict[str, RunInfo] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.manifest.id):
         first = by_id.setdefault(run.manifest.id, run)
         if first is not run:
-            same = checksum(read_bytes(run.folder / MANIFEST)) == checksum(
-                read_bytes(first.folder / MANIFEST)
-            )
-            what = "a copy of run" if same else "another run with the id of run"
-            why = f"{what} {run.manifest.id} in {first.folder}; delete one of them"
+            why = why_left_out(run.folder, first.folder, run.manifest.id)
             unreadable.append((run.folder, why))
     return sorted(by_id.values(), key=lambda run: (run.manifest.created, str(run.folder)))

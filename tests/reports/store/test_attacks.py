@@ -16,12 +16,20 @@ import pytest
 
 from parity.executors import identity
 from reports.provenance.code import Start
+from reports.registry.listing import summarise_runs
 from reports.registry.lookback import LATEST, look_back
 from reports.registry.lookup import AHEAD, Found, find_run, judge_stored, withheld
 from reports.store import writer
 from reports.store.gathered import FEW, Gathered
 from reports.store.index import Line, compact
-from reports.store.runs import StoreError, list_runs, read_run, write_run
+from reports.store.runs import (
+    RunInfo,
+    StoreError,
+    list_runs,
+    read_run,
+    without_copies,
+    write_run,
+)
 from reports.store.seal import sealed
 from reports.verdict.decide import ExitCode, Word, decide
 from tests.helpers import cli
@@ -49,13 +57,25 @@ def test_another_run_of_the_same_id_is_no_copy(root: Path) -> None:
     shutil.copytree(aside, root / f"host2-{aside.name}")
     told = gate(root)
     assert told.exit_code == 3 and "newer folder is damaged" in told.output
-    _, [(_, why)] = list_runs(root)
-    assert why.startswith("another run with the id of run")
+    for _, [(_, why)] in (list_runs(root), summarise_runs(root)):
+        assert why.startswith("another run with the id of run")
     # A copy of the run itself is none.
     shutil.rmtree(root / f"host2-{aside.name}")
     [good] = (info.folder for info in list_runs(root)[0])
     shutil.copytree(good, root / "copy")
     assert gate(root).exit_code == 0
+    for _, [(_, why)] in (list_runs(root), summarise_runs(root)):
+        assert why.startswith("a copy of run 2026")
+
+
+def test_of_runs_elsewhere_that_share_an_id_one_counts_and_the_others_are_named() -> None:
+    """Their files cannot be compared here: which are copies is not known, and ends no question."""
+    folders = [Path("s3:/bucket/runs") / name for name in ("b", "r", "a")]
+    runs, unreadable = [RunInfo(folder, run(id="r").manifest) for folder in folders], []
+    assert without_copies(runs, unreadable) == [runs[1]]
+    assert [folder.name for folder, _ in unreadable] == ["b", "a"]
+    for _, why in unreadable:
+        assert why.startswith("a copy of run, or another run with the id of run, r in s3:/bucket")
 
 
 def test_what_reads_the_newest_run_refuses_an_older_one(root: Path) -> None:
