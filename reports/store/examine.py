@@ -152,7 +152,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
         share = np.where(
             tolerance == 0, np.where(value == 0, 0.0, np.inf), np.divide(value, tolerance)
         )
-    share = np.where(np.isnan(tolerance), np.nan, share)
+    share = np.where(np.isfinite(tolerance), share, np.nan)
     judged = np.where(asked, np.where(within, _PASS, _FAIL), codes)
     unbounded = asked & np.isfinite(value) & ~np.isfinite(tolerance)
     judged = np.where(unbounded, _NOT_COMPARABLE, judged)

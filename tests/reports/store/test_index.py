@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import itertools
 import json
 import math
@@ -27,7 +29,7 @@ from reports.store.query import Table
 from reports.store.reader import checksum, read_table
 from reports.store.runs import list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS
-from tests.reports.nights import earlier, failing, measurement, reseal, run
+from tests.reports.nights import bench, earlier, failing, measurement, reseal, run
 
 
 def night(day: int, *rows: Any) -> Any:
@@ -221,6 +223,9 @@ def test_the_index_judges_a_row_as_a_run_does(tmp_path: Path) -> None:
     settled = {m.quantity: m.settled().verdict.value for m in rows}
     gates = {name: word for name, word in settled.items() if word != Verdict.INFO.value}
     assert dict(zip(*(found[c].to_pylist() for c in ("quantity", "verdict")), strict=True)) == gates
+    shares = {m.quantity: repr(m.fraction) for m in rows if m.quantity in gates}
+    told = zip(*(found[c].to_pylist() for c in ("quantity", "fraction")), strict=True)
+    assert {name: repr(share) for name, share in told} == shares
 
 
 @pytest.mark.parametrize("batch", [0, 3, examine.BATCH])
@@ -310,6 +315,9 @@ def test_work_is_which_row_is_about_what_and_which_is_a_gate(tmp_path: Path) -> 
         [{"identity": "x"}, {"identity": "y"}, {"identity": "y"}],
         [{"identity": "x"}, {"identity": "y"}, {"identity": "x", **fact}],
         [{"identity": "x"}, {"identity": "y", **fact}, {"identity": "x"}],
+        # Of the same letters.
+        [{"identity": "vw"}, {"identity": "z"}, {"identity": "vw"}],
+        [{"identity": "v"}, {"identity": "wz"}, {"identity": "v"}],
     ]
     for day, changes in enumerate(works, 1):
         rows = [measurement(quantity=f"q{i}", **change) for i, change in enumerate(changes)]
@@ -350,7 +358,10 @@ def test_a_combined_file_is_trusted_while_it_is_the_one_that_was_verified(
     os.utime(path, (0, 0))
     assert files.holds(name), "asked for before in one look"
     path.unlink()
-    assert not gathered.Gathered(tmp_path, dict(files.verified)).holds(name)
+    again = gathered.Gathered(tmp_path, dict(files.verified))
+    assert not again.holds(name)
+    # And once more what it was, where the same look missed it.
+    assert again.write(pa.table({"run": ["a"], "value": [1.0]})) == name and again.holds(name)
     # Of a folder that cannot be written there is none.
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert combined(tmp_path / "file")[1]("a") == ""
@@ -442,3 +453,118 @@ def test_a_file_without_a_single_group_of_rows_has_no_rows(tmp_path: Path) -> No
     assert pq.ParquetFile(path).num_row_groups == 0
     table = read_table(path.read_bytes(), path, schema, frozenset())
     assert table.num_rows == 0 and table.column_names == ["a"]
+
+
+def test_every_column_of_a_run_without_checksums_is_looked_at(tmp_path: Path) -> None:
+    """Lists need few columns; that the others are whole is shown by a checksum, or by reading."""
+    folder = reseal(write_run(tmp_path, night(1)), schema=4)
+    assert summarise_runs(tmp_path)[1] == []
+    path = folder / MEASUREMENTS
+    table = pq.read_table(path)
+    spoilt = table.set_column(table.column_names.index("note"), "note", pa.array([1]))
+    pq.write_table(spoilt, path)
+    [(bad, why)] = summarise_runs(tmp_path)[1]
+    assert bad == folder and "the column note of" in why
+
+
+def test_a_folder_changes_with_what_its_links_lead_to(tmp_path: Path) -> None:
+    (folder := tmp_path / "run").mkdir()
+    (target := tmp_path / "elsewhere").write_text("before", encoding="utf-8")
+    (folder / "run.json").symlink_to(target)
+    before = index.signature_of(folder)
+    assert index.signature_of(folder) == before
+    target.write_text("afterwards", encoding="utf-8")
+    assert index.signature_of(folder) != before
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {},
+        {"lines": [], "texts": [], "values": {}},
+        {"lines": [["a"]], "texts": [], "verified": {}},
+        {"lines": [["a", "b", "", None, *range(9)]], "texts": [], "verified": {}},
+        {"lines": [["a", "b", "", {}]], "texts": [], "verified": {}},
+        {"lines": [["a", "b", "", {"environment": 0, "suites": 1}]], "texts": ["1", "[{}]"]},
+    ],
+    ids=str,
+)
+def test_the_index_of_another_version_is_written_anew(tmp_path: Path, document: Any) -> None:
+    """Whole as its checksum says, and of other fields."""
+    folder = write_run(tmp_path, night(1))
+    expected = summarise_runs(tmp_path)
+    content = json.dumps(document).encode()
+    digest = hashlib.sha256(content).hexdigest().encode()
+    (tmp_path / INDEX).write_bytes(digest + b"\n" + content)
+    assert index.read_lines(tmp_path / INDEX) == []
+    assert summarise_runs(tmp_path) == expected
+    assert [line.name for line in index.read_lines(tmp_path / INDEX)] == [folder.name]
+
+
+def test_an_index_that_another_process_wrote_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / INDEX
+    for name in ("a", "b"):
+        index.write_lines(path, [Line(name, "signature")])
+        folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+        assert [f.name for f in index.unknown_folders(tmp_path, folders)] == [
+            other for other in "abc" if other != name
+        ]
+
+
+def test_runs_that_are_read_in_several_batches_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch has a combined file; what has no gates is named in none."""
+    monkeypatch.setattr(index, "AT_ONCE", 2)
+    names = [write_run(tmp_path, night(day)).name for day in range(1, 6)]
+    names.append(write_run(tmp_path, bench(day=6)).name)
+    assert [info.folder.name for info in list_runs(tmp_path)[0]] == names
+    files = [line.gathered for line in index.read_lines(tmp_path / INDEX)]
+    assert files[-1] == "" and [files.index(file) for file in files[:5]] == [0, 0, 2, 2, 4]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_memory_is_collected_after_a_batch_as_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    write_run(tmp_path, night(1))
+    during: list[bool] = []
+    whole = index.examine_all
+    monkeypatch.setattr(
+        index, "examine_all", lambda them: (during.append(gc.isenabled()), whole(them))[1]
+    )
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        list_runs(tmp_path)
+        after = gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert (during, after) == ([False], enabled)
+
+
+def test_runs_whose_texts_are_too_many_for_one_file_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise pa.lib.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+
+    found = [examine.examine(write_run(tmp_path, night(1)))]
+    monkeypatch.setattr(gathered.pa, "concat_tables", full)
+    assert gathered.gather(gathered.Gathered(tmp_path, {}), found) == ""
+
+
+def test_one_look_within_another_sees_the_same_runs(tmp_path: Path) -> None:
+    """And what a part of an answer does with its list changes no other part."""
+    write_run(tmp_path, night(1))
+    (tmp_path / "damaged").mkdir()
+    with one_look():
+        readable, unreadable = list_runs(tmp_path)
+        assert (len(readable), len(unreadable)) == (1, 1)
+        readable.clear(), unreadable.clear()
+        write_run(tmp_path, night(2))
+        with one_look():
+            assert [len(part) for part in list_runs(tmp_path)] == [1, 1]
+        assert [len(part) for part in list_runs(tmp_path)] == [1, 1]
+    assert [len(part) for part in list_runs(tmp_path)] == [2, 1]
