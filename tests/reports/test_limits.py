@@ -14,6 +14,7 @@ from reports.registry import lookback, lookup, runs_page, shared_index
 from reports.store import (
     addresses,
     claims,
+    examine,
     gathered,
     index,
     manifest,
@@ -51,7 +52,10 @@ LIMITS = {
     (index, "AT_ONCE"): 512,
     (gathered, "RUNS"): 64,
     (gathered, "FEW"): 16,
+    (examine, "BATCH"): 262_144,
+    (examine, "BATCH_BYTES"): 256 * MIB,
     (several, "SHARE"): 1_000,
+    (several, "AHEAD"): 0.6,
     (several, "MOST"): 4,
     (several, "LONGEST"): HOUR / 2,
     (shared_index, "TOGETHER"): 256,

@@ -131,6 +131,11 @@ def test_a_folder_of_other_folders_is_no_folder_of_damaged_runs(
     assert told.exit_code == 2
     assert "expected a folder of runs, but none of the 2 folders in" in told.output
     assert sorted(each.name for each in tmp_path.iterdir()) == ["docs", "src"]
+    # The first three are named.
+    for names, said in ((["x"], "(docs, src, x)"), (["y"], "(docs, src, x, ...)")):
+        for name in names:
+            (tmp_path / name).mkdir()
+        assert said in " ".join(cli(*command, "--out", str(tmp_path)).output.split())
     # Negative controls: one run, whatever its name, and what may be a run that lost its manifest.
     for name in ("mine/run.json", "2026-10-01T21-30-00Z-0000000/page"):
         (tmp_path / name).parent.mkdir()

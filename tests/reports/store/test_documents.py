@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -35,23 +36,28 @@ from reports.store.manifest import (
     Time,
 )
 from reports.store.objects import Objects
+from reports.store.reader import checksum
 from reports.store.run import Run, read_run
 from reports.store.runs import run_folders
 from reports.store.schema import (
+    MANIFEST,
     MEASUREMENTS,
     MIGRATIONS,
     PAGE,
     SCHEMA,
+    TIMINGS,
+    VERDICT,
     RunKind,
     StoreError,
     migrate,
 )
+from reports.store.seal import text_of
 from reports.store.shared import open_copy
 from reports.store.tensors import TENSORS, read_tensors, write_tensors
 from reports.store.timings import AT_MOST, LESS_IS_BETTER, Timing
 from reports.store.writer import rewrite_run, write_run
 from stability.core.findings import Finding, Severity
-from tests.reports.nights import finding, measurement
+from tests.reports.nights import finding, measurement, reseal
 
 ROWS = (SuiteResult, CaseInfo, CheckpointInfo, PartInfo, Time, ContractLine, Device, ReferenceInfo)
 
@@ -213,14 +219,14 @@ def test_runs_share_a_subject_where_they_are_of_one_kind_and_about_one_port() ->
 def test_tests_without_megalodon_chose_no_reference() -> None:
     alone = Manifest("id", "now", kind=RunKind.PYTEST, ports=({"title": "p"},))
     assert alone.without_megalodon
-    live, recorded, originals = (
+    live, recorded, absent, originals = (
         {"environment": Environment(reference=ReferenceInfo(kind))}
-        for kind in ("live", "recorded", "torch and flax")
+        for kind in ("live", "recorded", "absent", "torch and flax")
     )
     # A test may also record measurements without the report of a port.
     for changes in (originals, {"ports": ()}):
         assert replace(alone, **changes).without_megalodon
-    for changes in ({"kind": RunKind.PORT}, live, recorded):
+    for changes in ({"kind": RunKind.PORT}, live, recorded, absent):
         assert not replace(alone, **changes).without_megalodon
 
 
@@ -509,3 +515,57 @@ def test_columns_that_older_files_lack_say_nothing(tmp_path: Path) -> None:
 def full_account() -> Explanation:
     lines = (SourceLine("a", "b", "c"),)
     return Explanation("c", "e", "q", 1.0, 2.0, "m", (), None, (), "", "", lines)
+
+
+def test_columns_for_other_readers_are_written(tmp_path: Path) -> None:
+    """What a row says without storing it: no Python is needed to ask for it."""
+    rows = measurement(value=1e-6, tolerance=4e-6), measurement(quantity="q", tolerance=0.0)
+    folder = write_run(tmp_path, Run(Manifest("a", "2026-11-20T21:30:00+00:00"), rows))
+    assert pq.read_table(folder / MEASUREMENTS)["fraction"].to_pylist() == [0.25, math.inf]
+    times = (Timing("w", "ratio", 2.0, 1.5, (1.0, 2.0, 3.0), "float32", "cpu", "i"),)
+    bench = Run(Manifest("b", "2026-11-20T21:30:00+00:00", kind=RunKind.BENCH), timings=times)
+    folder = write_run(tmp_path, bench)
+    assert pq.read_table(folder / TIMINGS)["repeats"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize("word", [5, None, ["PASS"]])
+def test_a_verdict_that_is_no_word_is_none(tmp_path: Path, word: Any) -> None:
+    folder = write_run(tmp_path, stored("r"))
+    document = {"verdict": word, "run": checksum((folder / MANIFEST).read_bytes())}
+    (folder / VERDICT).write_text(text_of(document), encoding="utf-8")
+    assert read_run(folder).manifest.verdict == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("stages", [None]), ("stages", None), ("parameters", None), ("worst", {"index": None})],
+)
+def test_accounts_that_lack_a_part_are_damaged(tmp_path: Path, column: str, value: Any) -> None:
+    write_explanations(tmp_path, [replace(full_account(), stages=(Stage("s", 1.0, 2.0, 3.0),))])
+    table = pq.read_table(tmp_path / EXPLANATIONS)
+    [row] = table.to_pylist()
+    pq.write_table(
+        pa.Table.from_pylist([{**row, column: value}], table.schema), tmp_path / EXPLANATIONS
+    )
+    with pytest.raises(StoreError, match=r"expected rows of .*explanations\.parquet as this tool"):
+        read_explanations(tmp_path, None)
+
+
+def test_elements_of_a_tensor_without_their_place_are_damaged(tmp_path: Path) -> None:
+    worst = (Worst((1, 2), 3.0, 0.5),)
+    write_tensors(tmp_path, [Deviation("c", "e", "q", "float32", (2, 4), (1,), worst, 5, "")])
+    table = pq.read_table(tmp_path / TENSORS).drop_columns("worst")
+    table = table.append_column("worst", pa.array([[{"actual": 3.0, "expected": 0.5}]]))
+    pq.write_table(table, tmp_path / TENSORS)
+    with pytest.raises(StoreError, match=r"expected rows of .*tensors\.parquet as this tool"):
+        read_tensors(tmp_path, None)
+
+
+def test_a_word_of_a_later_version_asks_for_an_update(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, stored("r"))
+    table = pq.read_table(folder / MEASUREMENTS)
+    rows = [{**row, "kind": "odd"} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), folder / MEASUREMENTS)
+    reseal(folder)
+    with pytest.raises(StoreError, match=r"measurements.* 'odd' .* update megalodon-numerics"):
+        read_run(folder)

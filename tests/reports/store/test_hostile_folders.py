@@ -417,3 +417,47 @@ def test_a_column_that_is_there_twice_is_damage(root: Path) -> None:
     schema = pa.schema([("value", pa.float64())])
     with pytest.raises(StoreError, match=r"each column once in x.parquet, .* value more often"):
         reader.read_table(buffer.getvalue().to_pybytes(), Path("x.parquet"), schema, frozenset())
+
+
+def parquet(**columns: Any) -> tuple[bytes, pa.Schema]:
+    """The bytes of a file of these columns, and its schema."""
+    buffer, table = pa.BufferOutputStream(), pa.table(columns)
+    pq.write_table(table, buffer)
+    return buffer.getvalue().to_pybytes(), table.schema
+
+
+@pytest.mark.parametrize(("limit", "read"), [(100, True), (99, False)])
+def test_rows_are_counted_however_little_each_takes(
+    monkeypatch: pytest.MonkeyPatch, limit: int, read: bool
+) -> None:
+    content, schema = parquet(value=[1.0] * 100)
+    monkeypatch.setattr(reader, "ROWS", limit)
+    if read:
+        assert reader.read_table(content, Path("f"), schema, frozenset()).num_rows == 100
+    else:
+        with pytest.raises(StoreError, match="f would unpack to 100 rows"):
+            reader.read_table(content, Path("f"), schema, frozenset())
+
+
+def test_texts_of_all_columns_count_together_and_null_counts_as_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a dictionary a text takes its room once, and in the rows of a run as often as it is."""
+    texts = ["x" * 1000, None] * 20
+    content, schema = parquet(one=texts, two=texts, three=texts)
+    for limit in (60_000, 59_999):
+        monkeypatch.setattr(reader, "UNPACKED_BYTES", limit)
+        if limit == 60_000:
+            assert reader.read_table(content, Path("f"), schema, frozenset()).num_rows == 40
+        else:
+            with pytest.raises(StoreError, match="to 60,000 bytes of text, more than the 59,999"):
+                reader.read_table(content, Path("f"), schema, frozenset())
+
+
+def test_a_column_of_another_type_is_named_with_both(tmp_path: Path) -> None:
+    content, _ = parquet(value=[{"{a}": 1}])
+    schema = pa.schema([("value", pa.float64())])
+    for name in ("f", "g"):
+        said = rf"column value of {name} to be of type double, received struct<\{{a\}}: int64>"
+        with pytest.raises(StoreError, match=said):
+            reader.read_table(content, Path(name), schema, frozenset())

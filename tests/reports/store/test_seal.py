@@ -9,7 +9,7 @@ import pytest
 
 from reports.store.runs import StoreError, read_run, write_run
 from reports.store.schema import SCHEMA
-from reports.store.seal import sealed
+from reports.store.seal import FIRST_SEALED, check_seal, sealed
 from tests.reports.nights import measurement, run
 
 EDITS = {
@@ -46,3 +46,12 @@ def test_a_seal_covers_every_value_and_not_itself() -> None:
     assert sealed(once) == once
     assert sealed({"schema": SCHEMA, "id": "b"})["seal"] != once["seal"]
     assert sealed({"schema": SCHEMA, "id": "a", "b": 0})["seal"] != once["seal"]
+
+
+@pytest.mark.parametrize("name", ["seal", "files", "contract"])
+def test_no_older_run_has_what_the_seal_came_with(name: str) -> None:
+    """Whoever writes an older schema into run.json leaves one of them out at most."""
+    path = Path("run.json")
+    check_seal({"schema": FIRST_SEALED - 1, "id": "a"}, path)
+    with pytest.raises(StoreError, match=f"says schema 4 and has {name}, which"):
+        check_seal({"schema": FIRST_SEALED - 1, "id": "a", name: None}, path)

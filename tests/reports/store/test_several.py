@@ -175,3 +175,26 @@ def test_a_list_of_runs_is_read_without_jax() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("processors", "most", "share", "helpers"),
+    [(1, 4, 2, 0), (2, 4, 2, 1), (9, 4, 1, 3), (9, 2, 1, 1), (9, 4, 3, 1), (9, 4, 4, 0)],
+)
+def test_processes_are_as_many_as_processors_runs_and_memory_allow(
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processors: int,
+    most: int,
+    share: int,
+    helpers: int,
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(several, "_ask", lambda root, folders, *_: (asked.append(root), [])[1])
+    monkeypatch.setattr(several, "_learn", lambda *_: [])
+    monkeypatch.setattr(several, "threads", lambda: processors)
+    monkeypatch.setattr(several, "MOST", most)
+    monkeypatch.setattr(several, "SHARE", share)
+    folders = sorted(path for path in shared.iterdir() if path.name[0] != ".")
+    assert several.learn_together(shared, folders, True) == []
+    assert asked == [shared] * helpers and len(folders) == 7

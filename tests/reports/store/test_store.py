@@ -23,6 +23,7 @@ from reports.store import writer
 from reports.store.examine import examine
 from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
+from reports.store.reader import checksum
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import FILES, MIGRATIONS, SCHEMA, RunKind
 from reports.store.seal import text_of
@@ -190,11 +191,25 @@ def test_an_unwritable_root_is_found_before_the_run(tmp_path: Path) -> None:
         check_writable(blocker)
 
 
-@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b", "x" * 300])
+@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b", "x" * 300, "x" * 201, "a\n"])
 def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="run id"):
         write_run(tmp_path, run(id=name))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_id_may_have_200_characters(tmp_path: Path) -> None:
+    assert write_run(tmp_path, run(id="x" * 200)).name == "x" * 200
+
+
+def test_a_verdict_says_which_page_it_came_with(tmp_path: Path) -> None:
+    """The page as its bytes are, where a name in it is no UTF-8 too."""
+    folder = write_run(tmp_path, run(measurement()), lambda night: "<p>b\udcfcro</p>")
+    page = (folder / "report.html").read_bytes()
+    assert page == b"<p>b?ro</p>"
+    told = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    assert told["files"] == {"report.html": checksum(page)}
+    assert told["run"] == checksum((folder / "run.json").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["measurements.parquet", "findings.parquet"])
@@ -353,15 +368,24 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
         {"suites": [{"name": "parity", "planned": "3"}]},
         {"suites": {"name": "parity"}},
         {"id": 3},
+        {"created": 3},
+        {"created": None},
+        {"suites": [{"planned": 3}]},
+        {"cases": [{"title": "without a name"}]},
     ],
     ids=str,
 )
 def test_a_manifest_with_a_part_of_another_type_is_named(tmp_path: Path, part) -> None:
     folder = write_run(tmp_path, run())
     (folder / "run.json").write_text(text_of(document(**part)), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"run\.json"):
+        read_run(folder)
+    if "cases" in part:
+        # Of which lists read nothing.
+        return
     readable, [(named, why)] = list_runs(tmp_path)
     assert (readable, named) == ([], folder)
-    assert "restore the folder or delete it" in why
+    assert "run.json" in why
 
 
 def test_null_in_a_manifest_is_what_is_not_there(tmp_path: Path) -> None:
