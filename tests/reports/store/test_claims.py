@@ -345,3 +345,66 @@ def test_remains_are_as_old_as_their_newest_object(
     monkeypatch.setattr(Objects, "now", lambda self: written + timedelta(seconds=age))
     shared.Storage("s3://bucket/runs", tmp_path, below).clean()
     assert bool(below.inside(NAME)) is kept
+
+
+def test_what_lies_in_folders_of_a_run_is_not_the_run_s() -> None:
+    """Nor is an object that lies beside the runs a run."""
+    store, below = storage()
+    for path in (f"{NAME}/a", f"{NAME}/pages/b", "index.html"):
+        store.pipe_file(f"{ROOT}/{path}", path.encode())
+    inside = {"a": len(f"{NAME}/a")}
+    assert below.inside(NAME) == inside and below.inside_all() == {NAME: inside}
+
+
+def test_folders_are_listed_by_name_however_a_storage_writes_them() -> None:
+    """With a slash at the end, as folders; and the root itself, where somebody made it."""
+
+    class Files:
+        def ls(self, root: str, detail: bool) -> list[str]:
+            return ["", "/", f"{root}/b/", f"{root}/a", f"{root}/.gone-c", f"{root}/c/"]
+
+    listed = Objects(Files(), ROOT)
+    assert (listed.names(), listed.going()) == (["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    "note", ["[]", "{", "{}", '{"name": 5, "token": null}', '{"name": "a", "token": 5}',
+             '{"token": "a"}', '{"name": "a"}'],
+)  # fmt: skip
+def test_a_note_of_other_fields_is_damaged(tmp_path: Path, note: str) -> None:
+    assert unsent.read_note(tmp_path) is None
+    (tmp_path / unsent.NOTE).write_text(note, encoding="utf-8")
+    with pytest.raises(StoreError, match=rf"can be sent in {tmp_path}, but .claim is damaged"):
+        unsent.read_note(tmp_path)
+
+
+def test_unsent_runs_of_one_name_wait_beside_each_other(tmp_path: Path) -> None:
+    """Also where something else has the name; what is hidden or no folder is no run."""
+    place = tmp_path / unsent.UNSENT
+    for content in "abc":
+        kept = unsent.put_in(tmp_path, folder_of(tmp_path, content), unsent.Note("n", content))
+        assert unsent.read_note(kept) == unsent.Note("n", content)
+        assert b'"%s"' % content.encode() in (kept / MANIFEST).read_bytes()
+        if content == "a":
+            (place / "n-2").write_text("", encoding="utf-8")
+    for name in (".partial-x", "m", "0"):
+        (place / name).mkdir()
+    assert [path.name for path in unsent.waiting(tmp_path)] == ["0", "m", "n", "n-3", "n-4"]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("protocol", ["file", "local", "s3"])
+def test_a_storage_is_asked_anew_each_time_and_makes_folders_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, slash: str
+) -> None:
+    asked: list[tuple[str, dict[str, bool]]] = []
+
+    def connect(address: str, **how: bool) -> tuple[object, str]:
+        asked.append((address, how))
+        return object(), f"bucket/runs{slash}"
+
+    monkeypatch.setattr("fsspec.url_to_fs", connect)
+    found = shared._connect(f"{protocol}://bucket/runs", Path("copy"))
+    assert (found.copy, found.objects.root) == (Path("copy"), "bucket/runs")
+    made = {} if protocol == "s3" else {"auto_mkdir": True}
+    assert asked == [(f"{protocol}://bucket/runs", {"use_listings_cache": False, **made})]

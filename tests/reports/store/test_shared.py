@@ -25,8 +25,9 @@ from reports.store.index import Line
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
+from reports.store.writer import add_verdict
 from tests.helpers import cli
-from tests.reports.nights import earlier, failing, measurement, unchecked
+from tests.reports.nights import earlier, explained, failing, measurement, unchecked
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 BUCKET = "nights"
@@ -148,6 +149,43 @@ def test_what_a_run_gets_late_comes_to_a_copy_that_lacks_it(
         (place / file).write_bytes(content[file])
     shared.open_copy(storage)
     assert {file: (copy / file).read_bytes() for file in shared.LATE} == content
+
+
+def test_a_page_that_was_drawn_again_here_stays(tmp_path: Path, machine: Any) -> None:
+    """Only what a copy lacks is fetched, though the verdict is still to come."""
+    (tmp_path / "remote").mkdir()
+    storage = f"file://{tmp_path}/remote/runs/"
+    copy = shared.open_copy(storage)
+    assert shared.address_of(copy) == storage[:-1]
+    folder = write_run(copy, night(1), lambda run: "<p>there</p>")
+    (folder / "verdict.json").unlink()
+    (folder / "report.html").write_text("<p>here</p>", encoding="utf-8")
+    shared.open_copy(storage)
+    assert (folder / "verdict.json").is_file()
+    assert (folder / "report.html").read_text(encoding="utf-8") == "<p>here</p>"
+
+
+def test_a_list_of_red_runs_needs_no_accounts_of_them(tmp_path: Path, machine: Any) -> None:
+    """What only a red run has is on the storage, and is not fetched for a list."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    red = replace(night(1, failing()), explanations=(explained(),))
+    folder = write_run(shared.open_copy(address), red)
+    assert (folder / "explanations.parquet").is_file()
+    machine("second")
+    assert listed(address) == ([folder.name], [])
+
+
+def test_a_verdict_without_a_page_reaches_the_storage(tmp_path: Path, machine: Any) -> None:
+    """Where the page could not be drawn."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    folder = write_run(shared.open_copy(address), night(1))
+    add_verdict(folder, "PASS")
+    assert f"{folder.name}/verdict.json" in objects(address)
+    machine("second")
+    [info], _ = list_runs(shared.open_copy(address))
+    assert info.manifest.verdict == "PASS" and not (info.folder / "report.html").exists()
 
 
 def test_a_run_that_goes_there_goes_here(storage: str, machine: Any) -> None:
