@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import validate
@@ -17,7 +18,7 @@ from parity.engine.measure.measurement import Verdict
 from reports.page import several as several_page
 from reports.page import side_by_side
 from reports.page.several import render
-from reports.registry.several import _edges
+from reports.registry.several import _edges, table
 from reports.store.runs import Run, write_run
 from reports.store.schema import PAGE
 from reports.text import contrast_all
@@ -179,6 +180,39 @@ def test_errors_of_probes_are_rows_too() -> None:
     [row] = several.rows
     assert row.key == ("probe values", "", "model.embed.weight", "max")
     assert [cell and cell.state for cell in row.cells] == ["pass", "fail", None]
+    *_, last = table(several)[1]
+    assert last == ["model.embed.weight in probe values, max", "1.0e+00", "3.0e+00 ✕", "–"]
+
+
+def test_mathematics_comes_before_rounding_and_thousands_are_marked() -> None:
+    edges = ("jax32:oracle", "jax64:oracle")
+    several = compare_runs([night(measurement(), day=day) for day in (10, 11)])
+    rows = [measurement(edge=e, quantity=f"q{i}") for e in edges for i in range(1001)]
+    big = night(*rows, day=12)
+    held = "1,001 / 1,001"
+    assert _edges(replace(several, runs=(big, several.runs[1]))) == [
+        ("jax64:oracle", [held, "–"]),
+        ("jax32:oracle", [held, "1 / 1"]),
+    ]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old", encoding="utf-8")
+    write = Path.write_text
+
+    def full(self: Path, text: str, **how: Any) -> int:
+        write(self, "half", **how)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    days = (10, 11, 12) if several else (10, 11)
+    told = compared(runs, *days, more=("--html", page))
+    assert told.exit_code == 2 and "No space left" in told.output
+    assert page.read_text(encoding="utf-8") == "old"
 
 
 def test_what_could_not_be_compared_is_not_green() -> None:

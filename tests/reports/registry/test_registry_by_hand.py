@@ -8,6 +8,7 @@ import math
 import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,7 +45,7 @@ from reports.registry.lookup import (
     withheld,
 )
 from reports.registry.pin import pin_run
-from reports.registry.retention import clean, delete
+from reports.registry.retention import clean, delete, plan
 from reports.registry.several import as_values, more_line, read_several, run_lines, table
 from reports.registry.side_by_side import range_lines
 from reports.store.runs import Run, read_run, write_run
@@ -592,6 +593,7 @@ def test_rows_that_the_terminal_leaves_out_are_counted(tmp_path: Path) -> None:
     several = read_several(folders)
     _, lines, omitted = table(several)
     assert (len(lines), omitted) == (2 + 20, 5)
+    assert [line[0].split()[0] for line in lines[2:]] == [f"q{i:02d}" for i in range(20)]
     assert more_line(5) == ["and 5 more rows; --html and --json have them"]
     assert more_line(1) == ["and 1 more row; --html and --json have them"] and more_line(0) == []
     assert len(as_values(several)["rows"]) == 25
@@ -897,3 +899,232 @@ def test_each_run_is_an_entry_of_the_page_of_all_runs(
     assert [entry.name for entry in entries if not entry.why] == [planted.name]
     assert [entry.name for entry in omitted] == [whole.name, bad.name]
     assert not any(entry.page or entry.events for entry in (*omitted, *entries))
+
+
+def test_a_place_with_a_sign_or_an_address_is_looked_up_by_duckdb(tmp_path: Path) -> None:
+    for day in (1, 2):
+        write_run(tmp_path, earlier(measurement(), id=f"r{day}", day=day))
+    for place in ("{}/r?", "{}/r?/", "file://{}", "file://{}/r?", "{}/r*"):
+        assert look_back(place.format(tmp_path)).runs == 2, place
+    assert look_back(f"{tmp_path}/?1").runs == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("bench", "its numbers are on the next nightly's page"),
+        ("shard", "`merge` it with the others first"),
+        ("watch", "its page shows what was measured, and `open` shows the page"),
+    ],
+)
+def test_a_run_without_a_verdict_is_never_the_latest_and_says_what_to_do(
+    tmp_path: Path, kind: str, advice: str
+) -> None:
+    night = write_run(tmp_path, earlier(measurement(), day=1))
+    folder = write_run(tmp_path, earlier(day=2, kind=kind))
+    found = look_up(tmp_path, "latest")
+    assert (found.folder, found.newer, found.others) == (night, (), ())
+    for command in (judge_stored, lambda folder: judge_stored(night, folder)):
+        with pytest.raises(StoreError, match=rf"but {folder.name} is a {kind}; {advice}\.$"):
+            command(folder)
+
+
+def test_of_other_subjects_the_newest_are_named_unless_they_are_healthy(tmp_path: Path) -> None:
+    words = {"a": "PASS", "b": "CHANGED", "c": "REGRESSED", "d": "", "e": "NOT COMPARABLE"}
+    for day, (name, word) in enumerate(words.items(), 1):
+        suites = [{**WHOLE, "name": name}]
+        row = measurement(case=name)
+        write_run(
+            tmp_path, earlier(row, id=name, day=day, kind="port", suites=suites, verdict=word)
+        )
+    write_run(tmp_path, earlier(measurement(), id="night", day=9))
+    assert look_up(tmp_path, "latest").others == (
+        ("e", "NOT COMPARABLE"),
+        ("d", "not judged"),
+        ("c", "REGRESSED"),
+    )
+
+
+def test_a_damaged_folder_of_the_same_second_may_be_newer(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), day=6))
+    for second, newer in (("00", True), ("01", True)):
+        (folder := tmp_path / f"2026-11-06T21-30-{second}Z-damaged").mkdir()
+        assert bool(look_up(tmp_path, "latest").newer) is newer
+        folder.rmdir()
+    (tmp_path / "2026-11-06T21-29-59Z-damaged").mkdir()
+    assert look_up(tmp_path, "latest").newer == ()
+
+
+def test_what_failed_from_the_first_has_no_run_that_held(tmp_path: Path) -> None:
+    """Of the lines of code that act where a case starts to fail the first is shown."""
+    code = tuple(Line(f"model.py:{n} (f)", f"why {n}", f"> {n}  x") for n in (3, 5))
+    accounts = (replace(explained("plain"), lines=code),)
+    write_run(tmp_path, earlier(failing(case="plain"), day=1))
+    made = replace(earlier(failing(case="plain"), day=2), explanations=accounts)
+    folder = write_run(tmp_path, made)
+    lines = comparison_lines(judge_stored(folder))
+    assert lines[0] == "since when: It failed in every run that measured it: 2 runs."
+    assert [line for line in lines if "model.py" in line] == ["line: model.py:3 (f): why 3"]
+    assert [line for line in lines if line.startswith("    ")] == ["    > 3  x"]
+    answer = cli("gate", folder.name, "--out", tmp_path, "--json")
+    [found] = json.loads(answer.stdout)["explanations"]
+    assert [line["why"] for line in found["lines"]] == ["why 3", "why 5"]
+
+
+def test_what_explains_a_port_names_no_command_of_megalodon(tmp_path: Path) -> None:
+    suites = [{**WHOLE, "name": "mlp"}]
+    rows = [failing(case="mlp", edge="port32:port64")]
+    made = replace(earlier(*rows, kind="port", suites=suites), explanations=(explained("mlp"),))
+    folder = write_run(tmp_path, made)
+    lines = comparison_lines(judge_stored(folder))
+    assert [line.split(": ")[0] for line in lines[:1]] == ["explained"]
+    assert not [line for line in lines if line.startswith(("explain:", "shrink:"))]
+    answer = cli("gate", folder.name, "--out", tmp_path, "--json")
+    [found] = json.loads(answer.stdout)["explanations"]
+    assert (found["case"], found["commands"]) == ("mlp", [])
+
+
+def port(root: Path, day: int, name: str = "a b", value: float = 1e-6) -> Path:
+    """Store a healthy run of a port."""
+    row = measurement(case=name, value=value)
+    return write_run(root, earlier(row, day=day, kind="port", suites=[{**WHOLE, "name": name}]))
+
+
+def test_the_checkout_that_is_asked_is_that_of_the_measured_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours for a night, and for a port its own; files below the runs make neither dirty."""
+    asked: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(
+        pinning, "git_state", lambda *places: (asked.append(places), ("c0ffee", False))[1]
+    )
+    root = tmp_path / "runs"
+    pin_run(write_run(root, earlier(measurement(), day=1)), "why")
+    pin_run(port(root, 2), "why")
+    assert asked == [(Path(pinning.__file__).parent, root), (tmp_path, root)]
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT+12", "Etc/GMT-14"])
+def test_a_pin_has_the_date_of_utc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Whichever date it is where it is pinned: at any time one of these zones has another."""
+    folder = write_run(tmp_path / "runs", run(measurement()))
+    days = [today()]
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", zone)
+            time.tzset()
+            pinned = pin_run(folder, "why").pin.pinned
+    finally:
+        time.tzset()
+    assert pinned in (*days, today())
+
+
+def today() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def test_levels_that_moved_as_far_are_listed_by_name(tmp_path: Path) -> None:
+    names = ("b", "c", "a")
+    for day, value in ((1, 1e-6), (2, 2e-6)):
+        rows = [measurement(case=name, value=value, identity=name) for name in names]
+        diff = pin_run(write_run(tmp_path / "runs", earlier(*rows, day=day)), "why")
+    assert [line.split(" | ")[0] for line in diff.lines()[1:]] == ["  a", "  b", "  c"]
+
+
+def test_a_pin_that_an_earlier_version_put_elsewhere_moves(tmp_path: Path) -> None:
+    root, old = tmp_path / "runs", tmp_path / "pinned" / "a-b"
+    old.mkdir(parents=True)
+    first = pin_run(port(root, 1), "first")
+    assert first.path.parent.name.startswith("a-b~") and first.before is None
+    first.path.rename(place := old / first.path.name)
+    second = pin_run(port(root, 2, value=2e-6), "second")
+    assert second.before == first.pin and second.path == first.path and not place.exists()
+    # Where both are there, the one in its place is replaced, and the other goes too.
+    first.path.rename(place)
+    third = pin_run(port(root, 3), "third")
+    pins.write(first.pin, place)
+    fourth = pin_run(port(root, 4), "fourth")
+    assert fourth.before == third.pin and not place.exists()
+    # In a folder of the caller's own nothing else is looked for.
+    pins.write(first.pin, place)
+    own = pin_run(port(root, 5), "fifth", tmp_path / "own")
+    assert (own.path.parent, own.before) == (tmp_path / "own", None) and place.exists()
+
+
+def test_a_pin_of_another_port_in_the_same_folder_stays(tmp_path: Path) -> None:
+    """In earlier versions the folder of "a b" was that of "a-b"."""
+    root = tmp_path / "runs"
+    theirs = pin_run(port(root, 1, "a-b"), "first")
+    assert theirs.path.parent == tmp_path / "pinned" / "a-b"
+    ours = pin_run(port(root, 2, "a b"), "second")
+    assert ours.path.name == theirs.path.name and ours.before is None
+    assert pins.read(theirs.path) == theirs.pin
+
+
+def test_a_deletion_that_cannot_be_completed_ends_no_other(tmp_path: Path) -> None:
+    (tmp_path / ".pruned-a").write_text("", encoding="utf-8")
+    (tmp_path / ".pruned-b" / "c").mkdir(parents=True)
+    clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".pruned-a"]
+
+
+def test_a_machine_whose_levels_are_all_pinned_needs_no_anchor(tmp_path: Path) -> None:
+    root, other = tmp_path / "runs", {"host": dict.fromkeys(FIELDS, "another")}
+    first, second = (write_run(root, earlier(measurement(), day=day)) for day in (1, 2))
+    write_run(root, earlier(measurement(identity="other"), day=3, **other))
+    found = plan(root, 1)
+    assert (found.goes, found.spared) == (
+        (second,),
+        ((first, f"anchor of the machine of {second.name}"),),
+    )
+    pin_run(first, "why")
+    found = plan(root, 1)
+    assert (found.goes, found.spared) == ((second,), ((first, "pinned"),))
+    pin_run(second, "why")
+    found = plan(root, 1)
+    assert (found.goes, found.spared) == ((first,), ((second, "pinned"),))
+
+
+def test_the_page_of_all_runs_says_where_they_are_and_is_kept_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, drawn, told = tmp_path / "my runs", list[Any](), list[str]()
+    changes: dict[str, Any] = {"reference": {"kind": "live", "commit": "0123456789abcdef"}}
+    suites = [{**WHOLE, "name": name} for name in "hgfedcba"]
+    write_run(root, earlier(measurement(), day=1, kind="port", suites=suites, **changes))
+    draw = runs_page.all_runs.render
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *it: (drawn.append(it), draw(*it))[1])
+    monkeypatch.chdir(root)
+    for place in (root, Path()):
+        runs_page.renew_runs_page(place, told.append)
+        [entry], name, _ = drawn[-1]
+        assert name == "my runs" and told == []
+        assert (entry.reference, entry.subject) == ("live 0123456789", tuple("abcdefgh"))
+    before = (root / "index.html").read_text(encoding="utf-8")
+
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        runs_page.renew_runs_page(root, told.append)
+    assert len(told) == 1 and "OSError: [Errno 28] No space left on device; `mega" in told[0]
+    assert (root / "index.html").read_text(encoding="utf-8") == before
+    # Whatever goes wrong, the night goes on.
+    monkeypatch.setattr(runs_page, "list_lines", lambda root: 1 // 0)
+    runs_page.renew_runs_page(root, told.append)
+    assert "ZeroDivisionError" in told[1]
+    monkeypatch.undo()
+
+
+def test_the_page_of_all_runs_of_a_copy_names_their_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *it: drawn.append(it) or "page")
+    (tmp_path / ".shared").write_text("s3://bucket/runs", encoding="utf-8")
+    runs_page.draw_runs_page(tmp_path)
+    assert drawn[0][1] == "s3://bucket/runs"
