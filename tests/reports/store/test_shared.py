@@ -623,3 +623,38 @@ def test_damage_of_every_batch_of_new_runs_is_told(
     lines, unreadable = shared_index.shared_lines(storage)
     assert lines == []
     assert [folder.name for folder, _ in unreadable] == ["run0", "run2", "run3", "run4"]
+
+
+def test_what_was_deleted_is_in_no_list_though_the_storage_has_its_line(
+    tmp_path: Path, machine: Any
+) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    names = [write_run(shared.open_copy(address), night(day)).name for day in (1, 2)]
+    machine("second")
+    assert listed(address) == (names, [])
+    machine("first")
+    delete(shared.open_copy(address) / names[0])
+    for name in ("third", "second"):
+        machine(name)
+        assert listed(address) == (names[1:], [])
+
+
+def test_a_list_sends_what_could_not_be_sent_before(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    copy, deliver = shared.open_copy(address), shared.deliver
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the network went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shared, "deliver", refuse)
+        with pytest.raises(StoreError, match="network went away"):
+            write_run(copy, night(1))
+    assert shared.deliver is deliver
+    told = cli("list", "--json", "--out", address)
+    [listed_run] = json.loads(told.stdout)["runs"]
+    assert listed_run["id"] == night(1).id and "sent now" in told.stderr

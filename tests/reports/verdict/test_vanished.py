@@ -382,3 +382,45 @@ def test_rows_without_a_gate_are_no_gates_of_their_group(tmp_path) -> None:
         Word.INCOMPLETE,
         True,
     )
+
+
+def test_a_name_that_is_none_retires_nothing_and_eight_that_are_missing_are_named(
+    tmp_path, pinned
+) -> None:
+    root, names = tmp_path / "runs", [f"case{i}" for i in "543210987"]
+    more = [*BEFORE, *(measurement(case=name) for name in names)]
+    _, folder, whole = stored(root, night(1, more), night(2, BEFORE), night(3, more))
+    there = ", ".join(sorted(names)[:8])
+    for name in (" ", "", "x"):
+        with pytest.raises(StoreError, match=rf"lacks, received {name!r}: it lacks {there}$"):
+            retire(folder, name, "gone")
+    with pytest.raises(StoreError, match=r"it lacks nothing$"):
+        retire(whole, "case1", "gone")
+    assert not pinned.exists()
+    # A folder that was there stays, though nothing was retired.
+    pinned.mkdir()
+    with pytest.raises(StoreError):
+        retire(folder, "x", "gone")
+    assert pinned.is_dir()
+
+
+def test_a_retirement_counts_what_it_covers_and_what_is_still_expected(tmp_path, pinned) -> None:
+    root = tmp_path / "runs"
+    less = [m for m in BEFORE if m.case == "a" and m.kind is not Kind.GRADIENT]
+    _, folder = stored(root, night(1, BEFORE), night(2, less))
+    done = [retire(folder, name, f" {name} went ") for name in ("b", "seams", "gradient")]
+    assert [(it.suites, it.groups, it.left) for it in done] == [(0, 1, 3), (1, 1, 1), (0, 1, 0)]
+    assert [entry.reason for entry in read_retired(pinned)[0]] == [
+        "b went",
+        "seams went",
+        "gradient went",
+    ]
+
+
+def test_work_is_retired_where_folders_cannot_be_locked(tmp_path, pinned, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("reports.registry.retire.fcntl.flock", refuse)
+    _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
+    assert retire(folder, "b", "gone").groups == 1
