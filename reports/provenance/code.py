@@ -96,8 +96,9 @@ def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool
 
     try:
         runs = None if aside is None else aside.resolve()
-        inside = runs is not None and runs.is_relative_to(git("rev-parse", "--show-toplevel"))
-        paths = ["--", ":/", f":(exclude){runs}"] if inside else []
+        # Runs in the checkout's own folder do not hide the changes of all others in it.
+        inside = runs is not None and Path(git("rev-parse", "--show-toplevel")) in runs.parents
+        paths = ["--", ":/", f":(exclude,literal){runs}"] if inside else []
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))
     except (OSError, subprocess.CalledProcessError):
         return None, False
