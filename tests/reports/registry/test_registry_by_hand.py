@@ -907,6 +907,9 @@ def test_a_place_with_a_sign_or_an_address_is_looked_up_by_duckdb(tmp_path: Path
     for place in ("{}/r?", "{}/r?/", "file://{}", "file://{}/r?", "{}/r*"):
         assert look_back(place.format(tmp_path)).runs == 2, place
     assert look_back(f"{tmp_path}/?1").runs == 1
+    for most, ids in ((1, ["r1"]), (2, ["r1", "r2"]), (3, ["r1", "r2"])):
+        rows = look_back(str(tmp_path), "baseline", "logits", most=most).rows
+        assert [row["id"] for row in rows] == ids
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_another_run_of_the_same_id_is_no_copy(root: Path) -> None:
     shutil.copytree(good, root / "copy")
     assert gate(root).exit_code == 0
     for _, [(_, why)] in (list_runs(root), summarise_runs(root)):
-        assert why.startswith("a copy of run 2026")
+        assert why == f"a copy of run {good.name} in {good}; delete one of them"
 
 
 def test_of_runs_elsewhere_that_share_an_id_one_counts_and_the_others_are_named() -> None:

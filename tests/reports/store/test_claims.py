@@ -271,6 +271,14 @@ def test_pauses_become_longer(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConnectionError):
             work()
         assert pauses == [2.0**n for n in range(TRIES - 1)]
+    # A write that takes no effect is repeated as often, and what is there is read in between.
+    pauses.clear()
+    store.requests, store.down, asked = 0.0, "put", []
+    store.before = lambda request, _: asked.append(request)
+    with pytest.raises(ConnectionError):
+        below.create("x", b"ours")
+    assert pauses == [2.0**n for n in range(TRIES - 1)]
+    assert asked == ["put", "get"] * TRIES
 
 
 def test_every_line_about_an_unsent_run_names_it(tmp_path: Path) -> None:
