@@ -66,7 +66,7 @@ def read_rows(
         lacking = {name: value for name, value in (added or {}).items() if name not in there}
         rows = read_table(content, path, schema, frozenset(lacking)).to_pylist()
         return tuple(row({**lacking, **values}) for values in rows)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError) as error:
         raise StoreError(
             f"expected rows of {path} as this tool writes them, but reading gave: {error!r}; "
             "restore the folder or delete it"
