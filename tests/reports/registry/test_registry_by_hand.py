@@ -774,6 +774,7 @@ def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
     assert first.run.manifest.verdict == read_run(first.folder).manifest.verdict == "PASS"
     assert first.decision is not None and first.against == ()
     assert first.page.read_text(encoding="utf-8") == f"page of {night.id}"
+    (root / "damaged").mkdir()
     # The second of one second has another name, and its page knows it.
     second = outcomes.store(root, night, lines.append)
     assert lines[1:] == [
@@ -782,6 +783,9 @@ def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
     ]
     assert second.run.id == second.folder.name == f"{night.id}-2"
     assert second.page.read_text(encoding="utf-8") == f"page of {night.id}-2"
+    # What could not be read for its verdict is told with it.
+    assert second.against == tuple(comparison_lines(judge_stored(second.folder)))
+    assert [line.split(":")[:2] for line in second.against] == [["not readable", " damaged"]]
     # A shard is stored alone; it is judged with the others.
     lines.clear()
     shard = outcomes.store(root, replace_kind(night, "shard"), lines.append)

@@ -186,6 +186,13 @@ def test_a_verdict_without_a_page_reaches_the_storage(tmp_path: Path, machine: A
     machine("second")
     [info], _ = list_runs(shared.open_copy(address))
     assert info.manifest.verdict == "PASS" and not (info.folder / "report.html").exists()
+    # Both are written again whenever the run is judged again.
+    machine("first")
+    add_verdict(folder, "CHANGED", "<p>page</p>")
+    machine("third")
+    [info], _ = list_runs(shared.open_copy(address))
+    assert info.manifest.verdict == "CHANGED"
+    assert (info.folder / "report.html").read_text(encoding="utf-8") == "<p>page</p>"
 
 
 def test_a_run_that_goes_there_goes_here(storage: str, machine: Any) -> None:

@@ -334,6 +334,15 @@ def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
         read_run(folder)
 
 
+def test_a_kind_of_a_later_version_asks_for_an_update(tmp_path: Path) -> None:
+    folder = reseal(write_run(tmp_path, run()), kind="odd")
+    said = f"expected a run of kind {', '.join(RunKind)}, received 'odd'; update megalodon-numerics"
+    with pytest.raises(StoreError, match=said):
+        read_run(folder)
+    [(bad, why)] = list_runs(tmp_path)[1]
+    assert bad == folder and said in why
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "1"}'])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     folder = write_run(tmp_path, run())
