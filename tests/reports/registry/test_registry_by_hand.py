@@ -979,16 +979,17 @@ def test_what_failed_from_the_first_has_no_run_that_held(tmp_path: Path) -> None
 
 
 def test_what_explains_a_port_names_no_command_of_megalodon(tmp_path: Path) -> None:
+    """Though it has a case of the same name."""
     suites = [{**WHOLE, "name": "mlp"}]
-    rows = [failing(case="mlp", edge="port32:port64")]
-    made = replace(earlier(*rows, kind="port", suites=suites), explanations=(explained("mlp"),))
+    rows = [failing(case="plain", edge="port32:port64")]
+    made = replace(earlier(*rows, kind="port", suites=suites), explanations=(explained("plain"),))
     folder = write_run(tmp_path, made)
     lines = comparison_lines(judge_stored(folder))
     assert [line.split(": ")[0] for line in lines[:1]] == ["explained"]
     assert not [line for line in lines if line.startswith(("explain:", "shrink:"))]
     answer = cli("gate", folder.name, "--out", tmp_path, "--json")
     [found] = json.loads(answer.stdout)["explanations"]
-    assert (found["case"], found["commands"]) == ("mlp", [])
+    assert (found["case"], found["commands"]) == ("plain", [])
 
 
 def port(root: Path, day: int, name: str = "a b", value: float = 1e-6) -> Path:
