@@ -304,7 +304,7 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
 def without_pinned(run: Run, pinned: pins.Pins) -> Run:
     """Return a run with the measurements of those levels that no pinned run of its machine has."""
     machine = fingerprint(run.manifest.environment)
-    own = [pin for pin in pinned.pins if machine is not None and pin.fingerprint == machine]
+    own = [pin for pin in pinned.pins if pin.fingerprint == machine]
     held = {(group, level.work) for pin in own for group, level in pin.groups.items()}
     works = {group: level.work for group, level in levels_of(run, {}).items()}
     gates = group_gates(run.measurements)

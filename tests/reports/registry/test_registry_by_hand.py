@@ -32,6 +32,7 @@ from reports.registry.lookup import (
     Found,
     JudgedRun,
     _may_be_newer,
+    anchors_of,
     as_document,
     change_lines,
     check_age,
@@ -965,7 +966,8 @@ def test_a_damaged_folder_of_the_same_second_may_be_newer(tmp_path: Path) -> Non
 def test_what_failed_from_the_first_has_no_run_that_held(tmp_path: Path) -> None:
     """Of the lines of code that act where a case starts to fail the first is shown."""
     code = tuple(Line(f"model.py:{n} (f)", f"why {n}", f"> {n}  x") for n in (3, 5))
-    accounts = (replace(explained("plain"), lines=code),)
+    told = replace(explained("plain"), lines=code, where="row 1")
+    accounts = (told, replace(told, edge="jax32:oracle", lines=(), where="row 2"))
     write_run(tmp_path, earlier(failing(case="plain"), day=1))
     made = replace(earlier(failing(case="plain"), day=2), explanations=accounts)
     folder = write_run(tmp_path, made)
@@ -973,8 +975,10 @@ def test_what_failed_from_the_first_has_no_run_that_held(tmp_path: Path) -> None
     assert lines[0] == "since when: It failed in every run that measured it: 2 runs."
     assert [line for line in lines if "model.py" in line] == ["line: model.py:3 (f): why 3"]
     assert [line for line in lines if line.startswith("    ")] == ["    > 3  x"]
+    elements = [line.split(": ")[1] for line in lines if line.startswith("elements that break")]
+    assert elements == ["row 1", "row 2"]
     answer = cli("gate", folder.name, "--out", tmp_path, "--json")
-    [found] = json.loads(answer.stdout)["explanations"]
+    found, _ = json.loads(answer.stdout)["explanations"]
     assert [line["why"] for line in found["lines"]] == ["why 3", "why 5"]
 
 
@@ -1136,3 +1140,13 @@ def test_the_page_of_all_runs_of_a_copy_names_their_address(
     (tmp_path / ".shared").write_text("s3://bucket/runs", encoding="utf-8")
     runs_page.draw_runs_page(tmp_path)
     assert drawn[0][1] == "s3://bucket/runs"
+
+
+def test_only_a_pin_of_a_machine_and_its_work_stands_for_an_anchor_of_it(tmp_path: Path) -> None:
+    write_run(tmp_path, first := earlier(measurement(), day=1))
+    now = earlier(measurement(value=2e-6), day=2)
+    elsewhere = earlier(measurement(), day=1, host=dict.fromkeys(FIELDS, "another"))
+    otherwise = earlier(measurement(identity="other"), day=1)
+    for night, anchored in ((first, False), (elsewhere, True), (otherwise, True)):
+        found = anchors_of(tmp_path, now, pins.Pins((pins.pin_of(night, {}, "why"),)))
+        assert [old.id for old in found] == [first.id] * anchored
