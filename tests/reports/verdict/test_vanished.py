@@ -404,6 +404,15 @@ def test_a_name_that_is_none_retires_nothing_and_eight_that_are_missing_are_name
     assert pinned.is_dir()
 
 
+def test_a_suite_without_a_name_is_not_meant_by_an_empty_one(tmp_path, pinned) -> None:
+    odd = measurement(case="odd", edge="x:y", suite="")
+    _, folder = stored(tmp_path / "runs", night(1, [*BEFORE, odd]), night(2, BEFORE))
+    for name in ("", " "):
+        with pytest.raises(StoreError, match="expected the name of work"):
+            retire(folder, name, "gone")
+    assert retire(folder, "odd", "gone").groups == 1
+
+
 def test_a_retirement_counts_what_it_covers_and_what_is_still_expected(tmp_path, pinned) -> None:
     root = tmp_path / "runs"
     less = [m for m in BEFORE if m.case == "a" and m.kind is not Kind.GRADIENT]
