@@ -562,7 +562,8 @@ def test_one_look_within_another_sees_the_same_runs(tmp_path: Path) -> None:
     with one_look():
         readable, unreadable = list_runs(tmp_path)
         assert (len(readable), len(unreadable)) == (1, 1)
-        readable.clear(), unreadable.clear()
+        readable.clear()
+        unreadable.clear()
         write_run(tmp_path, night(2))
         with one_look():
             assert [len(part) for part in list_runs(tmp_path)] == [1, 1]

@@ -537,9 +537,12 @@ def test_a_page_that_goes_while_it_is_fetched_leaves_no_empty_one(tmp_path: Path
     reader.refresh()
     (page := reader.copy / NAME / "report.html").unlink()
     there = store.objects[path := f"{ROOT}/{NAME}/report.html"]
-    store.before = lambda request, name: (
-        (request, name) == ("get", path) and store.objects.pop(path)
-    )
+
+    def delete(request: str, name: str) -> None:
+        if (request, name) == ("get", path):
+            del store.objects[path]
+
+    store.before = delete
     reader.refresh()
     assert not page.exists() and path not in store.objects
     store.before, store.objects[path] = (lambda *_: None), there
