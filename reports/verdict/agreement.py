@@ -56,7 +56,7 @@ class Agreement:
             *([f"{self.other_work:,} of other work"] if self.other_work else []),
             *([f"{self.only_before:,} only in the first run"] if self.only_before else []),
             *([f"{self.only_now:,} only in the second"] if self.only_now else []),
-            *([f"{count(self.findings_differ, 'finding')} differ"] if self.findings_differ else []),
+            *([self._differing()] if self.findings_differ else []),
             *(
                 [f"{count(self.findings_alone, 'finding')} in one run only"]
                 if self.findings_alone
@@ -64,6 +64,10 @@ class Agreement:
             ),
         ]
         return f"{'; '.join(parts)}."
+
+    def _differing(self) -> str:
+        verb = "differs" if self.findings_differ == 1 else "differ"
+        return f"{count(self.findings_differ, 'finding')} {verb}"
 
 
 def agreement(before: Run, now: Run) -> Agreement:

@@ -183,6 +183,22 @@ def test_findings_that_differ_are_not_equal() -> None:
     assert "1 finding in one run only" in found.sentence()
 
 
+@pytest.mark.parametrize(("moved", "said"), [(1, "1 finding differs"), (2, "2 findings differ")])
+def test_each_finding_is_compared_by_itself(moved: int, said: str) -> None:
+    """Two metrics of one subject are two findings, and the later run's are counted."""
+    before = [finding(metric=name) for name in ("max", "mean")]
+    now = [replace(f, value=0.5) if i < moved else f for i, f in enumerate(before)]
+    more = [finding(subject=f"more {n}") for n in range(3)]
+    found = agreement(
+        earlier(measurement(), findings=tuple(before)),
+        run(measurement(), findings=(*now, *more)),
+    )
+    assert (found.findings, found.findings_differ, found.findings_alone) == (5, moved, 3)
+    assert found.sentence() == (
+        f"1 gate compared, 1 of them equal; {said}; 3 findings in one run only."
+    )
+
+
 def test_the_gate_against_one_run_speaks_of_no_first_night(nights, tmp_path: Path) -> None:
     root = stored(tmp_path, *nights)
     asked = cli("gate", "2026-11-20", "--against", "2026-11-19", "--out", root)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.measurement import Measurement, Verdict
 from parity.tolerances import (
     DRIFT_DEVIATIONS,
     DRIFT_SHARE,
@@ -16,14 +17,16 @@ from parity.tolerances import (
     NOISE_LEAST,
     NOISE_MADS,
 )
-from reports.verdict.decide import ExitCode, _starts
+from reports.store.runs import Run
+from reports.verdict.changes import Change, What, count_changes, find_changes, gravest_first
+from reports.verdict.decide import ExitCode, Word, _starts, decide
 from reports.verdict.drift import UNSEEN, Drift, limit
 from reports.verdict.history import Past
 from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
 from reports.verdict.noise import step
 from reports.verdict.several import _cells
-from stability.core.findings import Severity
-from tests.reports.nights import explained, failing, finding, measurement, run
+from stability.core.findings import DIFFERENCES, Severity
+from tests.reports.nights import earlier, explained, failing, finding, measurement, run
 
 SAME = [1.0] * NOISE_LEAST
 BEYOND = 1.01
@@ -195,3 +198,168 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
         "NOTHING_SELECTED": 5,
         "INTERNAL_ERROR": 6,
     }
+
+
+def changes_of(now: Run, then: Run | None, past: dict[Any, Past] | None = None) -> list[Change]:
+    return list(find_changes(now, then, past or {}, equal=lambda case: True))
+
+
+ROW = measurement(value=3e-6, stage=7, note="its own note")
+OLD = replace(ROW, value=2e-6, note="an older note")
+
+
+@pytest.mark.parametrize(
+    ("now", "old", "what", "before", "note"),
+    [
+        (ROW, OLD, What.CHANGED, 2e-6, "its own note"),
+        (
+            ROW,
+            replace(OLD, tolerance=5e-6),
+            What.CHANGED,
+            2e-6,
+            "tolerance changed from 5.0e-06 to 4.0e-06",
+        ),
+        (failing(note="why"), None, What.NEW, None, "not in the baseline"),
+        (failing(note="why"), failing(identity="x"), What.NEW, None, "another identity"),
+        (ROW, replace(OLD, identity="x"), What.NOT_COMPARABLE, None, "another identity"),
+        (failing(note="why"), failing(value=8e-6), What.PERSISTING, 8e-6, "why"),
+        (failing(note="why"), measurement(), What.NEW, 1e-6, "why"),
+        (ROW, failing(), What.FIXED, 9e-6, "its own note"),
+    ],
+)
+def test_a_change_has_the_fields_of_its_row_and_the_value_before(
+    now: Measurement, old: Measurement | None, what: What, before: float | None, note: str
+) -> None:
+    then = earlier(*([old] if old else []))
+    assert changes_of(run(now), then) == [
+        Change(what, *now.key[:3], now.metric, before, now.value, now.tolerance, now.stage, note)
+    ]
+
+
+def test_what_has_no_tolerance_is_neither_of_other_work_nor_missed() -> None:
+    info = replace(ROW, metric="cosine", tolerance=math.nan, verdict=Verdict.INFO)
+    assert changes_of(run(ROW, info), earlier(ROW, replace(info, identity="x"))) == []
+    assert changes_of(run(ROW), earlier(ROW, info)) == []
+    [gone] = changes_of(run(), earlier(OLD))
+    assert (gone.what, gone.before, gone.now) == (What.GONE, 2e-6, None)
+    assert (gone.stage, gone.tolerance, gone.note) == (7, 4e-6, "an older note")
+
+
+def test_a_step_is_told_from_the_median_of_its_past() -> None:
+    noisy = replace(ROW, deterministic=False)
+    past = {noisy.key: Past((1e-9,) * (NOISE_LEAST + 2))}
+    [change] = changes_of(run(noisy), earlier(OLD), past)
+    assert change.what is What.WORSE and change.before == pytest.approx(1e-9)
+    assert change.note == f"3000.00 times the median of {NOISE_LEAST + 2} runs"
+    # What repeats, and never varied, is compared with the baseline alone.
+    assert changes_of(run(ROW), earlier(ROW), past) == []
+    varied = {noisy.key: replace(past[noisy.key], varied=True)}
+    assert [c.what for c in changes_of(run(ROW), earlier(OLD), varied)] == [What.WORSE]
+    # A failure is one, and what could not be compared is no step.
+    blocked = replace(noisy, verdict=Verdict.NOT_COMPARABLE)
+    assert changes_of(run(blocked), earlier(OLD), past) == []
+
+
+BAD = finding(severity=Severity.ERROR, value=3.0, threshold=0.5, message="why", remedy="how")
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "what", "before", "value"),
+    [
+        ([BAD], [], What.NEW, None, 3.0),
+        ([BAD], [replace(BAD, severity=Severity.WARNING)], What.NEW, None, 3.0),
+        ([BAD], [replace(BAD, value=2.0)], What.PERSISTING, 2.0, 3.0),
+        ([replace(BAD, severity=Severity.NOTE)], [BAD], What.FIXED, 3.0, None),
+        ([], [BAD], What.GONE, 3.0, None),
+        # The probe compared what the error was about, or something else.
+        ([finding(subject="s", metric=DIFFERENCES)], [BAD], What.FIXED, 3.0, None),
+        ([finding(metric=DIFFERENCES, source="x")], [BAD], What.GONE, 3.0, None),
+        ([finding(metric=DIFFERENCES, probe="x")], [BAD], What.GONE, 3.0, None),
+        ([finding(metric="mean")], [BAD], What.GONE, 3.0, None),
+    ],
+)
+def test_a_change_of_a_finding_has_its_fields(now, then, what, before, value) -> None:
+    night = run(findings=tuple(now))
+    assert changes_of(night, earlier(findings=tuple(then))) == [
+        Change(
+            what, "probe values", "", "model.embed.weight", "max", before, value, 0.5, note="why"
+        )
+    ]
+
+
+PLACE = Change(What.NEW, "b", "jax32:oracle", "q", "m", 1.0, 2.0, 4.0, stage=3)
+LATER: dict[str, dict[str, Any]] = {
+    "what": {"what": What.PERSISTING, "case": "a", "excess": 9.0},
+    "a smaller excess": {"excess": -1.0, "case": "a"},
+    "no tolerance": {"tolerance": math.nan, "case": "a"},
+    "a coarser edge": {"edge": "jax32:reference32", "case": "a", "stage": 0},
+    "a case of another name": {"case": "c", "stage": 0},
+    "no stage": {"stage": -1},
+    "a later stage": {"stage": 4},
+}
+
+
+@pytest.mark.parametrize("changes", LATER.values(), ids=LATER)
+def test_of_two_changes_the_graver_comes_first(changes: dict[str, Any]) -> None:
+    """Each is later by one thing, although what comes after that in the order is earlier."""
+    later = replace(PLACE, **changes)
+    assert gravest_first([later, PLACE]) == gravest_first([PLACE, later]) == (PLACE, later)
+
+
+def test_changes_of_named_cases_come_before_others_of_their_kind() -> None:
+    one, two, three = (replace(PLACE, case=case) for case in "abc")
+    probe = replace(PLACE, case="c", tolerance=math.nan)
+    graver = replace(PLACE, excess=1.0)
+    rows = [probe, one, two, three, graver]
+    assert gravest_first(rows, ["c", "b", "c"]) == (graver, three, two, one, probe)
+
+
+def test_each_count_is_of_what_it_says() -> None:
+    verdicts = {Verdict.PASS: 5, Verdict.FAIL: 3, Verdict.NOT_COMPARABLE: 2, Verdict.INFO: 4}
+    limits = {Verdict.INFO: math.nan}
+    rows = [
+        measurement(verdict=v, tolerance=limits.get(v, 4e-6))
+        for v, times in verdicts.items()
+        for _ in range(times)
+    ]
+    severities = {Severity.WARNING: 2, Severity.NOTE: 3, Severity.OK: 4, Severity.ERROR: 5}
+    found = [finding(severity=s) for s, times in severities.items() for _ in range(times)]
+    suites = [
+        {"name": "a", "status": "ran", "planned": 9, "executed": 2},
+        {"name": "b", "status": "failed", "planned": 0, "executed": 0},
+        {"name": "c", "status": "skipped", "planned": 3, "executed": 0},
+        {"name": "d", "status": "skipped", "planned": 0, "executed": 0},
+        {"name": "e", "status": "ran", "planned": 6, "executed": 6},
+        {"name": "f", "status": "failed", "planned": 4, "executed": 4},
+    ]
+    whats = [what for turn, what in enumerate(What, 1) for _ in range(turn)]
+    night = replace(run(suites=suites, findings=tuple(found)), measurements=tuple(rows))
+    counts = count_changes(night, [replace(PLACE, what=what) for what in whats])
+    assert (counts.gates, counts.passed, counts.not_comparable, counts.warnings) == (10, 5, 2, 2)
+    assert (counts.new, counts.persisting, counts.worse, counts.fixed) == (1, 2, 3 + 4, 5)
+    assert (counts.changed, counts.not_run, counts.skipped) == (7, 7 + 1 + 1, 3 + 1)
+
+
+def test_what_could_not_be_compared_is_counted_and_the_first_is_named() -> None:
+    rows = [
+        measurement(quantity=f"q{n}", stage=n, value=math.nan, verdict=Verdict.NOT_COMPARABLE)
+        for n in (3, 1, 2)
+    ]
+    for note, why in (("", ""), ("two shapes", ": two shapes")):
+        noted = [replace(m, note=note) for m in rows]
+        decision = decide(run(measurement(case="other"), *noted), None)
+        assert decision.word is Word.NOT_COMPARABLE
+        assert decision.sentence == (
+            "3 measurements could not be compared. It starts at q1 in case baseline "
+            f"(JAX float32 vs oracle){why}."
+        )
+
+
+def test_a_decision_names_its_baseline_and_how_its_plan_was_broken() -> None:
+    row = measurement()
+    night = replace(run(row, measurement(case="other")), measurements=(row,))
+    before = earlier(row, threads=4)
+    decision = decide(night, before)
+    assert decision.baseline_id == before.id and decision.environment == ("threads 4 → 2",)
+    assert decision.breaches and decide(night, None).baseline_id is None
+    assert not decide(run(row), None).breaches
