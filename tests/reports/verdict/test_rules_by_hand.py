@@ -8,25 +8,45 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measure.measurement import Measurement, Verdict
+from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.tolerances import (
     DRIFT_DEVIATIONS,
     DRIFT_SHARE,
     DRIFT_TYPICAL,
+    DRIFT_WORST,
     NOISE_FLOOR,
     NOISE_LEAST,
     NOISE_MADS,
 )
 from reports.store.runs import Run
-from reports.verdict.changes import Change, What, count_changes, find_changes, gravest_first
+from reports.verdict.changes import (
+    Change,
+    What,
+    count_changes,
+    find_changes,
+    gravest_first,
+    rescaled_change,
+    unseen_change,
+)
+from reports.verdict.completeness import FIRST_SCHEMA, breaches_of, lacking
 from reports.verdict.decide import ExitCode, Word, _starts, decide
-from reports.verdict.drift import UNSEEN, Drift, limit
+from reports.verdict.drift import (
+    UNSEEN,
+    Drift,
+    PinComparison,
+    Rescaled,
+    compare,
+    compare_with_pins,
+    levels_of,
+    limit,
+)
 from reports.verdict.history import Past
 from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
 from reports.verdict.noise import step
+from reports.verdict.pins import Pin, pin_of
 from reports.verdict.several import _cells
 from stability.core.findings import DIFFERENCES, Severity
-from tests.reports.nights import earlier, explained, failing, finding, measurement, run
+from tests.reports.nights import contracted, earlier, explained, failing, finding, measurement, run
 
 SAME = [1.0] * NOISE_LEAST
 BEYOND = 1.01
@@ -247,7 +267,7 @@ def test_what_has_no_tolerance_is_neither_of_other_work_nor_missed() -> None:
 
 def test_a_step_is_told_from_the_median_of_its_past() -> None:
     noisy = replace(ROW, deterministic=False)
-    past = {noisy.key: Past((1e-9,) * (NOISE_LEAST + 2))}
+    past = {noisy.key: Past((2e-9, *[1e-9] * NOISE_LEAST, 5e-10))}
     [change] = changes_of(run(noisy), earlier(OLD), past)
     assert change.what is What.WORSE and change.before == pytest.approx(1e-9)
     assert change.note == f"3000.00 times the median of {NOISE_LEAST + 2} runs"
@@ -363,3 +383,199 @@ def test_a_decision_names_its_baseline_and_how_its_plan_was_broken() -> None:
     assert decision.baseline_id == before.id and decision.environment == ("threads 4 → 2",)
     assert decision.breaches and decide(night, None).baseline_id is None
     assert not decide(run(row), None).breaches
+
+
+def of_group(name: str, what: str, now: float, most: float) -> Drift:
+    return Drift((name, "edge", "kind", "metric"), what, 1.0, now, most)
+
+
+def test_of_each_group_one_drift_speaks() -> None:
+    """`a` may be rounding or a loss, `b` left its limit, `h` was measured here before."""
+    a = of_group("a", "typical", 2.0, 4.0), of_group("a", "worst", 3.5, 9.0)
+    b = of_group("b", "typical", 5.0, 4.0), of_group("b", "worst", 8.0, 9.0)
+    c = of_group("c", "typical", 6.0, 20.0), of_group("c", "worst", 1.0, 2.0)
+    h = of_group("h", "typical", 4.0, 5.0), of_group("h", "worst", 4.0, 5.0)
+    narrow = of_group("n", "typical", 1.5, 2.0), of_group("n", "worst", 2.0, 2.0)
+    fell = of_group("f", "worst", 0.05, 2.0), of_group("f", "typical", 0.1, 2.0)
+    rows = (*fell, *b, *a, *c, *h, *narrow)
+    pin = Pin("pinned", None, "2026-11-01", "why")
+    found = PinComparison(pin, False, (), 6, rows, held=frozenset({h[0].group}))
+    assert found.comparable == 6
+    assert found.drifts == (fell[0], b[0])
+    assert found.not_yet == (c[0], b[1], a[1])
+    assert found.unseen == (c[0], a[1])
+    assert found.largest == c[0]
+    assert not any(d.broken for d in narrow)
+    assert not of_group("n", "worst", 0.5, 2.0).broken
+    nothing = PinComparison(pin, False, (), 0, ())
+    assert (nothing.largest, nothing.drifts, nothing.unseen, nothing.not_yet) == (None, (), (), ())
+
+
+def test_the_wider_spread_of_both_runs_explains_a_drift() -> None:
+    row = measurement()
+    [(group, level)] = levels([row], {}).items()
+    for one, other in (((0.25, 0.75), (0.5, 0.5)), ((0.5, 0.5), (0.25, 0.75))):
+        pin = Pin("p", None, "2026-11-01", "why", groups={group: replace(level, spread=other)})
+        drifts, _ = compare({group: replace(level, spread=one)}, pin, False, {})
+        assert {d.what: d.limit for d in drifts} == {
+            "typical": limit(DRIFT_TYPICAL, 0.5, same=False),
+            "worst": limit(DRIFT_WORST, 0.75, same=False),
+        }
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_level_follows_its_tolerances_if_a_gate_of_either_run_is_far_below_them(
+    ours: int, theirs: int
+) -> None:
+    [(group, level)] = levels([measurement()], {}).items()
+    then = replace(level, tolerance=1e-6, floored=theirs)
+    now = {group: replace(level, tolerance=2e-6, floored=ours)}
+    drifts, rescaled = compare(now, Pin("p", None, "", "", groups={group: then}), True, {})
+    assert (bool(drifts), bool(rescaled)) == (not (ours or theirs), bool(ours or theirs))
+    assert [(it.before, it.now) for it in rescaled] == [(1e-6, 2e-6)] * bool(ours or theirs)
+    # With equal tolerances it is compared, whatever is below them.
+    now = {group: replace(now[group], tolerance=1e-6)}
+    assert compare(now, Pin("p", None, "", "", groups={group: then}), True, {})[1] == ()
+
+
+def test_of_other_machines_the_pin_with_the_same_kind_of_reference_is_asked_first() -> None:
+    def pin(name: str, reference: str, threads: int = 2, *rows: Measurement) -> Pin:
+        made = run(*(rows or [measurement()]), id=name, threads=threads, host=dict(vendor=name))
+        kind = replace(made.manifest.environment.reference, kind=reference)
+        environment = replace(made.manifest.environment, reference=kind)
+        manifest = replace(made.manifest, environment=environment)
+        return pin_of(replace(made, manifest=manifest), {}, "why", "2026-11-01")
+
+    night = run(measurement(), measurement(case="b"))
+    both = measurement(), measurement(case="b")
+    pins = [pin("live", "live", 2, *both), pin("recorded", "recorded", 4)]
+    found = compare_with_pins(night, levels_of(night, {}), pins)
+    assert [(each.pin.run, each.comparable) for each in found] == [("recorded", 1), ("live", 1)]
+    assert "threads 4 → 2" in found[0].differs
+    # One that has no level of this run is named only if there is no other.
+    nothing = pin("nothing", "recorded", 2, measurement(case="c"))
+    found = compare_with_pins(night, levels_of(night, {}), [nothing])
+    assert [(each.pin.run, each.comparable, each.covered) for each in found] == [("nothing", 0, 0)]
+    found = compare_with_pins(night, levels_of(night, {}), [*pins, nothing])
+    assert [each.pin.run for each in found] == ["recorded", "live"]
+
+
+def test_a_level_whose_tolerances_changed_is_asked_of_no_second_pin() -> None:
+    """Its newest pin says so; an older one would compare it with what was reviewed before."""
+    night = run(measurement(tolerance=4e-4))
+    old, newest = (
+        pin_of(run(measurement(tolerance=t), id=name), {}, "why", date)
+        for name, t, date in (("old", 4e-4, "2026-11-01"), ("newest", 8e-4, "2026-11-02"))
+    )
+    [found] = compare_with_pins(night, levels_of(night, {}), [newest, old])
+    assert (found.pin.run, found.comparable, len(found.rescaled)) == ("newest", 0, 1)
+    assert found.covered == 1
+    # Beside a pin that has nothing of this run it is not left out.
+    other = pin_of(run(measurement(case="b"), id="other"), {}, "why", "2026-11-03")
+    found = compare_with_pins(night, levels_of(night, {}), [other, newest])
+    assert [(each.pin.run, len(each.rescaled)) for each in found] == [("other", 0), ("newest", 1)]
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_errors_of_many_elements_have_a_level(kind: Kind) -> None:
+    many = {Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY}
+    assert bool(levels([measurement(kind=kind)], {})) is (kind in many)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "error_over_reference"},
+        {"metric": "exact_share"},
+        *({"value": value} for value in (math.nan, math.inf)),
+        *({"tolerance": value} for value in (math.nan, math.inf, 0.0, 5e-324)),
+    ],
+    ids=str,
+)
+def test_what_is_no_error_of_a_gate_has_no_level(changes: dict[str, Any]) -> None:
+    assert levels([measurement(**changes)], {}) == {}
+    assert levels([measurement(metric="max_abs")], {}) != {}
+
+
+def test_a_level_of_equal_gates_is_of_as_many_as_there_are() -> None:
+    """Two gates of one identity are other work than one of them."""
+    one, two = measurement(quantity="a"), measurement(quantity="b")
+    [level], [other] = levels([one], {}).values(), levels([one, two], {}).values()
+    assert level.work != other.work
+
+
+def test_a_level_that_cannot_be_judged_is_a_change_with_its_numbers() -> None:
+    name = "2026-11-20T21-30-00Z-1a2b3c4"
+    found = PinComparison(Pin(name, None, "2026-11-01", "why"), True, (), 1, ())
+    grown = Drift(("case", "edge", "kind", "metric"), "worst", 2.0, 8.0, 25.0)
+    fields = ("case", "edge", "all kind gates", "metric")
+    assert unseen_change(grown, found) == Change(
+        What.NOT_COMPARABLE,
+        *fields,
+        2.0,
+        8.0,
+        math.nan,
+        note=f"not comparable yet: worst of these gates, 4.00 times that of run {name} on this "
+        "machine; rounding between the machines explains 25.00, and 3 over 9 pooled draws",
+        kind="kind",
+        excess=grown.excess,
+    )
+    assert rescaled_change(Rescaled(grown.group, 1e-6, 2e-6), found) == Change(
+        What.NOT_COMPARABLE,
+        *fields,
+        None,
+        None,
+        math.nan,
+        note=f"tolerance changed from 1.0e-06 to 2.0e-06 since run {name} on this machine",
+        kind="kind",
+    )
+
+
+def test_a_value_that_is_no_number_comes_before_the_largest_that_is() -> None:
+    rows = [failing(case=c, value=v) for c, v in (("a", 1.0), ("b", 2.0), ("z", math.nan))]
+    assert [m.case for m in _starts(run(*rows), set())] == ["z", "b", "a"]
+
+
+def test_what_was_stored_twice_is_counted_and_the_first_is_named() -> None:
+    rows = [measurement(quantity=name) for name in "aabcbb"]
+    night = replace(run(), measurements=tuple(rows))
+    told = lacking(night, breaches_of(run()))
+    assert told == (
+        "Nothing failed, but 2 measurements were stored more than once, first: a (rel_l2) of case "
+        "baseline (jax32:oracle). Measure again."
+    )
+
+
+@pytest.mark.parametrize("kind", ["nightly", "shard", "port", "pytest"])
+@pytest.mark.parametrize("schema", [None, FIRST_SCHEMA - 1, FIRST_SCHEMA])
+def test_a_run_is_held_to_its_contract_unless_it_was_stored_before_there_were_any(
+    kind: str, schema: int | None
+) -> None:
+    """A session of tests plans no gates."""
+    suites = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1}]
+    night = run(measurement(), kind=kind, suites=suites, contract=[])
+    night = replace(night, manifest=replace(night.manifest, migrated_from=schema))
+    old, bound = schema == FIRST_SCHEMA - 1, kind != "pytest"
+    found = breaches_of(night)
+    assert bool(found) is (bound and not old)
+    told = lacking(night, found)
+    assert bool(told) is bound
+    assert ("a version without contracts (schema 4)" in told) is (bound and old)
+    assert bool(lacking(night, found, old_schema_may_pass=True)) is (bound and not old)
+
+
+@pytest.mark.parametrize(
+    ("planned", "known", "told"),
+    [
+        ("a b", "a b stability controls", ""),
+        ("a", "a c b", "suite b, c has no gate in the contract"),
+        ("a c b", "a", "suite b, c is in the contract but not in the run"),
+        ("a b", "a c", "suite c has no gate in the contract"),
+    ],
+)
+def test_suites_of_a_run_are_those_of_its_contract(planned: str, known: str, told: str) -> None:
+    rows = [measurement(case=name, suite=name) for name in planned.split()]
+    suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in known.split()]
+    night = run(*rows, suites=suites, contract=contracted(rows))
+    found = lacking(night, breaches_of(night))
+    assert found == (told and f"Nothing failed, but {told}. Measure again.")

@@ -17,6 +17,7 @@ from reports.verdict.changes import Change, Counts, What, gravest_first, machine
 from reports.verdict.decide import decide
 from reports.verdict.drift import Drift, PinComparison
 from reports.verdict.pins import pin_of
+from reports.verdict.vanished import Seen, Vanished
 from stability.core.findings import Severity
 from tests.reports.nights import earlier, failing, finding, measurement, run
 
@@ -484,3 +485,96 @@ def test_a_reason_is_cut_between_words() -> None:
     assert told.endswith(" …") and reason.startswith(told[:-2]) and len(told) <= 80
     assert reason[len(told) - 2] == " "
     assert say._shortened("as measured") == "as measured"
+
+
+def test_of_work_that_vanished_the_newest_is_named() -> None:
+    groups = {
+        ("z", "jax32:oracle", "gradient"): Seen("one", "2026-11-01T21:30:00+00:00"),
+        ("b", "jax64:oracle", ""): Seen("three", "2026-11-03T21:30:00+00:00"),
+        ("c", "jax32:oracle", "logits"): Seen("two", "2026-11-02T21:30:00+00:00"),
+    }
+    head = "Nothing failed, but this run does not plan"
+    assert say.vanished(run(id="tonight"), Vanished({}, groups)) == (
+        f"{head} 3 groups of gates that earlier runs measured, first: gates of case b (JAX float64 "
+        "vs oracle), last in run three. If that is intended: `retire --reason ... tonight b`."
+    )
+    # Of one run the last by name.
+    groups = dict.fromkeys(groups, Seen("one", "2026-11-01T21:30:00+00:00"))
+    assert "gradient gates of case z (JAX float32" in say.vanished(run(), Vanished({}, groups))
+    del groups["b", "jax64:oracle", ""], groups["c", "jax32:oracle", "logits"]
+    assert say.vanished(run(), Vanished({}, groups)).startswith(f"{head} 1 group of gates that")
+
+
+def test_only_a_gate_that_holds_and_was_above_0_is_said_to_have_grown() -> None:
+    def rows(**values: float) -> list[Measurement]:
+        return [measurement(quantity=name, value=value) for name, value in values.items()]
+
+    info = measurement(quantity="i", tolerance=math.nan, verdict=Verdict.INFO)
+    before = run(*rows(a=1e-7, b=0.0, c=1e-6), info)
+    then = replace(before, manifest=BEFORE.manifest)
+    now = run(*rows(a=2e-7, b=1e-6, c=1.5e-6), replace(info, value=1.0))
+    assert say.since(now, then, [], [level(What.BETTER)]) == (
+        f"Since {SINCE} no gate failed or left its history: 3 gates compared, 0 of them equal. "
+        "The largest growth is 2.00 times, a in case baseline (JAX float32 vs oracle). "
+        "Levels compared with a pinned run: 1 better than before."
+    )
+
+
+def test_levels_of_one_kind_in_several_metrics_are_several() -> None:
+    both = [level(What.BETTER), replace(level(What.BETTER), metric="max_abs")]
+    both.append(replace(level(What.BETTER), edge="jax64:oracle"))
+    assert say.since(run(), None, [], both).endswith("pinned run: 3 better than before.")
+
+
+def test_what_shares_nothing_with_the_other_run_is_counted() -> None:
+    rows = [measurement(quantity=name) for name in "abc"]
+    other = earlier(*(replace(m, identity="x") for m in rows[:2]))
+    night = run(*rows, selected=["baseline"])
+    assert say.nothing_shared(night, other) == (
+        "Only baseline was measured, not the whole night. Nothing was compared: "
+        f"{SINCE} measured none of the 3 gates of this run, 2 of them of other work. "
+        f"By themselves all hold; {say.tightest(night)}."
+    )
+
+
+def test_gates_that_the_baseline_did_not_measure_are_counted() -> None:
+    rows = [failing(quantity=name) for name in "abc"]
+    night = run(*rows, measurement(quantity="d"))
+    told = say.regressed(night, earlier(rows[0]), counts(new=2, persisting=1), rows[:1])
+    head = "3 failures, 2 new. The baseline did not measure 2 of these gates. It starts at a in"
+    assert told.startswith(head)
+    assert "did not measure" not in say.regressed(night, earlier(*rows), counts(new=3), rows[:1])
+
+
+def test_a_first_night_beside_several_pinned_runs_counts_over_all_of_them() -> None:
+    wide = [drift(name, now=2.0, limit=9.0) for name in "abc"]
+    worst = [replace(d, what="worst") for d in wide]
+    narrow = drift("n", now=1.9, limit=1.95), drift("n", what="worst")
+    pair = [
+        comparison(*wide[:2], *worst[:2], levels=9, covered=2),
+        comparison(wide[2], worst[2], *narrow, levels=4, covered=2),
+    ]
+    told = say.first_night(run(), pair)
+    # The largest ratio, and not what is the nearest to its limit.
+    assert "4 levels compared with 2 pinned runs of other machines: largest ratio 2.00" in told
+    assert " 5 other levels have no pinned level" in told
+    assert "3 of the compared are not comparable yet" in told
+    # A night that is not whole still becomes no anchor only if it is of some cases.
+    partial = run(suites=[SUITE])
+    assert say.first_night(partial, pair).startswith(FIRST)
+
+
+def test_the_first_of_the_levels_that_grew_unseen_is_named() -> None:
+    grown = [
+        (drift("a", now=3.5, limit=4.0, what="worst"), comparison()),
+        (drift("b", now=3.2, limit=5.0), comparison()),
+    ]
+    told = say.unseen(run(id="tonight"), grown)
+    assert "2 levels grew" in told and "3.50 times the worst logits of" in told
+
+
+def test_a_run_is_named_with_its_whole_id() -> None:
+    name = "2026-11-20T21-30-00Z-1a2b3c4"
+    pin = replace(comparison().pin, run=name)
+    told = comparison(drift(), drift(what="worst"), pin=pin)
+    assert say.against(told).startswith(f"run {name}, pinned 2026-11-01 (as measured)")
