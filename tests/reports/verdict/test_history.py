@@ -15,6 +15,7 @@ from reports.store.runs import Run, list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict import history as history_module
 from reports.verdict.history import WINDOW, History, Past, load_history, worst_over
+from reports.verdict.vanished import Seen
 from tests.reports.nights import bench, earlier, failing, measurement, run
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
@@ -271,3 +272,70 @@ def test_runs_of_a_work_that_shares_nothing_are_not_asked_again(
     # The newest two; of the next windows only what may have done today's work; and at last the
     # newest two whole runs, whose work is expected again.
     assert asked == [2, 1, 2]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_work_of_earlier_runs_is_known_with_the_newest_run_that_did_it(
+    tmp_path: Path, damaged: bool
+) -> None:
+    """Of a damaged run by what it planned, which is the same."""
+    only = measurement(case="b", edge="jax64:oracle", suite="seams")
+    info = measurement(case="i", tolerance=math.nan, verdict=Verdict.INFO)
+    suites = [
+        {"name": n, "status": "ran", "planned": 1, "executed": 1} for n in ("seams", "parity")
+    ]
+    old = earlier(only, measurement(), info, day=11, suites=suites)
+    nights = [earlier(measurement(), day=day, suites=suites[1:]) for day in (12, 13)]
+    folders = [write_run(tmp_path, night) for night in (old, *nights)]
+    if damaged:
+        (folders[0] / MEASUREMENTS).write_bytes(b"damaged")
+    first, newest = (Seen(night.id, night.manifest.created) for night in (old, nights[-1]))
+    found = load_history(tmp_path, run(measurement())).earlier
+    assert found.suites == {"seams": first, "parity": newest}
+    assert found.groups == {
+        ("b", "jax64:oracle", "logits"): replace(first, suite="seams"),
+        ("baseline", "jax32:oracle", "logits"): replace(newest, suite="parity"),
+    }
+    assert not load_history(tmp_path, run(measurement(), selected=["baseline"])).earlier
+
+
+def test_a_value_that_was_not_replayed_has_a_past_and_did_not_vary(tmp_path: Path) -> None:
+    info = measurement(metric="cosine", tolerance=math.nan, verdict=Verdict.INFO)
+    rows = [replace(m, deterministic=None) for m in (measurement(), info)]
+    write_run(tmp_path, earlier(*rows, day=11))
+    assert load_history(tmp_path, run(*rows)).past == {KEY: Past((1e-6,), False)}
+    write_run(tmp_path, earlier(noisy(2e-6), day=12))
+    write_run(tmp_path, earlier(*rows, day=13))
+    assert load_history(tmp_path, run(*rows)).past == {KEY: Past((1e-6, 2e-6, 1e-6), True)}
+
+
+@pytest.mark.parametrize(("known", "day"), [(True, 17), (False, 18)])
+def test_the_baseline_is_of_this_machine_where_it_is_known(
+    tmp_path: Path, known: bool, day: int
+) -> None:
+    """A machine that cannot be identified equals none, itself included."""
+    here = {} if known else {"host": {}}
+    write_run(tmp_path, earlier(measurement(), day=17, **here))
+    write_run(tmp_path, earlier(measurement(), day=18, host={"vendor": "another"}))
+    baseline = load_history(tmp_path, run(measurement(), **here)).baseline
+    assert baseline is not None and baseline.id == earlier(day=day).id
+
+
+def test_runs_of_a_trend_are_named_by_their_folders_and_have_their_manifests(
+    tmp_path: Path,
+) -> None:
+    ids = [write_run(tmp_path, earlier(measurement(), day=day)).name for day in (11, 12)]
+    (tmp_path / ids[0]).rename(tmp_path / "copied")
+    history = load_history(tmp_path, run(measurement()))
+    assert history.runs == ("copied", ids[1])
+    assert [manifest.id for manifest in history.manifests] == ids
+
+
+def test_a_bench_that_timed_some_of_the_same_work_is_shown(tmp_path: Path) -> None:
+    newest = bench(3)
+    more = replace(newest.timings[0], identity="more")
+    write_run(tmp_path, replace(newest, timings=(*newest.timings, more)))
+    for day, identity in ((1, "same"), (2, "other")):
+        write_run(tmp_path, bench(day, identity=identity))
+    benches = load_history(tmp_path, run(measurement())).benches
+    assert [it.id for it in benches] == [bench(1).id, newest.id]

@@ -12,6 +12,7 @@ import pytest
 from reports.store.manifest import Device, Environment, ReferenceInfo
 from reports.verdict import pins
 from reports.verdict.decide import decide
+from reports.verdict.history import Past
 from reports.verdict.levels import name_of
 from reports.verdict.pins import LARGEST, SCHEMA, file_of, load, pin_of, pinned_ids, read, write
 from tests.reports.nights import earlier, measurement, run
@@ -254,3 +255,60 @@ def test_pins_lie_where_the_code_is_committed(
         assert pins.home(root, tests) == folder / "pinned" / "(pytest)"
         assert pins.home(root, run().manifest) == pins.FOLDER
         (root / ".shared").write_text("s3://bucket/runs", encoding="utf-8")
+
+
+def test_a_pin_of_a_port_has_a_case_of_its_name(tmp_path: Path) -> None:
+    """Another port whose name begins alike is another one."""
+    port = run(kind="port", suites=[{"name": "mlp"}, {"name": "gru"}]).manifest
+    for cases, own in (
+        (["mlp"], True),
+        (["gru/second"], True),
+        (["other", "mlp/second"], True),
+        (["mlp2", "mlp 2", "my mlp"], False),
+    ):
+        rows = [measurement(case=case, quantity=str(i)) for i, case in enumerate(cases)]
+        assert pins.is_of(pin_of(run(*rows), {}, "why", "2026-11-01"), port) is own
+
+
+def test_what_earlier_versions_pinned_for_a_port_is_read_and_protected(tmp_path: Path) -> None:
+    """One folder was that of "a b" and "a-b"; a damaged file of either folder is named."""
+    root = tmp_path / "runs"
+    port = run(kind="port", suites=[{"name": "a b"}]).manifest
+    places = pins.home(root, port), pins.old_home(root, port)
+    for date, place in enumerate(places, 1):
+        assert place is not None
+        pin = pin_of(run(measurement(case="a b"), id=f"run {date}"), {}, "why", f"2026-11-0{date}")
+        write(pin, place / "cpu-x.json")
+        other = pin_of(run(measurement(case="a-b"), id=f"other {date}"), {}, "why", "2026-11-09")
+        write(other, place / "cpu-y.json")
+        (place / "cpu-z.json").write_text('{"run": "damaged"}', encoding="utf-8")
+    found = pins.pins_of(root, port)
+    assert [pin.run for pin in found.pins] == ["run 2", "run 1"] and len(found.unusable) == 2
+    names = {f"{which} {date}" for which in ("run", "other") for date in (1, 2)}
+    assert pins.ids_of(root, port) == {*names, "damaged"}
+    # A night of Megalodon is about all of its cases.
+    assert pins.retired_home(root, port) == tmp_path / pins.PORTS_FOLDER
+    assert pins.retired_home(root, run().manifest) == pins.FOLDER
+    tests = run(kind="pytest", ports=[{"title": "p"}], reference={"kind": "torch"}).manifest
+    assert pins.retired_home(root, tests) == pins.FOLDER
+
+
+def test_the_largest_recent_value_is_pinned_without_what_identifies_nothing() -> None:
+    row = measurement(deterministic=False)
+    values = (3e-6, 2e-6, 2e-6)
+    pin = pin_of(run(row), {row.key: Past(values, True)}, "why", "2026-11-01")
+    assert [level.worst for level in pin.groups.values()] == [max(values)]
+    assert pin.environment.reference.detail == "" != run().manifest.environment.reference.detail
+
+
+def test_a_file_is_that_of_a_machine_and_kind_of_reference(tmp_path: Path) -> None:
+    def name(**changes: Any) -> str:
+        return file_of(
+            pin_of(run(measurement(), **changes), {}, "why", "2026-11-01"), tmp_path
+        ).name
+
+    assert name() == name(versions={"jax": "another"}) != name(host={"vendor": "another"})
+    assert name().startswith("cpu-") and name().endswith("-recorded.json")
+    assert name(reference={"kind": None}).endswith("-absent.json")
+    assert name(host={}) == "cpu-unknown-recorded.json"
+    assert name(device={"kind": None}).startswith("unknown-")

@@ -440,7 +440,7 @@ def test_a_level_follows_its_tolerances_if_a_gate_of_either_run_is_far_below_the
 
 def test_of_other_machines_the_pin_with_the_same_kind_of_reference_is_asked_first() -> None:
     def pin(name: str, reference: str, threads: int = 2, *rows: Measurement) -> Pin:
-        made = run(*(rows or [measurement()]), id=name, threads=threads, host=dict(vendor=name))
+        made = run(*(rows or [measurement()]), id=name, threads=threads, host={"vendor": name})
         kind = replace(made.manifest.environment.reference, kind=reference)
         environment = replace(made.manifest.environment, reference=kind)
         manifest = replace(made.manifest, environment=environment)
