@@ -45,6 +45,7 @@ from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
 from reports.verdict.noise import step
 from reports.verdict.pins import Pin, pin_of
 from reports.verdict.several import _cells
+from reports.verdict.vanished import Retired, Seen, Vanished
 from stability.core.findings import DIFFERENCES, Severity
 from tests.reports.nights import contracted, earlier, explained, failing, finding, measurement, run
 
@@ -367,10 +368,11 @@ def test_what_could_not_be_compared_is_counted_and_the_first_is_named() -> None:
     ]
     for note, why in (("", ""), ("two shapes", ": two shapes")):
         noted = [replace(m, note=note) for m in rows]
+        noted.append(replace(rows[0], case="c", note="another"))
         decision = decide(run(measurement(case="other"), *noted), None)
         assert decision.word is Word.NOT_COMPARABLE
         assert decision.sentence == (
-            "3 measurements could not be compared. It starts at q1 in case baseline "
+            "4 measurements could not be compared. It starts at q1 in case baseline "
             f"(JAX float32 vs oracle){why}."
         )
 
@@ -393,7 +395,7 @@ def test_of_each_group_one_drift_speaks() -> None:
     """`a` may be rounding or a loss, `b` left its limit, `h` was measured here before."""
     a = of_group("a", "typical", 2.0, 4.0), of_group("a", "worst", 3.5, 9.0)
     b = of_group("b", "typical", 5.0, 4.0), of_group("b", "worst", 8.0, 9.0)
-    c = of_group("c", "typical", 6.0, 20.0), of_group("c", "worst", 1.0, 2.0)
+    c = of_group("c", "typical", 6.0, 400.0), of_group("c", "worst", 1.0, 2.0)
     h = of_group("h", "typical", 4.0, 5.0), of_group("h", "worst", 4.0, 5.0)
     narrow = of_group("n", "typical", 1.5, 2.0), of_group("n", "worst", 2.0, 2.0)
     fell = of_group("f", "worst", 0.05, 2.0), of_group("f", "typical", 0.1, 2.0)
@@ -579,3 +581,29 @@ def test_suites_of_a_run_are_those_of_its_contract(planned: str, known: str, tol
     night = run(*rows, suites=suites, contract=contracted(rows))
     found = lacking(night, breaches_of(night))
     assert found == (told and f"Nothing failed, but {told}. Measure again.")
+
+
+def test_runs_that_share_a_gate_were_compared_although_it_has_another_value() -> None:
+    row = measurement(deterministic=False)
+    decision = decide(run(row), earlier(replace(row, value=2e-6)), alone=True)
+    assert decision.word is Word.PASS
+
+
+@pytest.mark.parametrize(("until", "word"), [("2026-11-20", Word.PASS), ("2026-11-18", None)])
+def test_a_suite_that_came_back_after_it_was_retired_is_missed(
+    until: str, word: Word | None
+) -> None:
+    suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in ("parity", "x")]
+    then = earlier(measurement(), suites=suites, day=19)
+    gone = Vanished(retired=(Retired("x", until, "why", ("x",)),))
+    found = decide(run(measurement(), suites=suites[:1]), then, gone=gone)
+    assert found.word is (word or Word.INCOMPLETE)
+
+
+def test_a_breach_of_the_contract_is_said_before_work_that_vanished() -> None:
+    row = measurement()
+    broken = replace(run(row, measurement(case="b")), measurements=(row,))
+    gone = Vanished({}, {("c", "jax32:oracle", "logits"): Seen("r", "2026-11-01T00:00:00+00:00")})
+    assert "does not plan" not in decide(broken, None, gone=gone).sentence
+    assert "does not plan" in decide(run(row), None, gone=gone).sentence
+    assert decide(run(row), None, gone=gone).word is Word.INCOMPLETE

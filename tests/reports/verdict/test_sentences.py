@@ -499,7 +499,7 @@ def test_of_work_that_vanished_the_newest_is_named() -> None:
         "vs oracle), last in run three. If that is intended: `retire --reason ... tonight b`."
     )
     # Of one run the last by name.
-    groups = dict.fromkeys(groups, Seen("one", "2026-11-01T21:30:00+00:00"))
+    groups = dict.fromkeys([*groups][::-1], Seen("one", "2026-11-01T21:30:00+00:00"))
     assert "gradient gates of case z (JAX float32" in say.vanished(run(), Vanished({}, groups))
     del groups["b", "jax64:oracle", ""], groups["c", "jax32:oracle", "logits"]
     assert say.vanished(run(), Vanished({}, groups)).startswith(f"{head} 1 group of gates that")
@@ -551,8 +551,8 @@ def test_a_first_night_beside_several_pinned_runs_counts_over_all_of_them() -> N
     worst = [replace(d, what="worst") for d in wide]
     narrow = drift("n", now=1.9, limit=1.95), drift("n", what="worst")
     pair = [
-        comparison(*wide[:2], *worst[:2], levels=9, covered=2),
-        comparison(wide[2], worst[2], *narrow, levels=4, covered=2),
+        comparison(*narrow, levels=9, covered=2),
+        comparison(*wide, *worst, levels=4, covered=2),
     ]
     told = say.first_night(run(), pair)
     # The largest ratio, and not what is the nearest to its limit.
@@ -578,3 +578,14 @@ def test_a_run_is_named_with_its_whole_id() -> None:
     pin = replace(comparison().pin, run=name)
     told = comparison(drift(), drift(what="worst"), pin=pin)
     assert say.against(told).startswith(f"run {name}, pinned 2026-11-01 (as measured)")
+
+
+def test_what_changed_since_the_other_run_is_told_with_how_many_gates_are_equal() -> None:
+    night = run(measurement(), measurement(quantity="x"))
+    then = replace(
+        run(measurement(value=2e-6), measurement(quantity="x")), manifest=BEFORE.manifest
+    )
+    assert say.against_one(night, then, [], [change(What.BETTER)]) == (
+        f"All 2 gates hold; {say.tightest(night)}. Since {SINCE}: 1 better than before. "
+        "2 gates compared, 1 of them equal."
+    )

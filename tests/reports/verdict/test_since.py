@@ -103,3 +103,17 @@ def test_a_failure_that_the_baseline_could_not_have_is_said_to_be_so():
     assert decision.sentence.startswith(
         "2 failures, all new. The baseline did not measure 1 of these gates. It starts at"
     )
+
+
+def test_without_one_of_two_commits_there_is_no_range():
+    nobody = replace(NIGHTS[3], commit=None)
+    assert commit_range(NIGHTS[1], nobody) == commit_range(nobody, NIGHTS[1]) == ""
+    assert commits(NIGHTS[1], nobody) == commits(nobody, NIGHTS[1]) == "not known"
+
+
+def test_the_run_that_held_is_named_by_its_folder_and_the_length_of_a_streak_is_told():
+    past = replace(history(0.5, 0.5, 0.5, 0.5, 3.0), runs=tuple(f"copy-{i}" for i in range(5)))
+    since = since_when(GATE, run(GATE), past)
+    assert since is not None and since.held is not None
+    assert (since.held.id, since.folder) == ("night-3", "copy-3")
+    assert sentence(since, run(GATE)) == "It failed in 2 runs in a row."

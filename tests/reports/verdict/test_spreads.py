@@ -116,3 +116,18 @@ def test_a_group_has_a_spread_where_all_its_gates_are_calibrated() -> None:
         name: tuple(float(f"{value:.2e}") for value in spread) for name, spread in expected.items()
     }
     assert len(set(found.values())) == 4 and not set(found.values()) & set(expected.values())
+
+
+def test_the_responses_of_one_edge_come_before_those_of_all() -> None:
+    x, y = responses(gates=2).tolist()
+    row = measurement(case="a", tolerance=1e-12)
+    calibrated = {("a", "rel_l2"): {"logits": x}, ("a", "rel_l2", row.edge): {"logits": y}}
+    [found] = spreads_of([row], calibrated).values()
+    [alone] = spreads_of([row], {("a", "rel_l2"): {"logits": y}}).values()
+    assert found == alone != STILL
+
+
+def test_a_gate_that_does_not_respond_to_a_draw_is_left_out_of_the_jackknife() -> None:
+    values = responses(gates=2).tolist()
+    assert spread_by_jackknife([*values, [0.0, *values[0][1:]]]) == spread_by_jackknife(values)
+    assert spread_by_jackknife([[0.0] * SEEDS]) == STILL

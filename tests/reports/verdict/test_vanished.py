@@ -20,10 +20,21 @@ from reports.registry.lookup import judge
 from reports.registry.retire import retire
 from reports.store.manifest import AHEAD
 from reports.store.runs import Run, write_run
-from reports.store.schema import MANIFEST, MEASUREMENTS, StoreError
+from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.decide import Word
-from reports.verdict.vanished import FILE, Retired, read_retired, write_retired
+from reports.verdict.vanished import (
+    FILE,
+    Earlier,
+    Retired,
+    Seen,
+    Vanished,
+    comparable,
+    group_of,
+    read_retired,
+    vanished,
+    write_retired,
+)
 from tests.helpers import cli
 from tests.reports.nights import altered, contracted, measurement, run
 
@@ -433,3 +444,89 @@ def test_work_is_retired_where_folders_cannot_be_locked(tmp_path, pinned, monkey
     monkeypatch.setattr("reports.registry.retire.fcntl.flock", refuse)
     _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
     assert retire(folder, "b", "gone").groups == 1
+
+
+SEEN = Seen("r", "2026-11-10T21:30:00+00:00", "seams")
+GROUP = ("b", "jax32:oracle", "logits")
+
+
+@pytest.mark.parametrize(
+    ("until", "covered"),
+    [
+        ("2026-11-10T21:30:01+00:00", True),
+        # The run that lacked the work cannot be the one that had it.
+        ("2026-11-10T21:30:00+00:00", False),
+        ("2026-11-10T22:30:01+01:00", True),
+        ("2026-11-10T22:30:00+01:00", False),
+    ],
+)
+def test_a_retirement_covers_what_was_last_measured_before_it(until: str, covered: bool) -> None:
+    entry = Retired("b", until, "why", ("seams",), (GROUP,))
+    assert entry.covers(GROUP, SEEN) is entry.covers("seams", SEEN) is covered
+    assert not entry.covers(("a", *GROUP[1:]), SEEN) and not entry.covers("parity", SEEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "suites", "groups"),
+    [
+        ("seams", ("seams",), (GROUP,)),
+        ("b", (), (GROUP,)),
+        ("b | logits | seams", (), (GROUP,)),
+        ("b | gradient", (), ()),
+        ("x | y", (), (("x | y", "e", ""),)),
+    ],
+)
+def test_work_is_named_by_any_of_its_parts(name: str, suites: Any, groups: Any) -> None:
+    other = {("x | y", "e", ""): replace(SEEN, suite="parity")}
+    gone = Vanished({"seams": SEEN, "mesh": SEEN}, {GROUP: SEEN, **other})
+    assert gone.named(name) == (suites, groups)
+
+
+def test_what_a_run_must_repeat_is_of_its_device_and_for_nights_its_reference() -> None:
+    base = night(1, BEFORE).manifest
+    assert comparable(base, night(2, BEFORE).manifest)
+    for changes, alike in (
+        ({"device": {"kind": "cpu", "name": "another"}}, True),
+        ({"device": {"kind": "cuda", "name": "x86_64"}}, False),
+        ({"reference": {"kind": "live"}}, False),
+        ({"suites": [{**SUITE, "executed": 0}]}, False),
+    ):
+        assert comparable(night(1, BEFORE, **changes).manifest, base) is alike
+    one = port(1, LOGITS).manifest
+    other = night(2, [LOGITS], kind="port", reference={"kind": "jax"}).manifest
+    assert comparable(one, other)
+    assert not comparable(one, night(2, [LOGITS], kind="pytest").manifest)
+
+
+def test_a_group_has_one_name_for_what_differs_between_runs() -> None:
+    night, port = RunKind.NIGHTLY, RunKind.PORT
+    assert group_of(night, "byte_lm", "e", "logits") == ("checkpoint", "e", "logits")
+    # A user's port may be called like the committed checkpoint.
+    assert group_of(port, "byte_lm", "e", "gradient") == ("byte_lm", "e", "gradient")
+    assert group_of(port, "p", "e", "logits") == ("p", "e", "")
+    assert group_of(night, "p", "e", "state") == ("p", "e", "state")
+
+
+def test_what_a_run_measured_beyond_its_contract_has_not_vanished() -> None:
+    before = Earlier({"parity": SEEN}, {GROUP: SEEN, ("c", *GROUP[1:]): SEEN})
+    rows = [measurement(case="a"), measurement(case="b")]
+    tonight = night(1, rows, contract=contracted(rows[:1]))
+    assert {*vanished(tonight, before, []).groups} == {("c", *GROUP[1:])}
+    # A selection, or a session of tests, must repeat nothing.
+    for changes in ({"selected": ["a"]}, {"kind": "pytest"}):
+        some = night(1, rows, **changes)
+        assert vanished(some, before, []) == Vanished()
+
+
+def test_what_one_port_switched_off_is_still_expected_of_another() -> None:
+    edges = PortEdge.PORTBF16_PORT64.value, PortEdge.PORT32_ORIGINAL32.value
+    groups = {(case, edge, kind) for case in "ab" for edge in edges for kind in ("gradient", "")}
+    documents = [{"title": "a", "switched_off": ["gradients"]}, {"title": "b", "switched_off": []}]
+    for off, lost in (("gradients", ("gradient",)), ("bfloat16", ())):
+        documents[0]["switched_off"] = [off]
+        night_of_ports = night(1, [], kind="port", ports=documents)
+        found = {*vanished(night_of_ports, Earlier({}, dict.fromkeys(groups, SEEN)), []).groups}
+        skipped = {
+            g for g in groups if g[0] == "a" and (g[2] in lost if lost else g[1] == edges[0])
+        }
+        assert skipped and found == groups - skipped
