@@ -446,3 +446,81 @@ def test_a_report_without_the_fixture_measures_nothing(tmp_path: Path) -> None:
     told.ports = ({"title": "p"},)
     made.pytest_runtest_logreport(told)
     assert made.records == [("u", row)] and made.ports == [("u", {"title": "p"})]
+
+
+class SubtestReport(SimpleNamespace):
+    """What pytest reports of a part of a test, by the name of its class alone."""
+
+
+def test_a_test_of_which_a_part_was_skipped_is_not_executed(tmp_path: Path) -> None:
+    """What that part would have measured is missing, whatever else the test recorded."""
+    made = collector(tmp_path)
+    for name in ("recorded", "silent", "whole"):
+        for skipped in (name != "whole", False):
+            part = SubtestReport(nodeid=name, when="call", failed=False, skipped=skipped)
+            made.pytest_runtest_logreport(part)  # pyright: ignore[reportArgumentType]
+        rows = [] if name == "silent" else [measurement(case=name)]
+        made.pytest_runtest_logreport(report(name, *rows))
+    suite = made._suite(interrupted=False)
+    assert (suite.planned, suite.executed, suite.status) == (3, 1, "failed")
+    assert suite.reason == "skipped: recorded, silent"
+
+
+@pytest.mark.parametrize("name", ["parity", "mla-moe"])
+def test_a_port_that_is_called_like_a_suite_of_megalodon_is_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    decision = SimpleNamespace(word=Word.PASS, sentence="All hold.", exit_code=ExitCode.PASS)
+    stored = []
+
+    def store(root: Path, run: Any, told: Any) -> Any:
+        stored.append(run)
+        return SimpleNamespace(decision=decision, folder=root / run.id)
+
+    monkeypatch.setattr(outcome, "store", store)
+    made = collector(tmp_path, **{"--reference": "recorded"})
+    told = report("t", measurement(case="a title", suite=name, edge="port64:original64"))
+    sides = {"original": "a torch module", "port": "a function"}
+    port = {"name": name, "title": "a title", "holds": True, "sides": sides, "versions": {}}
+    told.ports = [port]
+    made.pytest_runtest_logreport(told)
+    made._store(interrupted=False)
+    assert stored[0].manifest.without_megalodon
+    assert "compared with its originals (a title: a torch module)" in made.lines[0]
+
+
+def test_a_test_that_was_only_torn_down_is_not_executed(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    made.pytest_runtest_logreport(report("t", when="setup", outcome="failed"))
+    made.pytest_runtest_logreport(report("t", when="teardown"))
+    made.pytest_runtest_logreport(report("u", measurement()))
+    suite = made._suite(interrupted=False)
+    # Both report with the fixture, so both were planned, whoever collected them.
+    assert (suite.planned, suite.executed, suite.reason) == (2, 1, "did not run: t")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "failed"), ("E  boom\nwhy\n\n", "why"), (f"{'a' * 9}\n{'x' * 500}", "x" * 500)],
+    ids=["nothing", "two lines", "long"],
+)
+def test_a_failure_is_told_by_its_last_line(tmp_path: Path, text: str, told: str) -> None:
+    made = collector(tmp_path)
+    failed = report("t", outcome="failed")
+    failed.longreprtext = text
+    made.pytest_runtest_logreport(failed)
+    assert [f.message for f in made.findings] == [f"failed in call: {told}"[:400]]
+
+
+def test_a_session_says_how_many_tests_it_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decision = SimpleNamespace(word=Word.INCOMPLETE, sentence="Why.", exit_code=ExitCode.INCOMPLETE)
+    done = SimpleNamespace(decision=decision, folder=tmp_path)
+    monkeypatch.setattr(outcome, "store", lambda *_: done)
+    made = collector(tmp_path, **{"--reference": "recorded"})
+    made.planned = {"t", "u", "v"}
+    for name in "tu":
+        made.pytest_runtest_logreport(report(name, measurement(case=name, edge="mine:theirs")))
+    assert made._store(interrupted=False) == int(ExitCode.INCOMPLETE)
+    assert made.lines[0].startswith("numerics run: 2 measurements of 2 tests: ")
