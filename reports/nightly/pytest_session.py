@@ -293,7 +293,7 @@ class Collector(Planner):
         return SuiteResult(
             name="pytest",
             planned=len(planned) + len(self.uncollected),
-            executed=len(executed & planned),
+            executed=len(executed),
             reason="; ".join(reasons)[:_REASON],
             status="failed" if reasons else "ran",
         )

@@ -11,6 +11,7 @@ import pytest
 
 from parity.engine.measure.measurement import Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
+from reports.provenance.host import FIELDS
 from reports.store.runs import Run, list_runs, one_look, write_run
 from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict import history as history_module
@@ -316,7 +317,7 @@ def test_the_baseline_is_of_this_machine_where_it_is_known(
     """A machine that cannot be identified equals none, itself included."""
     here = {} if known else {"host": {}}
     write_run(tmp_path, earlier(measurement(), day=17, **here))
-    write_run(tmp_path, earlier(measurement(), day=18, host={"vendor": "another"}))
+    write_run(tmp_path, earlier(measurement(), day=18, host=dict.fromkeys(FIELDS, "other")))
     baseline = load_history(tmp_path, run(measurement(), **here)).baseline
     assert baseline is not None and baseline.id == earlier(day=day).id
 

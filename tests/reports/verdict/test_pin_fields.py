@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reports.provenance.host import FIELDS
 from reports.store.manifest import Device, Environment, ReferenceInfo
 from reports.verdict import pins
 from reports.verdict.decide import decide
@@ -307,7 +308,7 @@ def test_a_file_is_that_of_a_machine_and_kind_of_reference(tmp_path: Path) -> No
             pin_of(run(measurement(), **changes), {}, "why", "2026-11-01"), tmp_path
         ).name
 
-    assert name() == name(versions={"jax": "another"}) != name(host={"vendor": "another"})
+    assert name() == name(versions={"jax": "another"}) != name(host=dict.fromkeys(FIELDS, "other"))
     assert name().startswith("cpu-") and name().endswith("-recorded.json")
     assert name(reference={"kind": None}).endswith("-absent.json")
     assert name(host={}) == "cpu-unknown-recorded.json"
