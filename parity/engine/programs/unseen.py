@@ -213,7 +213,7 @@ class Search:
         if callers:
             why += f"; called from {', '.join(callers)}"
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
-        if partly is not None and partly.index > suspect.index:
+        if partly is not None:
             found.setdefault(self._source(partly.index), PARTLY)
         # In order of execution: what is wrong as a whole early on makes the rest wrong.
         for other in self.suspects:

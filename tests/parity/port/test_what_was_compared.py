@@ -286,6 +286,9 @@ def test_whole_numbers_pair_by_name_then_by_shape():
     two = {"x": three, "y": three}
     assert exact_partners({"a": three, "b": three}, two) == {"a": "x", "b": "y"}
     assert exact_partners(dict.fromkeys("abc", three), two) == {"a": "x", "b": "y"}
+    # A name that both have is kept, also beside a free one of the same shape.
+    beside = {"a": three, "x": three}
+    assert exact_partners({"a": three, "b": three}, beside) == {"a": "a", "b": "x"}
 
 
 def test_what_is_no_array_is_in_the_ledger():
@@ -568,6 +571,16 @@ def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
     assert [row.quantity for row in compare_exactly(comparison, {}, many, {})] == [*many]
     alone = compare_exactly(comparison, original, {}, {})
     assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]
+
+
+@pytest.mark.parametrize("differ", [0, 1, 3])
+def test_each_whole_number_that_differs_counts(differ):
+    edge = PortEdge.PORT64_ORIGINAL64
+    comparison = Comparison(Work("w", "h", ()), edge, PortBounds({}), "float64", kinds=stage_kind)
+    ours = np.arange(4) + (np.arange(4) < differ)
+    [row] = compare_exactly(comparison, {"ids": np.arange(4)}, {"ids": ours}, {"ids": "ids"})
+    assert (row.value, row.verdict is Verdict.PASS) == (differ, differ == 0)
+    assert row.note == (f"{differ} of 4 whole numbers or bools differ" if differ else "")
 
 
 @pytest.mark.parametrize(

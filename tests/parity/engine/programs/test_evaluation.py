@@ -292,6 +292,20 @@ def test_capture_refuses_a_second_value_of_a_name_inside_of_a_loop_too():
     assert [float(x[0, 0]) for x in counted.values()] == [-1.0, 0.0, 0.0, 1.0]
 
 
+def test_marks_stay_in_a_program_that_is_differentiated():
+    """Policies of rematerialisation choose by them what is kept."""
+
+    def function(x):
+        return checkpoint_name(x * 2, "kept").sum()
+
+    closed = jax.make_jaxpr(function)(X)
+    for differentiable in (False, True):
+        evaluation = Evaluation(differentiable=differentiable)
+        run = jax.make_jaxpr(lambda x, e=evaluation: e.run(closed, [x], Marks()))(X)
+        names = [e.params["name"] for e in run.eqns if e.primitive.name == "name"]
+        assert names == (["kept"] if differentiable else [])
+
+
 def test_capture_keeps_a_derivative_that_a_function_defines_itself():
     @jax.custom_jvp
     def straight_through(x):
@@ -328,6 +342,19 @@ def _low_dot(x):
     )
 
 
+def _grown(x):
+    """A loop whose condition has one constant and whose body has two others."""
+    limit, factor, step = x.max() + 20, x.min() + 1.25, x.mean()
+    return jax.lax.while_loop(lambda c: c.max() < limit, lambda c: c * factor + step, x)
+
+
+def _grown_exactly(x):
+    limit, factor, step = x.max() + 20, x.min() + 1.25, x.mean()
+    while x.max() < limit:
+        x = x * factor + step
+    return x
+
+
 CASTS = {
     "bfloat16": (lambda x: jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32), np.exp),
     "float16": (lambda x: x.astype(jnp.float16).astype(jnp.float32), lambda x: x),
@@ -358,6 +385,7 @@ CASTS = {
         lambda x: jax.lax.fori_loop(0, 3, lambda _, c: (c * 1.5).astype(c.dtype), x / 3),
         lambda x: x / 3 * 1.5**3,
     ),
+    "while of constants": (_grown, _grown_exactly),
     "scan": (
         lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x.astype(jnp.bfloat16), TWO)[0],
         lambda x: np.sin(np.sin(x)),

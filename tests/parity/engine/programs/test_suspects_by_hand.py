@@ -112,9 +112,11 @@ def test_the_masked_operand_is_the_one_whose_numbers_are_all_kept():
 
 def test_a_wrong_mask_is_looked_at_before_what_is_wrong_in_part():
     operations = {0: op("part"), 1: op(SELECT)}
-    found = (Suspect(0, MASK, partly=True), Suspect(1, MASK, mask=True))
+    part = Suspect(0, MASK, partly=True, computed=True)
+    found = (part, Suspect(1, MASK, mask=True))
     first = Search(operations, {0: A, 1: A}, found, frozenset()).first
     assert first is found[1]
+    assert Search(operations, {0: A, 1: A}, found[:1], frozenset()).first is part
 
 
 def test_where_another_call_has_nothing_to_mask_the_mask_itself_is_named_too():
