@@ -94,9 +94,10 @@ def test_an_outlier_is_no_change_and_hides_none(place: int) -> None:
 
 def test_gaps_keep_their_places() -> None:
     whole = series(7, 16, "normal", (8, 3.0))
-    gaps: list[float | None] = [None, *whole[:4], None, math.nan, *whole[4:], None]
+    lost = [None, math.nan, math.inf, 0.0, -1.0]
+    gaps: list[float | None] = [None, *whole[:4], *lost, *whole[4:], math.inf, None]
     [change] = change_points(gaps)
-    assert change.index == 8 + 3
+    assert change.index == 8 + 1 + len(lost)
     assert change.ratio == change_points(whole)[0].ratio
 
 

@@ -207,7 +207,17 @@ EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-10T00:00:00+00:00")
 SHORT = ENTRY.replace('"groups": []', '"groups": [["b"]]').replace("soon", "2026-11-10")
 
 
-WRAPPED = [f'{{"schema": 1, "retired": [{entry}]}}' for entry in (ENTRY, EMPTY, SHORT)]
+WHOLE = ENTRY.replace("soon", "2026-11-10T00:00:00+00:00").replace(
+    '"groups": []', '"groups": [["b", "jax32:oracle", "logits"]]'
+)
+BLANK = [
+    WHOLE.replace('"reason": "x"', '"reason": " "'),
+    WHOLE.replace('"suites": []', '"suites": ["seams", ""]'),
+    WHOLE.replace('["b", ', '["", '),
+    WHOLE.replace('"jax32:oracle"', '""'),
+    WHOLE.replace('"logits"', "7"),
+]
+WRAPPED = [f'{{"schema": 1, "retired": [{entry}]}}' for entry in (ENTRY, EMPTY, SHORT, *BLANK)]
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, *WRAPPED])
@@ -216,6 +226,9 @@ def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> 
     _, folder = stored(root, night(1, BEFORE), night(2, less))
     group = ("b", "jax32:oracle", "logits")
     write_retired(pinned, [Retired("b", "2026-11-10T00:00:00+00:00", "covered", (), (group,))])
+    assert judge(root, night(2, less)).decision.word is Word.PASS
+    # Control: what these files damage is whole without it.
+    (pinned / FILE).write_text(f'{{"schema": 1, "retired": [{WHOLE}]}}', encoding="utf-8")
     assert judge(root, night(2, less)).decision.word is Word.PASS
     (pinned / FILE).write_text(text, encoding="utf-8")
     judged = judge(root, night(2, less))
