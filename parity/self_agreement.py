@@ -53,7 +53,8 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether both ways give the same bits everywhere."""
+        """Whether all probabilities are equal bit for bit; a number added to all logits of a
+        position changes none."""
         return not self.unequal
 
     def within(self, nats: float) -> bool:
@@ -144,7 +145,8 @@ def stream_agreement(
             numbers.
     """
     ids = _checked(ids)
-    if stepwise is model.logits:
+    # `==`, because each look at a method gives another object.
+    if stepwise == model.logits:
         raise TaskError(
             f"{model.name} would be compared with itself: give as stepwise= the function that "
             "computes token by token"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable
 
 import numpy as np
@@ -167,6 +168,15 @@ def test_a_way_beside_itself_is_refused() -> None:
     model = LanguageModel("m", plain)
     with pytest.raises(TaskError, match="compared with itself"):
         stream_agreement(model, IDS, plain)
+
+    class Program:
+        def logits(self, ids: np.ndarray) -> np.ndarray:
+            return plain(ids)
+
+    program = Program()
+    with pytest.raises(TaskError, match="compared with itself"):
+        stream_agreement(LanguageModel("m", program.logits), IDS, program.logits)
+    assert stream_agreement(LanguageModel("m", program.logits), IDS, Program().logits).equal
     with pytest.raises(TaskError, match="at least two tokens"):
         stream_agreement(model, IDS[:, :1], stepwise)
     with pytest.raises(TaskError, match="one shape"):
@@ -174,8 +184,6 @@ def test_a_way_beside_itself_is_refused() -> None:
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    import runpy
-
     runpy.run_path(str(ROOT / "docs" / "examples" / "my_serving.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "a row alone and in a batch of 4" in out and "whole and token by token" in out
