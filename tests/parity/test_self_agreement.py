@@ -82,6 +82,43 @@ def test_a_scale_of_the_whole_batch_shows() -> None:
     assert found.equal
 
 
+def test_rows_are_in_other_places_too_and_the_graver_arrangement_is_told() -> None:
+    """Only in reverse order is the row that begins with 0 the last of its batch."""
+    ids = IDS.copy()
+    ids[:, 0] = np.arange(6)
+
+    def one(ids: np.ndarray) -> np.ndarray:
+        found = plain(ids).copy()
+        if len(ids) > 1 and ids[-1, 0] == 0:
+            found[-1, 7, 1] += 0.5
+        return found
+
+    (found,) = batch_agreement(LanguageModel("m", one), ids)
+    assert (found.unequal, found.first) == (1, (0, 7))
+
+    def many(ids: np.ndarray) -> np.ndarray:
+        """In their own order more positions of the last row change, and less."""
+        found = one(ids)
+        if len(ids) > 1 and ids[-1, 0] == 5:
+            found[-1, 3:6, 1] += 2.0**-20
+        return found
+
+    (found,) = batch_agreement(LanguageModel("m", many), ids)
+    assert (found.unequal, found.first) == (3, (5, 3)) and found.largest < 2.0**-20
+
+
+def test_the_first_difference_is_that_of_the_first_position() -> None:
+    def later(ids: np.ndarray) -> np.ndarray:
+        found = stepwise(ids).copy()
+        found[1, 6, 0] += 1.0
+        found[4, 2, 0] += 1.0
+        found[5, 2, 0] += 1.0
+        return found
+
+    found = stream_agreement(LanguageModel("m", plain), IDS, later)
+    assert (found.first, found.unequal) == ((4, 2), 3)
+
+
 def stepwise(ids: np.ndarray, lost: int | None = None) -> np.ndarray:
     """Token by token, with the running sum as a cache that loses one token."""
     cache, rows = np.zeros(len(ids), np.int64), []
@@ -130,6 +167,9 @@ def test_what_one_way_excludes_is_an_infinite_change_and_what_both_exclude_none(
     assert found.largest == math.inf and not found.within(1e300)
     back = stream_agreement(LanguageModel("m", lambda ids: TABLE[ids]), ids, lambda i: barred[i])
     assert back.divergence == math.inf
+    # A position differs if any probability does: that of the excluded token is the same.
+    found = stream_agreement(model, ids, lambda ids: barred[ids] * 1.5)
+    assert found.unequal == ids.size and 0 < found.largest < math.inf
 
 
 def test_tokens_that_nobody_expects_do_not_count_for_the_largest_change() -> None:
@@ -144,11 +184,21 @@ def test_tokens_that_nobody_expects_do_not_count_for_the_largest_change() -> Non
     assert found.unequal == IDS.size and 0 < found.largest < math.e * p < LARGE
 
 
+def test_probabilities_that_differ_are_not_equal_however_small() -> None:
+    rare, moved = TABLE.copy(), TABLE.copy()
+    rare[:, 5], moved[:, 5] = -80.0, -81.0
+    found = stream_agreement(LanguageModel("m", lambda ids: rare[ids]), IDS, lambda i: moved[i])
+    assert (found.largest, found.at, found.unequal) == (0.0, None, IDS.size) and not found.equal
+    assert found.text().startswith("m, whole and token by token: 54 of 54 positions differ")
+    assert "largest" not in found.text()
+
+
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [
         (IDS[:1], {}, "at least two rows"),
         (np.tile(IDS[:1], (4, 1)), {}, "4 rows of which 1 differ"),
+        (IDS[[0, 1, 2, 1]], {}, "4 rows of which 3 differ"),
         (IDS, {"sizes": [4]}, "divide it, got 4"),
         (IDS, {"sizes": [1]}, "got 1: one row is no batch"),
         (IDS, {"sizes": [12]}, "from 2 to 6"),
