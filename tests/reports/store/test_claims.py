@@ -120,8 +120,12 @@ def store_time(store: Faulty) -> datetime:
     return store.objects.pop("other/now")[1]
 
 
-def test_an_operation_is_tried_a_few_times() -> None:
-    failures = [ConnectionError("reset")] * (TRIES - 1)
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("reset"), TimeoutError("slow"), OSError("503"), RuntimeError("of a library")],
+)
+def test_an_operation_is_tried_a_few_times(error: Exception) -> None:
+    failures = [error] * (TRIES - 1)
 
     def work() -> str:
         if failures:
@@ -129,10 +133,18 @@ def test_an_operation_is_tried_a_few_times() -> None:
         return "done"
 
     assert again(work) == "done"
-    failures += [ConnectionError("reset")] * TRIES
-    with pytest.raises(ConnectionError):
+    failures += [error] * TRIES
+    with pytest.raises(type(error)):
         again(work)
     assert not failures
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("404"), PermissionError("403")])
+def test_a_definite_answer_is_asked_for_once(error: Exception) -> None:
+    failures = [error] * 2
+    with pytest.raises(type(error)):
+        again(lambda: (_ for _ in ()).throw(failures.pop()))
+    assert len(failures) == 1
 
 
 def test_a_bucket_that_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
