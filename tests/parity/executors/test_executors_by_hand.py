@@ -1100,3 +1100,18 @@ def test_an_answer_says_where_an_item_failed() -> None:
     assert answer.reason.startswith("TypeError: ") and answer.reason.endswith(")")
     assert len(answer.reason) < 900 and math.isfinite(answer.seconds)
     assert answer.place.process == os.getpid() and answer.place.code == identity.code()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "ssse3", "sse4_2", "pni", "avx", "avx2", "avx512_bf16", "fma", "f16c", "amx_tile",
+        "amx_bf16", "bmi2", "abm", "popcnt", "gfni", "fphp", "asimdhp", "sve2", "sme", "bf16",
+        "i8mm",
+    ],
+)  # fmt: skip
+def test_instructions_for_arithmetic_make_another_processor(flag: str) -> None:
+    assert machine._hash(f"sse2 {flag}") != machine._hash("sse2") != ""
+    assert machine._hash(f"{flag} sse2") == machine._hash(f"sse2 {flag} {flag}")
+    # Mitigations come and go with versions of the kernel.
+    assert machine._hash(f"sse2 {flag} md_clear spec_ctrl") == machine._hash(f"sse2 {flag}")
