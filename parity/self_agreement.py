@@ -193,6 +193,7 @@ def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreem
     own = np.take_along_axis(change[:, :-1], ids[:, 1:, None].astype(np.int64), axis=-1)
     weight = np.exp(first)
     with np.errstate(invalid="ignore"):
+        mean = own.mean() if own.size else 0.0
         terms = np.where(weight > 0, weight * change, 0.0)
     return Agreement(
         title="",
@@ -202,7 +203,7 @@ def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreem
         first=(int(places[0][1]), int(places[0][0])) if len(places) else None,
         largest=largest,
         at=(row, place) if largest > 0 else None,
-        mean=float(own.mean()) if own.size else 0.0,
+        mean=float(mean),
         # Rounding may make the sum of positive and negative terms slightly negative.
         divergence=max(0.0, float(-terms.sum(-1).mean())),
     )

@@ -167,6 +167,12 @@ def test_what_one_way_excludes_is_an_infinite_change_and_what_both_exclude_none(
     assert found.largest == math.inf and not found.within(1e300)
     back = stream_agreement(LanguageModel("m", lambda ids: TABLE[ids]), ids, lambda i: barred[i])
     assert back.divergence == math.inf
+    # Each way excludes a token of the text that the other expects.
+    other = TABLE.copy()
+    other[:, 3] = -np.inf
+    found = stream_agreement(model, IDS, lambda ids: other[ids])
+    assert math.isnan(found.mean) and found.divergence == found.largest == math.inf
+    assert "inf nats" in found.text()
     # A position differs if any probability does: that of the excluded token is the same.
     found = stream_agreement(model, ids, lambda ids: barred[ids] * 1.5)
     assert found.unequal == ids.size and 0 < found.largest < math.inf
