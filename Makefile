@@ -125,7 +125,7 @@ record: $(VENV)/.base
 	@$(RUN) parity record
 
 checkpoint: $(VENV)/.base
-	@$(RUN) train parity/data/byte_lm
+	@$(BIN)/python -m tools.experiments train parity/data/byte_lm
 
 $(VENV)/.base: $(INPUTS)
 	@echo "installing megalodon-numerics into $(VENV)"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from parity.executors.item import Item
-from stability.experiments.document import renew
+from tools.document import renew
 from tools.recorded import add_executor, run_recorded
 
 if TYPE_CHECKING:

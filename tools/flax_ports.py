@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from parity.executors.item import Item, Needs
-from stability.experiments.document import renew
+from tools.document import renew
 from tools.recorded import add_executor, run_recorded
 from tools.simulated_hosts import HOSTS as EVERY_HOST
 from tools.simulated_hosts import available, folder_of

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
-from stability.experiments.document import renew
-from stability.experiments.train import (
+from tools.document import renew
+from tools.experiments.train import (
     BYTE_LM_CONFIG,
     Recipe,
     make_step,

@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = measured[asked.what]()
     print(*tables.values(), sep="\n\n")
     if asked.write:
-        from stability.experiments.document import renew
+        from tools.document import renew
 
         for name, table in tables.items():
             renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", table)

@@ -27,7 +27,7 @@ from parity.executors.item import Item
 from parity.faults import FAULTS, Fault, by_name
 from parity.megalodon import cases
 from parity.port import PortError, compare
-from stability.experiments.document import renew
+from tools.document import renew
 from tools.recorded import add_executor, run_recorded
 
 ROOT = Path(__file__).parents[1]

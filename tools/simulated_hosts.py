@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from parity.executors.executor import Executor
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import open_executor, run
-from stability.experiments.document import renew
+from tools.document import renew
 from tools.recorded import add_executor
 
 if TYPE_CHECKING:

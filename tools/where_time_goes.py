@@ -217,7 +217,7 @@ def measure_kept() -> dict[str, list[float]]:
 
 def tables(shares: dict[str, Share], kept: dict[str, list[float]]) -> dict[str, str]:
     """Return the tables of the document, by name."""
-    from stability.experiments.document import markdown
+    from stability.core.documents import markdown
 
     order = ["products", "transforms", "arithmetic", "moves"]
     times = ["ms", "over its floor", "memory kept, ms", "over its floor"]
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = tables(measure(), measure_kept())
     print(*made.values(), sep="\n\n")
     if chosen.write:
-        from stability.experiments.document import renew
+        from tools.document import renew
 
         for name, table in made.items():
             renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", table)

@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 """Folder that contains the packages."""
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 """Packages whose files are the code of a run."""
+FAULTS = "tools/faults"
+"""Folder of a checkout with the catalogue of planted bugs, which is code of a run too."""
 NUMERICS = (
     "jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "equinox", "optax", "autograd", "flax",
     "jaxtyping", "safetensors", "torch", "transformers", "megalodon-hf",
@@ -89,9 +91,11 @@ def code_on_disk() -> str:
 
 
 def package_files() -> dict[str, str]:
-    """Return the current digest of every file of `PACKAGES`, by path such as `parity/taps.py`."""
+    """Return the current digest of every file of `PACKAGES` and `FAULTS`, by path such as
+    `parity/taps.py`.
+    """
     found: dict[str, str] = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, FAULTS):
         for name, path in files_below(ROOT / package):
             if path.name not in DOCUMENTS:
                 try:
@@ -116,7 +120,7 @@ def stale_bytecode() -> list[str]:
     with newly compiled bytecode.
     """
     found = []
-    for package in PACKAGES:
+    for package in (*PACKAGES, FAULTS):
         for name, path in files_below(ROOT / package):
             if path.suffix == ".py" and _is_stale(path, Path(cache_from_source(str(path)))):
                 found.append(f"{package}/{name}")

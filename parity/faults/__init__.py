@@ -8,46 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity.faults.catalogue import (
-    activations,
-    attention,
-    caches,
-    cema,
-    conversion,
-    gradients,
-    loss,
-    norms,
-    optimiser,
-    packed,
-    rings,
-    rope,
-    runtime,
-    timenorm,
-    wiring,
-)
-from parity.faults.fault import Family, Fault, Patch, unique
+from parity.faults.catalogue import FOLDER, faults_of
+from parity.faults.demonstration import DEMONSTRATION
+from parity.faults.fault import Family, Fault, Patch
 
-_FAMILIES = (
-    conversion,
-    timenorm,
-    norms,
-    activations,
-    wiring,
-    rope,
-    attention,
-    cema,
-    caches,
-    rings,
-    packed,
-    loss,
-    gradients,
-    optimiser,
-    runtime,
-)
-FAULTS = unique([fault for module in _FAMILIES for fault in module.FAULTS])
-"""All faults of the catalogue."""
+FAULTS = faults_of()
+"""All faults of the catalogue; in an installed wheel, that of the demonstration."""
 
-__all__ = ["FAULTS", "Family", "Fault", "Patch", "by_name", "select"]
+__all__ = ["DEMONSTRATION", "FAULTS", "Family", "Fault", "Patch", "by_name", "select"]
 
 
 def by_name(name: str) -> Fault:
@@ -59,8 +27,9 @@ def by_name(name: str) -> Fault:
     for fault in FAULTS:
         if fault.name == name:
             return fault
+    others = "" if len(FAULTS) > 1 else f" The others are in {FOLDER} of a checkout, not installed."
     raise ValueError(
-        f"there is no fault {name!r}; choose one of {', '.join(f.name for f in FAULTS)}."
+        f"there is no fault {name!r}; choose one of {', '.join(f.name for f in FAULTS)}.{others}"
     )
 
 

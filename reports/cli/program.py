@@ -24,7 +24,6 @@ from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
 from reports.cli import deploy as deploy_commands
 from reports.cli import dtypes as dtype_commands
-from reports.cli import experiments as experiment_commands
 from reports.cli import export as export_commands
 from reports.cli import measure as measure_commands
 from reports.cli import mesh as mesh_commands
@@ -43,7 +42,14 @@ from reports.printable import printable
 PROGRAM = "megalodon-numerics"
 
 
-FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla-moe"}
+_EXPERIMENTS = "python -m tools.experiments"
+FORMER = {
+    ("bless",): "pin",
+    ("subject", "record"): "parity record --subject mla-moe",
+    ("subject", "defects"): f"{_EXPERIMENTS} defects",
+    ("subject", "train"): f"{_EXPERIMENTS} guard",
+    **{(n,): f"{_EXPERIMENTS} {n}" for n in ("train", "drill", "founding-case", "gemm-drill")},
+}
 """Current names of renamed commands, by their former names, as typed."""
 
 
@@ -79,12 +85,8 @@ SECTIONS = {
         "bench": "seconds and memory of JAX and megalodon-hf",
     },
     "Renew what is committed": {
-        "train": "the byte-level model that nights use",
-        "drill": "that model's training in bfloat16, with remedies",
         "dtypes": "tables of the dtypes that programs compute in",
-        "subject": "the second architecture: parity, defects",
-        "founding-case": "the training runs of docs/stability.md",
-        "gemm-drill": "the training runs of docs/formats.md",
+        "subject": "the second architecture: parity, training",
     },
     "Scripts": {
         "completion": "complete commands, cases, faults and runs in a shell",
@@ -201,7 +203,7 @@ def completion(shell: str) -> None:
 for module in (
     measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
     store_commands,
-    parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
+    parity_commands, stability_commands, subject_commands, dtype_commands,
     demo_commands, case_commands, repeat_commands, export_commands, deploy_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:

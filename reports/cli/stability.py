@@ -1,4 +1,4 @@
-"""Commands about precision: diagnosis of a checkpoint, activation ranges, the training drill."""
+"""Commands about precision: diagnosis of a checkpoint, activation ranges."""
 
 from __future__ import annotations
 
@@ -194,35 +194,4 @@ def activations(ctx, path, text, as_json, quiet) -> None:
     ctx.exit(REGRESSED if module.broken(findings) else OK)
 
 
-@click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))
-@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.  [default: 120]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and batches.")
-@click.option(
-    "--out",
-    type=FILE,
-    help="File to write.  [default: the committed result, which pages show]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@quiet_option
-def drill(steps, seed, out, as_json, quiet) -> None:
-    """Train the byte-level model in float32, in bfloat16, and with each remedy for frozen weights.
-
-    Takes minutes.
-    """
-    unchecked()
-    from stability.core import documents
-    from stability.experiments import drill as module
-    from stability.experiments import drill_report
-
-    out = documents.path_of(documents.DRILL) if out is None else out
-    documents.check_writable(out)
-    plan = module.Plan(seed=seed) if steps is None else module.Plan(seed=seed, steps=steps)
-    report = progress(quiet)
-    report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
-    content = drill_report.document(plan, module.run(plan, report=report))
-    documents.write(out, content, indent=1)
-    text = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
-    click.echo(text)
-
-
-COMMANDS = (stability, activations, drill)
+COMMANDS = (stability, activations)

@@ -49,7 +49,7 @@ def examine_subject(
     return REGRESSED if result.broken else OK
 
 
-@click.group(epilog=examples("subject parity", "subject train"))
+@click.group(epilog=examples("subject parity", "subject fit run"))
 def subject() -> None:
     """Test a second architecture, MLA with sparse experts, with the same instruments."""
 
@@ -66,39 +66,6 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     comparisons = results.compare_all(reference, progress(quiet))
     click.echo(results.parity_markdown(comparisons))
     ctx.exit(REGRESSED if any(f.broken for f in comparisons) else OK)
-
-
-@subject.command(epilog=examples("subject defects"))
-@click.pass_context
-def defects(ctx: click.Context) -> None:
-    """Plant every known defect and print which the probes catch; save the table for the page."""
-    unchecked()
-    from stability.core import documents
-    from stability.moe import defects as module
-    from stability.moe import results
-    from stability.moe.examine import examine
-
-    rows = module.rows()
-    content = results.defect_rows(rows, examine("small", 2, 128, False))
-    path = documents.path_of(documents.DEFECTS)
-    documents.write(path, content)
-    click.echo(f"{results.defect_markdown(content)}\n\n{path}")
-    ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)
-
-
-@subject.command(epilog=examples("subject train"))
-@quiet_option
-def train(quiet: bool) -> None:
-    """Destabilise a short training, with and without the guard; save the curves for the page."""
-    unchecked()
-    from stability.core import documents
-    from stability.moe import results, training
-
-    plan = training.Plan()
-    content = training.document(plan, training.run(plan, progress(quiet)))
-    path = documents.path_of(documents.TRAINING)
-    documents.write(path, content)
-    click.echo(f"{results.training_markdown(content)}\n\n{path}")
 
 
 def _fit_options(command: Callable[..., Any]) -> Callable[..., Any]:

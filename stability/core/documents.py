@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ FOLDER = Path(__file__).parents[1] / "data"
 SCHEMA = 1
 DRILL, DEFECTS, TRAINING = "drill", "mla_moe/defects", "mla_moe/training"
 COMMANDS = {
-    DRILL: "megalodon-numerics drill",
-    DEFECTS: "megalodon-numerics subject defects",
-    TRAINING: "megalodon-numerics subject train",
+    DRILL: "python -m tools.experiments drill",
+    DEFECTS: "python -m tools.experiments defects",
+    TRAINING: "python -m tools.experiments guard",
 }
-"""Command that measures and writes a document, by document name."""
+"""Command that measures and writes a document, by document name; a checkout has them."""
 KEYS = {DRILL: ("variants", "quantiles"), DEFECTS: ("defects",), TRAINING: ("plan", "variants")}
 """Keys that a document must have, since a page shows them, by document name."""
 
@@ -90,3 +90,9 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that influence the numbers."""
     packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
     return {"python": platform.python_version()} | {n: metadata.version(n) for n in packages}
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, from the titles of its columns and the cells of its rows."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

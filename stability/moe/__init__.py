@@ -1,4 +1,4 @@
-"""Probes of the second architecture, MLA + MoE: router, latent attention, defects, training.
+"""Probes of the second architecture, MLA + MoE: router, latent attention, training.
 
 MLA is multi-head latent attention, MoE a mixture of experts, as in DeepSeek-V3. The public names
 are modules. Import them one by one: a page that shows results need not load the training code.
@@ -6,4 +6,4 @@ are modules. Import them one by one: a page that shows results need not load the
 
 # The type checker does not see modules that are not imported yet.
 # pyright: reportUnsupportedDunderAll=false
-__all__ = ["defects", "examine", "fixed_bugs", "policy", "results", "training"]
+__all__ = ["examine", "fit", "fixed_bugs", "policy", "results"]

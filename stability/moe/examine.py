@@ -21,8 +21,8 @@ import numpy as np
 from parity.deepseek_v3.checkpoint import abstract, load
 from parity.deepseek_v3.config import MLAMoEConfig, by_size
 from parity.deepseek_v3.model import MLAMoEForCausalLM, generate
+from stability.core.byte_text import read_text, windows
 from stability.core.findings import Finding, Severity, judge
-from stability.experiments.train import read_text, windows
 from stability.moe.attention_probe import TAU, attention_findings, clip_findings
 from stability.moe.fixed_bugs import bug_findings
 from stability.moe.observe import Observed, observe

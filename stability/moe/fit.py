@@ -1,7 +1,7 @@
 """Training runs of MLA + MoE, each in a folder, and emergency runs that rescue an unstable one.
 
 The folder holds `options.json`, a checkpoint every `save_every` updates, and `training.json` with
-the losses. The training text is that of `stability.experiments.train`. Source: docs/mla-moe.md
+the losses. The training text is that of `stability.core.byte_text`. Source: docs/mla-moe.md
 "Training".
 """
 
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -22,11 +23,10 @@ import numpy as np
 from megalodon_jax.files import read_json_object, written_aside
 from megalodon_jax.optimiser import optimiser_update
 from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.core.byte_text import read_text, spread_windows, windows
 from stability.core.dtype_rules import Policy
-from stability.experiments.train import read_text, spread_windows, windows
 from stability.moe.options import OPTIONS, Options, optimiser, read_options, write_options
 from stability.moe.policy import emulated
-from stability.moe.training import ROUTER, folder_of
 from stability.recovery.guard import GuardConfig, GuardState, Verdict, guard
 from stability.recovery.rollback import (
     CheckpointFolder,
@@ -37,6 +37,8 @@ from stability.recovery.rollback import (
 )
 
 TRAINING = "training.json"
+ROUTER = ("router_z",)
+"""Names of the auxiliary losses that the guard logs."""
 LOST = 20
 """Number of consecutive micro-batches with a non-finite loss or gradient after which a run without
 a guard ends."""
@@ -311,3 +313,23 @@ def write_losses(folder: Path, trained: Trained) -> None:
     }
     with written_aside(folder / TRAINING) as aside:
         aside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
+    """Return a folder of checkpoints for models of this structure, stored in pytree order."""
+
+    def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        # Equinox gets an open file, because it would append its suffix to the temporary path.
+        with written_aside(path / "leaves.eqx") as aside, aside.open("wb") as file:
+            eqx.tree_serialise_leaves(file, (model, opt_state))
+
+    def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
+        like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
+        try:
+            model_on_disk, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+        except RuntimeError as error:  # Equinox raises it for a leaf that it cannot read
+            raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
+        return SimpleNamespace(model=model_on_disk, opt_state=state)
+
+    return CheckpointFolder(folder, save, load)

@@ -19,7 +19,6 @@ from megalodon_jax.files import read_json_object, written_aside
 from parity.deepseek_v3.config import MLAMoEConfig, by_size
 from stability.core.dtype_rules import Policy
 from stability.moe import policy
-from stability.moe.training import TINY_LM
 
 OPTIONS = "options.json"
 OPTIMISERS = ("adam", "lion")
@@ -29,11 +28,28 @@ STORAGE: dict[str, Policy | None] = {
     "bfloat16": policy.BFLOAT16,
     "float8": policy.FP8,
 }
+TINY_LM = MLAMoEConfig(
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    n_routed_experts=8,
+    n_group=1,
+    topk_group=1,
+    num_experts_per_tok=2,
+    min_moe_layer=1,
+)
 TINY = "tiny"
 """Name of the size that a CPU trains in a minute; other sizes are those of `by_size`."""
 SLOWER, LONGER = 3, 3
-"""Emergency factors: divisor of the learning rate and multiplier of the warmup, as in
-`training.EMERGENCY`."""
+"""Emergency factors: divisor of the learning rate and multiplier of the warmup (docs/mla-moe.md
+"Recovery")."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def markdown(table: DetectionTable) -> str:
 
 
 _COUNTS = """Written by `megalodon-numerics parity faults --markdown`, which plants every fault of
-`parity/faults/` in the JAX model, one after the other, and asks two edges of the triangle about it
+`tools/faults/` in the JAX model, one after the other, and asks two edges of the triangle about it
 under the shipped tolerances. A fault is detected when its witness case leaves a tolerance, and
 localised when what is reported first is where it was planted."""
 _SIDES = """## Two-sided

@@ -218,8 +218,8 @@ def test_an_input_that_changes_while_an_item_runs_makes_no_answer(folder: Path) 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Packages of one file each, in place of ours."""
-    for name in identity.PACKAGES:
+    """Packages and a catalogue of planted bugs, of a module and a data file each."""
+    for name in (*identity.PACKAGES, identity.FAULTS):
         (tmp_path / name / "data").mkdir(parents=True)
         (tmp_path / name / "module.py").write_text("x = 1", encoding="utf-8")
         (tmp_path / name / "data" / "floors").write_text("1e-6", encoding="utf-8")
@@ -232,7 +232,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("package", identity.PACKAGES)
+@pytest.mark.parametrize("package", (*identity.PACKAGES, identity.FAULTS))
 @pytest.mark.parametrize("name", ["module.py", "data/floors", "data/more"])
 def test_code_is_the_packages_with_their_data(packages: Path, package: str, name: str) -> None:
     before, watch = identity.code(), identity.Watch(every=1e9)

@@ -13,6 +13,7 @@ import pytest
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measure.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, select
+from parity.faults.catalogue import faults_of
 from parity.faults.detection import Detection, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
@@ -46,6 +47,30 @@ def test_the_catalogue_covers_every_family():
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names) >= 60
     assert {fault.family for fault in FAULTS} == set(Family)
+
+
+def test_an_installed_wheel_has_the_demonstration_and_says_where_the_others_are(
+    tmp_path, monkeypatch
+):
+    installed = faults_of(tmp_path)
+    assert [fault.name for fault in installed] == ["rope_keys_one_late"]
+    names = [fault.name for fault in FAULTS]
+    assert "rope_keys_one_late" in names and names == [fault.name for fault in faults_of()]
+    monkeypatch.setattr("parity.faults.FAULTS", installed)
+    with pytest.raises(ValueError, match=r"choose one of rope_keys_one_late\. .*tools/faults of a"):
+        select(["rope_sign"])
+
+
+def test_a_catalogue_in_which_two_faults_have_one_name_is_refused(tmp_path):
+    folder = tmp_path / "tools" / "faults"
+    folder.mkdir(parents=True)
+    again = "from parity.faults.demonstration import DEMONSTRATION\nFAULTS = (DEMONSTRATION,)\n"
+    for name in ("a.py", "b.py"):
+        (folder / name).write_text(again, encoding="utf-8")
+    # Files that begin with _ hold no faults.
+    (folder / "_helpers.py").write_text("raise AssertionError", encoding="utf-8")
+    with pytest.raises(ValueError, match="the same name: rope_keys_one_late"):
+        faults_of(tmp_path)
 
 
 def test_a_fault_names_a_stage_of_its_witness():

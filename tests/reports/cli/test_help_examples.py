@@ -32,12 +32,9 @@ HEAVY = {
     "capture": ["parity.sides.capture"],
     "case": ["reports.cases.run"],
     "demo": ["reports.nightly.run.nightly"],
-    "drill": ["stability.experiments.drill.run"],
     "dtypes check": ["reports.cli.dtypes._chosen"],
     "dtypes renew": ["reports.cli.dtypes._chosen"],
     "export-model": ["parity.checkpoint_pair.deployment.export_pretrained"],
-    "founding-case": ["stability.experiments.founding.compare"],
-    "gemm-drill": ["stability.experiments.drill.run"],
     "mesh": ["parity.mesh.MeshComparison.run"],
     "nightly": [
         "reports.nightly.run.choose_reference",
@@ -58,12 +55,9 @@ HEAVY = {
     "pin": ["reports.registry.pin.pin_run"],
     "port": ["reports.ports.compare_ports", "reports.cli.ports.run_again"],
     "stability": ["reports.cli.views.diagnosis.diagnose", "stability.moe.examine.examine"],
-    "subject defects": ["stability.moe.defects.rows"],
     "subject emergency": ["stability.moe.fit.emergency"],
     "subject fit": ["stability.moe.fit.fit"],
     "subject parity": ["stability.moe.results.compare_all"],
-    "subject train": ["stability.moe.training.run"],
-    "train": ["stability.experiments.train.train"],
 }
 """Where the work of a command begins that takes longer than a test may."""
 STANDS_FOR = {"A": "latest", "B": "latest", "pinned": "latest"}

@@ -90,11 +90,6 @@ def test_planted_bugs_are_valid(monkeypatch) -> None:
     validate(document, schema("parity-faults"))
 
 
-def test_the_committed_drill_is_valid() -> None:
-    path = ROOT / "stability" / "data" / "drill.json"
-    validate(json.loads(path.read_text(encoding="utf-8")), schema("drill"))
-
-
 @pytest.mark.parametrize(
     ("line", "name"),
     [

@@ -1,4 +1,4 @@
-"""`megalodon-numerics stability` and `drill`: what they print, and how they end."""
+"""`megalodon-numerics stability`: what it prints, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.convert import save_safetensors
 from parity.megalodon.cases import BYTE_LM
-from stability.experiments import drill as drill_module
-from stability.experiments.drill import VARIANTS, Plan
 from tests.helpers import cli, model_of, skip_unless_computed, tiny
 
 
@@ -153,35 +151,3 @@ def test_a_text_too_short_to_train_on_is_refused(tmp_path) -> None:
     result = cli("stability", BYTE_LM, "--text", text)
     assert result.exit_code == 2
     assert "has 5 bytes, at least" in result.output
-
-
-@pytest.fixture
-def no_training(monkeypatch):
-    """The training has tests of its own."""
-    asked = []
-
-    def trained(plan, report):
-        asked.append(plan)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(drill_module, "run", trained)
-    return asked
-
-
-def test_an_interrupted_drill_leaves_the_old_one(tmp_path, no_training) -> None:
-    out = tmp_path / "drill.json"
-    out.write_text("before", encoding="utf-8")
-    result = cli("drill", "--out", out, "--steps", 7, "--seed", 3)
-    assert result.exit_code == 3
-    assert no_training == [Plan(steps=7, seed=3)]
-    assert out.read_text(encoding="utf-8") == "before"
-    assert f"training {len(VARIANTS)} variants for 7 steps" in result.stderr
-
-
-def test_a_drill_that_could_not_be_written_is_refused_before_training(
-    tmp_path, no_training
-) -> None:
-    result = cli("drill", "--out", tmp_path / "nowhere" / "drill.json")
-    assert result.exit_code == 2
-    assert "there is no folder" in result.output
-    assert no_training == []

@@ -305,6 +305,8 @@ def test_what_was_renamed_answers_with_its_name(tmp_path: Path) -> None:
     assert (renamed.exit_code, "'bless' is now 'pin'" in renamed.stderr) == (2, True)
     renamed = cli("subject", "record")
     assert "'subject record' is now 'parity record --subject mla-moe'" in renamed.stderr
+    renamed = cli("drill", "--steps", 3)
+    assert "'drill' is now 'python -m tools.experiments drill'" in renamed.stderr
     renamed = cli("gate", "blessed", "--out", tmp_path)
     assert (renamed.exit_code, "now named 'pinned'" in renamed.stderr) == (2, True)
 

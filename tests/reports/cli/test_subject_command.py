@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from stability.moe import examine
-from stability.moe.defects import healthy
 from tests.helpers import cli
+from tools.experiments.moe_defects import healthy
 
 
 def run(*args: str):

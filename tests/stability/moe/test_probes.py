@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from stability.core.dtype_rules import Policy
-from stability.moe import defects, results
 from stability.moe.attention_probe import clip_factors
 from stability.moe.policy import FP8, FP8_MLA
+from tools.experiments import moe_defects as defects
 
 
 @pytest.mark.parametrize("defect", defects.DEFECTS, ids=lambda d: d.metric)
@@ -22,8 +22,8 @@ def test_a_planted_defect_is_caught_and_a_healthy_model_is_not(defect):
 def test_an_uncaught_defect_is_said_in_the_table():
     clip = next(d for d in defects.DEFECTS if d.metric == "clip_error")
     silent = defects.Defect("clip_error", "nothing", clip.healthy, clip.healthy)
-    said = results.defect_rows(defects.rows([silent]))
-    assert "| NO |" in results.defect_markdown(said)
+    said = defects.document(defects.rows([silent]))
+    assert "| NO |" in defects.table(said)
 
 
 def test_qk_clip_leaves_heads_below_tau_alone():

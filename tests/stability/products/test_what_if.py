@@ -17,8 +17,6 @@ from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.measure.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT
 from stability.core.findings import Severity
-from stability.experiments import gemm_drill
-from stability.experiments.drill import DrillResult
 from stability.products import what_if
 from stability.products.what_if import (
     FORMATS,
@@ -31,6 +29,8 @@ from stability.products.what_if import (
     rules,
 )
 from tests.helpers import ROOT, SAME_PROGRAM, TINY, arrays, double, one_ulp_away
+from tools.experiments import gemm_drill
+from tools.experiments.drill import DrillResult
 
 DOC = ROOT / "docs" / "formats.md"
 BYTES = replace(TINY, vocab_size=256, num_layers=1, output_size=200)

@@ -16,13 +16,13 @@ import torch
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.weights import named_leaves, replace_leaves
 from stability.core.findings import Finding, Severity
-from stability.experiments import founding
-from stability.experiments.chart import line_chart
-from stability.experiments.founding import BEGIN, END, VARIANTS, Size, train
 from stability.storage.diagnose import kind_of, ranked, report
 from stability.storage.remedies import NOTHING, REMEDIES, try_remedies
 from stability.storage.update_rules import AdamW
 from tests.helpers import ROOT, TINY, model_of, tiny
+from tools.experiments import founding
+from tools.experiments.chart import line_chart
+from tools.experiments.founding import BEGIN, END, VARIANTS, Size, train
 
 LR = 3e-4
 NORM = "layers.0.norm.weight"

@@ -16,6 +16,7 @@ from megalodon_jax.layers import rotary
 from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding, _rotate
 from parity.engine.measure.quantity import Quantity
+from parity.faults.demonstration import DEMONSTRATION
 from parity.faults.fault import Family, altered, around, fault, on_copy, on_result, rounded
 
 _fault = partial(fault, Family.ROPE, stage="layers.0.inner", owner=RotaryEmbedding)
@@ -34,13 +35,6 @@ def _half_of_the_features(rotate, x, cos, sin):
     few = cos.shape[-1] // 2
     turned = rotate(x[..., :half], cos[..., :few], sin[..., :few])
     return jnp.concatenate([turned, x[..., half:]], axis=-1)
-
-
-@around
-def _keys_one_late(call, self, q, k, start_index=0):
-    q, _ = call(self, q, k, start_index)
-    cos, sin = self.tables(start_index + 1, k.shape[1], k.dtype)
-    return q, _rotate(k, cos, sin)
 
 
 def _queries_only(result, self, q, k, *start):
@@ -99,7 +93,7 @@ FAULTS = (
         owner=rotary,
         attribute="_rotate",
     ),
-    _fault("rope_keys_one_late", "keys counted from 1", _keys_one_late),
+    DEMONSTRATION,
     _fault("rope_queries_only", "keys cached before they are rotated", on_result(_queries_only)),
     _tables("rope_sign", "rotation by the negative angle", on_result(_other_way)),
     _tables(

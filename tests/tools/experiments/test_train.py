@@ -14,10 +14,12 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.convert import load_from_pretrained
-from stability.experiments import train
-from stability.experiments.train import Recipe, make_step, optimiser, read_text, windows, write
+from megalodon_jax.training import make_step
+from stability.core.byte_text import read_text, windows
 from stability.suite import LENGTH, STEPS, Checkpoint
 from tests.helpers import model_of, same_leaves, tiny
+from tools.experiments import train
+from tools.experiments.train import Recipe, optimiser, write
 
 CONFIG = tiny(vocab_size=256, num_layers=1)
 RECIPE = Recipe(steps=2, batch_size=2, length=4, warmup=1)

@@ -1,8 +1,8 @@
-"""Tables in Markdown, and their renewal between two markers of a document, with chart files."""
+"""Renewal of the tables between two markers of a document, with chart files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from megalodon_jax.files import written_aside
@@ -30,9 +30,3 @@ def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]
     for name, content in files.items():
         with written_aside(doc.with_name(name)) as aside:
             aside.write_text(content, encoding="utf-8")
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, from the titles of its columns and the cells of its rows."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

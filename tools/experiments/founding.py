@@ -2,9 +2,9 @@
 
 Parameters were cast by `to(bfloat16)` and trained by AdamW at 3e-4. A small byte-level model whose
 RMSNorm weights start at 1.0 is trained in that way, then with each of the three options proposed
-when the bug was found, then with other remedies. `megalodon-numerics founding-case DOC` trains all
-of them and rewrites the table between the markers in DOC and the chart beside it. Source:
-docs/stability.md "The founding case".
+when the bug was found, then with other remedies. `python -m tools.experiments founding-case DOC`
+trains all of them and rewrites the table between the markers in DOC and the chart beside it.
+Source: docs/stability.md "The founding case".
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import optax
 
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import dotted, named_leaves
-from stability.experiments.chart import line_chart
-from stability.experiments.document import markdown, renew
-from stability.experiments.norm_rates import adamw, nbytes
-from stability.experiments.train import read_text
+from stability.core.byte_text import read_text
+from stability.core.documents import markdown
 from stability.storage.narrow_optimisers import apply_updates, kahan, stochastic_rounding
 from stability.storage.simulate import Survival, summary, tally, total_of
+from tools.document import renew
+from tools.experiments.chart import line_chart
+from tools.experiments.norm_rates import adamw, nbytes
 
 CONTEXT = 8
 """Number of bytes from which the next is predicted; each has an equal part of the model's width."""

@@ -15,9 +15,11 @@ from parity.deepseek_v3.cases import TINY, by_name
 from parity.deepseek_v3.checkpoint import build
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core import documents
-from stability.moe import results, training
+from stability.moe import fit, options
 from stability.recovery.guard import GuardConfig, Verdict, guard
 from tests.helpers import ROOT, same_leaves
+from tools.experiments import moe_defects
+from tools.experiments import moe_training as training
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_a_checkpoint_of_a_run_comes_back(tmp_path):
         replace(TINY, num_hidden_layers=1, min_moe_layer=1), key=jax.random.key(0)
     )
     state = guard(optax.sgd(0.1), GuardConfig()).init(model)
-    store = training.folder_of(tmp_path, model)
+    store = fit.folder_of(tmp_path, model)
     store.save(3, 7, model, state, keep=1)
     again, held, batch = store.load(3, state)
     assert batch == 7
@@ -76,7 +78,7 @@ def test_a_checkpoint_of_a_run_comes_back(tmp_path):
 
 
 def test_a_run_without_a_guard_ends_where_it_is_not_finite(monkeypatch):
-    small = replace(training.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
+    small = replace(options.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
     monkeypatch.setattr(training, "TINY_LM", small)
     # The step of batch 2 leaves parameters that are not finite.
     plan = training.Plan(steps=8, injected_at=2, lr_factor=np.inf, batch_size=2, length=8)
@@ -90,13 +92,13 @@ def test_a_run_without_a_guard_ends_where_it_is_not_finite(monkeypatch):
     (variant,) = training.document(plan, [outcome])["variants"]
     assert variant["ended"] == outcome.ended
     assert variant["loss"][-1] == [at, None]
-    told = results.training_markdown(training.document(plan, [outcome]))
+    told = training.table(training.document(plan, [outcome]))
     assert f"; ended early: {outcome.ended} |" in told
 
 
 def test_a_run_without_a_guard_ends_at_a_gradient_that_is_not_finite(monkeypatch):
     """The loss of that batch is finite."""
-    small = replace(training.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
+    small = replace(options.TINY_LM, num_hidden_layers=1, min_moe_layer=0)
     monkeypatch.setattr(training, "TINY_LM", small)
 
     def scripted(transform):
@@ -121,15 +123,17 @@ def test_a_plan_that_injects_after_its_end_is_refused():
         training.Plan(steps=5, injected_at=9)
 
 
-@pytest.mark.parametrize("name", ["defect", "training"])
-def test_the_document_shows_what_was_stored(name):
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [(documents.DEFECTS, moe_defects.table), (documents.TRAINING, training.table)],
+)
+def test_the_document_shows_what_was_stored(name, table):
     text = (ROOT / "docs" / "mla-moe.md").read_text(encoding="utf-8")
-    content = documents.read({"defect": documents.DEFECTS}.get(name, documents.TRAINING))
-    assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
+    assert table(documents.read(name)) in text, f"run {documents.COMMANDS[name]} and copy it"
 
 
 def test_a_missing_result_names_its_command(tmp_path):
-    with pytest.raises(ValueError, match="run `megalodon-numerics subject train`"):
+    with pytest.raises(ValueError, match=r"run `python -m tools.experiments guard`"):
         documents.read(documents.TRAINING, tmp_path)
 
 

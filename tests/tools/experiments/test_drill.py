@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 
 from stability.core.documents import DRILL, read, write
-from stability.experiments.drill import VARIANTS, DrillResult, Plan, run
-from stability.experiments.drill_report import conclusion, document
 from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 from tests.helpers import TINY
+from tools.experiments.drill import VARIANTS, DrillResult, Plan, run
+from tools.experiments.drill_report import conclusion, document
 
 BYTES = replace(TINY, vocab_size=256, num_layers=1)
 PLAN = Plan(steps=16, batch_size=2, length=16, every=4, held_out=2)
@@ -108,7 +108,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path) -> None:
 def test_a_drill_that_cannot_be_read_is_refused(tmp_path, content: str) -> None:
     path = tmp_path / "drill.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"drill\.json .*run `megalodon-numerics drill`"):
+    with pytest.raises(ValueError, match=r"drill\.json .*run `python -m tools.experiments drill`"):
         read(DRILL, tmp_path)
     path.unlink()
     with pytest.raises(ValueError, match="cannot be read"):

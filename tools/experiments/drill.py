@@ -1,7 +1,7 @@
 """Training drill: short runs of the byte-level model that differ in storage and computation.
 
 Every run (variant) starts from the same weights and sees the same batches of the text that
-`stability.experiments.train` reads. Differences in loss are therefore effects of the storage or
+`tools.experiments.train` reads. Differences in loss are therefore effects of the storage or
 computation. Source: docs/stability.md "Training drill".
 """
 
@@ -27,14 +27,15 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.policy import Policy
 from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
+from stability.core.byte_text import read_text, spread_windows, windows
 from stability.core.number_formats import BF16
 from stability.core.rounding import check_rounding
-from stability.experiments.norm_rates import adamw, nbytes
-from stability.experiments.train import BYTE_LM_CONFIG, read_text, spread_windows, windows
 from stability.storage.ema_pole_findings import QUANTILES
 from stability.storage.ema_poles import Poles, find_poles
 from stability.storage.narrow_optimisers import apply_updates
 from stability.storage.simulate import WRAPPERS, Survival, summary, tally, total_of
+from tools.experiments.norm_rates import adamw, nbytes
+from tools.experiments.train import BYTE_LM_CONFIG
 
 NARROW = jnp.bfloat16
 _COMPILING: dict[MegalodonConfig, Lock] = {}

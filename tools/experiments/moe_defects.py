@@ -6,7 +6,7 @@ which is the control. Source: CONTRIBUTING.md, "Negative controls".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -21,8 +21,10 @@ from parity.deepseek_v3.attention import Attention
 from parity.deepseek_v3.cases import by_name
 from parity.deepseek_v3.model import Block, Experts, MLAMoEForCausalLM, MoE
 from parity.deepseek_v3.router import Router, Routing, counts
+from stability.core.documents import markdown, versions
 from stability.core.findings import Finding, Severity
 from stability.moe import attention_probe, fixed_bugs, router_probe
+from stability.moe.examine import Examination
 from stability.moe.observe import Observed, observe
 from stability.moe.policy import FP8, policy_findings
 
@@ -30,6 +32,7 @@ SPARSE = 1
 """Index of the layer with experts in the healthy model."""
 CLIP_TAU = 0.5
 """QK-clip threshold: below every head's largest logit in this model, so that clipping acts."""
+Document = dict[str, Any]
 Look = Callable[[], list[Finding]]
 """Function that runs a probe and returns its findings."""
 
@@ -357,3 +360,46 @@ DEFECTS = (
     *(Defect(metric, what, _bugs(healthy_model), _bugs(change)) for metric, what, change in _BUGS),
     Defect("relative_rms", "weights x 0.01, without a scale", _fp8(1.0), _fp8(0.01)),
 )
+
+
+def document(rows: Iterable[Row], examined: Examination | None = None) -> Document:
+    """Return the document of planted defects.
+
+    Args:
+        rows: results of the defects.
+        examined: probes of a healthy model, of whose findings the document has the numbers by
+            severity; None leaves them out.
+    """
+    entries: list[Document] = [
+        {
+            "metric": r.defect.metric,
+            "probe": r.planted.probe,
+            "what": r.defect.what,
+            "healthy": r.healthy.value,
+            "planted": r.planted.value,
+            "threshold": r.planted.threshold,
+            "severity": r.planted.severity.value,
+            "caught": r.caught,
+        }
+        for r in rows
+    ]
+    content: Document = {"defects": entries, "versions": versions()}
+    if examined is not None:
+        severities = [f.severity.value for f in examined.findings]
+        counted = {s: severities.count(s) for s in dict.fromkeys(severities)}
+        content["examined"] = {"what": examined.what, "findings": counted}
+    return content
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Return the table of planted defects in Markdown."""
+    rows = (
+        (
+            d["metric"],
+            d["what"],
+            *(f"{d[name]:.3g}" for name in ("healthy", "planted", "threshold")),
+            d["severity"] if d["caught"] else "NO",
+        )
+        for d in content["defects"]
+    )
+    return markdown(("metric", "planted", "healthy", "with it", "threshold", "caught"), rows)

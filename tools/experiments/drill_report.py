@@ -13,11 +13,11 @@ from dataclasses import asdict
 from typing import Any
 
 from stability.core.documents import SCHEMA, versions
-from stability.experiments.drill import DrillResult, Plan
-from stability.experiments.train import text_identity
 from stability.storage.ema_pole_findings import QUANTILES
 from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
+from tools.experiments.drill import DrillResult, Plan
+from tools.experiments.train import text_identity
 
 SAME_LOSS = 0.005
 """Largest relative difference in held-out loss from float32 at which losses count as equal. Other

@@ -1,8 +1,8 @@
 """Training drill of the GEMM backends: short runs that differ in the format of matrix products.
 
-`megalodon-numerics gemm-drill docs/formats.md` trains the byte-level model once per backend, from
-the same weights and batches, and rewrites the table between the markers of the document and the two
-charts beside it. Source: docs/formats.md "Training drill".
+`python -m tools.experiments gemm-drill docs/formats.md` trains the byte-level model once per
+backend, from the same weights and batches, and rewrites the table between the markers of the
+document and the two charts beside it. Source: docs/formats.md "Training drill".
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import get_args
 from megalodon_jax.config import GemmBackend
 from megalodon_jax.convert import load_from_pretrained, read_config
 from megalodon_jax.quantization.products import BACKENDS
+from megalodon_jax.training import mean_loss
 from parity.megalodon.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
-from stability.experiments.chart import line_chart
-from stability.experiments.document import markdown, renew
-from stability.experiments.drill import DrillResult, Plan, Variant
-from stability.experiments.train import mean_loss, read_text, spread_windows
+from stability.core.byte_text import read_text, spread_windows
+from stability.core.documents import markdown
+from tools.document import renew
+from tools.experiments.chart import line_chart
+from tools.experiments.drill import DrillResult, Plan, Variant
 
 BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"
 VARIANTS = (

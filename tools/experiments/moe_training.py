@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -21,35 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from megalodon_jax.files import written_aside
 from megalodon_jax.optimiser import optimiser_update
-from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from stability.experiments.train import read_text, spread_windows, windows
+from stability.core.byte_text import read_text, spread_windows, windows
+from stability.core.documents import markdown
+from stability.moe.fit import ROUTER, folder_of
+from stability.moe.options import TINY_LM
 from stability.recovery.guard import GuardConfig, GuardState, Verdict, guard
-from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
+from stability.recovery.rollback import Event, RecoveryConfig, guarded_run
 
-ROUTER = ("router_z",)
-"""Names of the auxiliary losses that the guard logs."""
 KINDS = ("skip", "clip", "rollback", "cut", "stop")
 """Kinds of the guard's events whose numbers the document has."""
-TINY_LM = MLAMoEConfig(
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    q_lora_rank=24,
-    kv_lora_rank=16,
-    qk_nope_head_dim=12,
-    qk_rope_head_dim=8,
-    v_head_dim=12,
-    intermediate_size=96,
-    moe_intermediate_size=32,
-    n_routed_experts=8,
-    n_group=1,
-    topk_group=1,
-    num_experts_per_tok=2,
-    min_moe_layer=1,
-)
 
 
 @dataclass(frozen=True)
@@ -228,26 +209,6 @@ def train(
     return held_out_loss(result.model)
 
 
-def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return a folder of checkpoints for models of this structure, stored in pytree order."""
-
-    def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        # Equinox gets an open file, because it would append its suffix to the temporary path.
-        with written_aside(path / "leaves.eqx") as aside, aside.open("wb") as file:
-            eqx.tree_serialise_leaves(file, (model, opt_state))
-
-    def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
-        like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
-        try:
-            model_on_disk, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
-        except RuntimeError as error:  # Equinox raises it for a leaf that it cannot read
-            raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
-        return SimpleNamespace(model=model_on_disk, opt_state=state)
-
-    return CheckpointFolder(folder, save, load)
-
-
 def document(plan: Plan, outcomes: list[TrainingResult]) -> dict[str, Any]:
     """Return the document of an experiment, for JSON; non-finite numbers become None."""
     return {
@@ -295,3 +256,17 @@ def _loss(model: MLAMoEForCausalLM, ids: jax.Array) -> jax.Array:
 
 def _plain(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Return the table of training runs in Markdown."""
+    after, rows = content["plan"]["injected_at"], []
+    for v in content["variants"]:
+        worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)
+        losses = ("not finite" if x is None else f"{x:.3f}" for x in (v["held_out"], worst))
+        counts = (str(v["events"][kind]) for kind in ("skip", "rollback"))
+        # Documents of older versions have no key `ended`.
+        ended = f"; ended early: {v['ended']}" if v.get("ended") else ""
+        rows.append((v["name"], v["what"] + ended, *losses, *counts, f"{v['rate']:g}"))
+    columns = ("run", "what", "held-out loss", "worst loss", "skips", "rollbacks", "lr left")
+    return markdown(columns, rows)

@@ -1,1 +1,0 @@
-"""Catalogue of planted bugs, one module per part of the model."""
