@@ -15,7 +15,14 @@ from parity.faults.fault import Family, Fault, Patch
 FAULTS = faults_of()
 """All faults of the catalogue; in an installed wheel, that of the demonstration."""
 
-__all__ = ["DEMONSTRATION", "FAULTS", "Family", "Fault", "Patch", "by_name", "select"]
+__all__ = ["DEMONSTRATION", "FAULTS", "Family", "Fault", "Patch", "absent", "by_name", "select"]
+
+
+def absent() -> str:
+    """Return a sentence that says where the catalogue is; "" in a checkout, which has it."""
+    if FAULTS != (DEMONSTRATION,):
+        return ""
+    return f"The other faults are in {FOLDER} of a checkout, and not in an installed package."
 
 
 def by_name(name: str) -> Fault:
@@ -27,10 +34,8 @@ def by_name(name: str) -> Fault:
     for fault in FAULTS:
         if fault.name == name:
             return fault
-    others = "" if len(FAULTS) > 1 else f" The others are in {FOLDER} of a checkout, not installed."
-    raise ValueError(
-        f"there is no fault {name!r}; choose one of {', '.join(f.name for f in FAULTS)}.{others}"
-    )
+    names = ", ".join(fault.name for fault in FAULTS)
+    raise ValueError(f"there is no fault {name!r}; choose one of {names}. {absent()}".rstrip())
 
 
 def select(names: Sequence[str] = (), family: str | None = None) -> tuple[Fault, ...]:

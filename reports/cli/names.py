@@ -23,15 +23,22 @@ class Name(click.ParamType):
     An unknown name is a usage error with suggestions; TAB completes in a shell.
     """
 
-    def __init__(self, what: str, names: Callable[[], Sequence[str]], listed: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        names: Callable[[], Sequence[str]],
+        listed: str = "",
+        absent: Callable[[], str] = str,
+    ) -> None:
         """Configure the type.
 
         Args:
             what: noun for messages, such as "case".
             names: function that returns the valid names.
             listed: command that lists the names, for messages if there are more than `FEW`.
+            absent: function that returns a sentence about names that this installation lacks.
         """
-        self.name, self.names, self.listed = what, names, listed
+        self.name, self.names, self.listed, self.absent = what, names, listed, absent
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name in its canonical spelling, ignoring case.
@@ -42,7 +49,8 @@ class Name(click.ParamType):
         names = self.names()
         spelled = {name.lower(): name for name in names}
         if value not in names and value.lower() not in spelled:
-            self.fail(unknown(self.name, value, names, self.listed), param, ctx)
+            message = unknown(self.name, value, names, self.listed)
+            self.fail(f"{message} {self.absent()}".rstrip(), param, ctx)
         return value if value in names else spelled[value.lower()]
 
     def shell_complete(
@@ -94,6 +102,12 @@ def _faults() -> list[str]:
     return [fault.name for fault in FAULTS]
 
 
+def _absent_faults() -> str:
+    from parity.faults import absent
+
+    return absent()
+
+
 def _families() -> list[str]:
     from parity.faults import Family
 
@@ -110,7 +124,7 @@ CASE = Name("case", _triangle, "parity cases")
 NIGHTLY_CASE = Name("case", _of_a_night, "parity cases")
 RECORDED_CASE = Name("case", _recorded, "parity cases")
 PUBLIC_CASE = Name("case", _public, "case")
-FAULT = Name("fault", _faults, "parity faults --list")
+FAULT = Name("fault", _faults, "parity faults --list", _absent_faults)
 FAMILY = Name("family", _families)
 TABLE = Name("pinned table", _tables)
 

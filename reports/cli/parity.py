@@ -151,10 +151,11 @@ def faults(
 ) -> None:
     """Plant each known porting bug and print whether it is found, where, and by what margin."""
     if as_list:
-        from parity.faults import select
+        from parity.faults import absent, select
 
         rows = [(fault.name, fault.family, fault.how) for fault in select(names, family)]
-        return show_table(("fault", "family", "what is done"), rows)
+        show_table(("fault", "family", "what is done"), rows)
+        return click.echo(absent()) if absent() else None
     unchecked()
     # Many small programs: store even those that compile quickly, if there is a cache.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -12,7 +12,7 @@ import pytest
 
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measure.measurement import Kind
-from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, select
+from parity.faults import FAULTS, Family, Fault, Patch, absent, by_name, detection, select
 from parity.faults.catalogue import faults_of
 from parity.faults.detection import Detection, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
@@ -59,6 +59,16 @@ def test_an_installed_wheel_has_the_demonstration_and_says_where_the_others_are(
     monkeypatch.setattr("parity.faults.FAULTS", installed)
     with pytest.raises(ValueError, match=r"choose one of rope_keys_one_late\. .*tools/faults of a"):
         select(["rope_sign"])
+    refused = cli("parity", "faults", "--fault", "no_such_bug")
+    assert refused.exit_code == 2 and "tools/faults of a checkout" in refused.output.replace(
+        "\n", " "
+    )
+    assert "tools/faults of a checkout" in cli("parity", "faults", "--list").output
+
+
+def test_a_checkout_lacks_no_fault():
+    assert absent() == ""
+    assert "checkout" not in cli("parity", "faults", "--fault", "no_such_bug").output
 
 
 def test_a_catalogue_in_which_two_faults_have_one_name_is_refused(tmp_path):
