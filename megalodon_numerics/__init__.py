@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import stability
     from parity import (
         CapturedSide,
+        Deployment,
         EquinoxSide,
         FlaxSide,
         FunctionSide,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         batch_agreement,
         capture,
         compare,
+        compare_deployed,
         comparison_runs,
         greedy_agreement,
         stream_agreement,
@@ -60,6 +62,7 @@ PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 _HOMES = {
     "parity": (
         "CapturedSide",
+        "Deployment",
         "EquinoxSide",
         "FlaxSide",
         "FunctionSide",
@@ -74,6 +77,7 @@ _HOMES = {
         "batch_agreement",
         "capture",
         "compare",
+        "compare_deployed",
         "comparison_runs",
         "greedy_agreement",
         "stream_agreement",
@@ -95,6 +99,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CapturedSide",
+    "Deployment",
     "EquinoxSide",
     "FlaxSide",
     "FunctionSide",
@@ -115,6 +120,7 @@ __all__ = [
     "broken",
     "capture",
     "compare",
+    "compare_deployed",
     "comparison_runs",
     "compensate",
     "export_pretrained",

@@ -1,7 +1,8 @@
 """Parity: comparison of two programs that should compute the same results from the same inputs.
 
 `sides` wraps a torch, Flax, NNX or Equinox module as a side, and `port` compares two sides.
-`tasks` compares what two language models make of a text, `self_agreement` one in two ways.
+`tasks` compares two language models on a text, `self_agreement` one model in two ways, `deployed` a
+model in few bits with the trained one.
 `engine` has the parts that depend on no library or model. Most other packages compare one model
 each. Names are imported on first use, because a side needs its library.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from megalodon_jax.lazy import on_first_use
 
 if TYPE_CHECKING:
+    from parity.deployed import Deployment, compare_deployed
     from parity.port import Port, PortError, Report, compare
     from parity.self_agreement import batch_agreement, stream_agreement
     from parity.sides import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from parity.tasks import LanguageModel, TaskError, greedy_agreement, text_agreement
 
 _ROOMS = {
+    "parity.deployed": ("Deployment", "compare_deployed"),
     "parity.port": ("Port", "PortError", "Report", "compare"),
     "parity.self_agreement": ("batch_agreement", "stream_agreement"),
     "parity.sides": (
@@ -46,6 +49,7 @@ _ROOMS = {
 }
 __all__ = [
     "CapturedSide",
+    "Deployment",
     "EquinoxSide",
     "FlaxSide",
     "FunctionSide",
@@ -60,6 +64,7 @@ __all__ = [
     "batch_agreement",
     "capture",
     "compare",
+    "compare_deployed",
     "comparison_runs",
     "greedy_agreement",
     "stream_agreement",

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from parity.engine.programs.rounding import digest, is_short
 from parity.sides.side import (
@@ -39,6 +40,8 @@ DTYPES = {
     Precision.FLOAT64: torch.float64,
     Precision.BFLOAT16: torch.bfloat16,
 }
+_COMPILED = "_orig_mod"
+"""Attribute of a module made by `torch.compile` that holds the module it was made of."""
 
 
 class TorchSide:
@@ -51,6 +54,9 @@ class TorchSide:
         call: function `call(module, *inputs, **keywords)` that is run instead of `module(...)`, for
             other methods or several steps; None: `module(...)`.
         keywords: keyword arguments of the call.
+
+    Raises:
+        SideError: `module` is no `torch.nn.Module`.
     """
 
     kind = "torch"
@@ -62,7 +68,7 @@ class TorchSide:
         call: Callable[..., Any] | None = None,
         **keywords: Any,
     ) -> None:
-        self.module, self.call = module, call
+        self.module, self.call = module_of(module), call
         device = _device(module)
         self.arguments = _map((inputs, keywords), lambda x: _tensor(x, device))
         self._copies: dict[Precision, torch.nn.Module] = {}
@@ -174,6 +180,10 @@ class TorchSide:
             SideError: the module raises an error, a named stage or output does not exist, or the
                 settings perturb another precision than float64.
         """
+        if how.precision is not Precision.FLOAT32 and any(
+            isinstance(m, torch.jit.ScriptModule) for m in self.module.modules()
+        ):
+            raise SideError("TorchScript fixes the dtypes: a scripted module runs in float32 only")
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
             raise SideError(
                 "a torch side supports perturbation by rounding in float64 only: use "
@@ -255,6 +265,20 @@ class TorchSide:
         return self._copies[precision]
 
 
+def module_of(program: Any) -> torch.nn.Module:
+    """Return `program` if it is a torch module.
+
+    Raises:
+        SideError: it is something else.
+    """
+    if isinstance(program, torch.nn.Module):
+        return program
+    found = f"expected a torch.nn.Module, got {type(program).__name__}"
+    if isinstance(program, torch.export.ExportedProgram):
+        found += ": pass its `module()`"
+    raise SideError(found)
+
+
 def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str, torch.Tensor]:
     """Return the results that are floating-point numbers or NumPy arrays, as tensors by name."""
     # Through float64, which NumPy and torch share; NumPy has no native bfloat16.
@@ -312,12 +336,25 @@ def _watched(
 
         return hook
 
-    hooks = [m.register_forward_hook(hook_of(p)) for p, m in module.named_modules() if p]
+    hooks = [
+        m.register_forward_hook(hook_of(p))
+        for p, m in module.named_modules()
+        if p and _stages_at(m, p)
+    ]
     try:
         yield unseen
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _stages_at(module: torch.nn.Module, path: str) -> bool:
+    """Return whether a hook may read the results of a submodule.
+
+    TorchScript has no hooks. Inside a compiled module a hook would split the program that users run
+    into several, so only the compiled module's own results are read.
+    """
+    return not isinstance(module, torch.jit.ScriptModule) and _COMPILED not in path.split(".")
 
 
 def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
@@ -493,8 +530,11 @@ def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[
 
 
 def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_buffers()
-    yield from module.named_parameters()
+    """Yield buffers and parameters by name, except packed ones, which cannot be compared."""
+    for name, x in (*module.named_buffers(), *module.named_parameters()):
+        # Weights that another library packs, such as torchao's; no forward pass writes to them.
+        if not is_traceable_wrapper_subclass(x):
+            yield name, x
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

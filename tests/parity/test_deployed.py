@@ -1,0 +1,375 @@
+"""A deployed torch module against the trained one: weights, rounded inputs, and the program."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity import SideError, compare_deployed
+from parity.deployed import Deployment
+
+torch = pytest.importorskip("torch")
+from parity.sides.torch_side import module_of  # noqa: E402
+
+WIDTH = 16
+ROWS = np.random.default_rng(3).normal(size=(3, WIDTH)).astype(np.float32) * 3
+
+
+class Net(torch.nn.Module):
+    """A norm, two linear layers with a nonlinearity between them, and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH, eps=1e-3)
+        self.up = torch.nn.Linear(WIDTH, 24)
+        self.down = torch.nn.Linear(24, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def trained() -> Net:
+    torch.manual_seed(5)
+    module = Net().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return module
+
+
+class Packed(torch.Tensor):
+    """A weight in few bits with a scale per block, as torchao holds it; computes in float32."""
+
+    qdata: Any
+    scale: Any
+    zero_point: Any
+    block_size: tuple[int, ...]
+
+    @staticmethod
+    def __new__(cls, qdata: Any, *rest: Any) -> Packed:
+        return torch.Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=torch.float32)
+
+    def __init__(self, qdata: Any, scale: Any, zero_point: Any, block_size: Any) -> None:
+        self.qdata, self.scale, self.zero_point = qdata, scale, zero_point
+        self.block_size = block_size
+
+    def dequantize(self) -> Any:
+        scale, zero = (self._spread(x) for x in (self.scale, self.zero_point))
+        return (self.qdata.float() - zero) * scale
+
+    def _spread(self, x: Any) -> Any:
+        for axis, size in enumerate(self.block_size):
+            x = x.repeat_interleave(size, axis)
+        return x
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            [own] = args
+            copied = cls(own.qdata, own.scale, own.zero_point, own.block_size)
+            vars(copied).update(vars(own))
+            return copied
+        plain = [x.dequantize() if isinstance(x, cls) else x for x in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def blocks_of(weight: Any, size: int, reduce: Callable[[Any], Any]) -> Any:
+    rows, columns = weight.shape
+    return reduce(weight.reshape(rows, columns // size, size))
+
+
+def packed(weight: Any, size: int, kind: str, factor: float = 1.0) -> Packed:
+    """Quantise (out, in) by blocks of `size` inputs; `factor` makes the steps coarser."""
+    zero = torch.zeros(weight.shape[0], weight.shape[1] // size)
+    low, high = (
+        blocks_of(weight, size, lambda x: x.amin(-1)),
+        blocks_of(weight, size, lambda x: x.amax(-1)),
+    )
+    if kind == "float8":
+        dtype = torch.float8_e4m3fn
+        scale = torch.maximum(-low, high) / 448 * factor
+        data = (weight / scale.repeat_interleave(size, 1)).to(dtype)
+        return Packed(data, scale, zero, (1, size))
+    if kind == "asymmetric":
+        scale = (high.clamp(min=0) - low.clamp(max=0)) / 255 * factor
+        zero = (-low.clamp(max=0) / scale).round()
+        limits, dtype = (0, 255), torch.uint8
+    else:
+        scale = torch.maximum(-low, high) / 127 * factor
+        limits, dtype = (-127, 127), torch.int8
+    spread = scale.repeat_interleave(size, 1)
+    data = (weight / spread).round() + zero.repeat_interleave(size, 1)
+    return Packed(data.clamp(*limits).to(dtype), scale, zero, (1, size))
+
+
+def in_few_bits(
+    kind: str, size: int, change: Callable[[Any], Any] = lambda w: w, factor: float = 1.0
+) -> Net:
+    module = trained()
+    for layer in (module.up, module.down):
+        weight = packed(change(layer.weight.detach().clone()), size, kind, factor)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return module
+
+
+def deployed(module: Any, **options: Any) -> Deployment:
+    return compare_deployed(trained(), module, ROWS, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "text"),
+    [
+        ("symmetric", 8, "int8, blocks of 1 x 8"),
+        ("asymmetric", 4, "uint8, blocks of 1 x 4"),
+        ("float8", 8, "float8_e4m3fn, blocks of 1 x 8"),
+    ],
+)
+def test_weights_in_few_bits_are_the_trained_ones_rounded(kind: str, size: int, text: str) -> None:
+    found = deployed(in_few_bits(kind, size))
+    assert found.holds, found.text()
+    shares = {w.name: w.share for w in found.weights}
+    assert {w.format for w in found.weights} == {"", text}
+    # A bound that no element comes near would hide an error.
+    assert all(0.8 < shares[f"{name}.weight"] <= 1 for name in ("up", "down"))
+    assert shares["up.bias"] == shares["norm.weight"] == 0
+    assert found.layers == () and 1e-4 < found.cost["output"] < 0.1
+    assert f"weights, {text}: 2 of 2 hold" in found.text()
+
+
+def move_one(weight: Any) -> Any:
+    """Move one small element by a hundredth of the largest one, about a step of int8."""
+    element = weight.abs().argmin()
+    weight.view(-1)[element] += weight.abs().max() * 0.01
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        (move_one, 1.0),
+        (lambda w: w.flip(0), 1.0),
+        (lambda w: w * 1.01, 1.0),
+        (lambda w: w, 1.5),
+    ],
+    ids=["one element", "rows in another order", "another scale", "steps too coarse"],
+)
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_weights_that_are_not_the_trained_ones_are_named(
+    kind: str, change: Callable[[Any], Any], factor: float
+) -> None:
+    found = deployed(in_few_bits(kind, 8, change, factor))
+    assert not found.holds
+    broken = {w.name for w in found.weights if not w.holds}
+    assert broken == {"up.weight", "down.weight"}
+    # The program computes with the weights that it has.
+    assert found.program.holds, found.program.text()
+    assert "up.weight: " in found.text() and "of its bound at [" in found.text()
+
+
+def test_another_program_is_found_beside_rounded_weights() -> None:
+    module = in_few_bits("symmetric", 8)
+    module.norm.eps = 1e-5
+    found = deployed(module)
+    assert all(weight.holds for weight in found.weights)
+    assert not found.holds and found.program.failures[0].quantity == "norm"
+    assert "is not the trained one" in found.text()
+
+
+def test_a_weight_that_lost_its_bits_in_float32_is_not_the_trained_one() -> None:
+    module = trained()
+    with torch.no_grad():
+        module.up.weight.copy_(module.up.weight.bfloat16().float())
+    found = deployed(module)
+    assert [w.name for w in found.weights if not w.holds] == ["up.weight"]
+    assert next(w for w in found.weights if w.name == "up.weight").share == np.inf
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_cast_parameter_is_rounded_and_not_cut(dtype: str, rounded: bool) -> None:
+    kind = getattr(torch, dtype)
+    module = trained()
+    # The bias alone, so that the program adds what it has in float32.
+    bias = module.down.bias.detach()
+    value = bias.to(kind)
+    if not rounded:
+        toward_zero = torch.finfo(kind).eps / 2
+        value = (bias * (1 - toward_zero)).to(kind)
+        assert bool((value != bias.to(kind)).any())
+    module.down.bias = torch.nn.Parameter(value, requires_grad=False)
+
+    def call(m: Any, x: Any) -> Any:
+        h = torch.tanh(m.up(m.norm(x)))
+        return x + torch.nn.functional.linear(h, m.down.weight, m.down.bias.float())
+
+    found = deployed(module, call=call)
+    row = next(w for w in found.weights if w.name == "down.bias")
+    assert row.format == dtype
+    assert (row.holds, found.holds) == (rounded, rounded), found.text()
+
+
+def test_a_format_without_a_rule_does_not_hold_and_says_so() -> None:
+    module = in_few_bits("symmetric", 8)
+    module.up.weight.target_dtype = torch.int2
+    found = deployed(module)
+    row = next(w for w in found.weights if w.name == "up.weight")
+    assert not row.holds and not found.holds and "no rule for int2" in found.text()
+    assert np.isnan(row.share)
+
+
+def test_a_weight_that_is_no_number_does_not_hold() -> None:
+    module = in_few_bits("symmetric", 8)
+    module.down.weight.scale[3, 0] = float("nan")
+    found = deployed(module)
+    assert [w.name for w in found.weights if not w.holds] == ["down.weight"]
+    assert not found.holds
+
+
+def test_a_compiled_module_has_the_parameters_of_the_trained_one() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    found = deployed(torch.compile(trained(), backend=backend))
+    assert found.holds and {w.format for w in found.weights} == {""}, found.text()
+    # The program that users run, whole: a hook in it would split it.
+    assert len(graphs) == 1
+    module = trained()
+    module.norm.eps = 1e-5
+    assert not deployed(torch.compile(module, backend=backend)).holds
+
+
+def dynamic() -> Net:
+    """Return the module with int8 weights, whose linear layers round their inputs too."""
+    with warnings.catch_warnings():
+        # torch says that this quantisation will move to torchao.
+        warnings.simplefilter("ignore")
+        quantize = torch.ao.quantization.quantize_dynamic
+        return quantize(trained(), {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def test_layers_that_round_their_inputs_are_the_trained_ones() -> None:
+    found = deployed(dynamic())
+    assert found.holds, found.text()
+    assert [layer.name for layer in found.layers] == ["up", "down"]
+    assert all(0 < layer.share <= 1 for layer in found.layers)
+    assert "layers with inputs in int7 by tensor: 2 of 2 hold" in found.text()
+
+
+@pytest.mark.parametrize("layer", ["up", "down"])
+def test_a_layer_that_computes_something_else_is_named(layer: str) -> None:
+    module = dynamic()
+    getattr(module, layer).register_forward_hook(lambda m, x, y: y + 2)
+    found = deployed(module)
+    assert [each.name for each in found.layers if not each.holds] == [layer]
+    # What follows is computed from its results on both sides.
+    assert found.program.holds and not found.holds
+    assert f"  {layer}: " in found.text()
+
+
+def test_another_program_is_found_beside_rounded_inputs() -> None:
+    module = dynamic()
+    module.norm.eps = 1e-5
+    found = deployed(module)
+    assert all(part.holds for part in (*found.weights, *found.layers))
+    assert not found.holds and found.program.failures[0].quantity == "norm"
+
+
+def test_a_residual_that_is_missing_is_found_beside_rounded_inputs() -> None:
+    module = dynamic()
+    module.register_forward_hook(lambda m, x, y: y - x[0])
+    found = deployed(module)
+    assert all(layer.holds for layer in found.layers)
+    assert found.program.failures[0].quantity == "output" and not found.holds
+
+
+def test_two_calls_of_a_layer_are_two_layers() -> None:
+    found = deployed(dynamic(), call=lambda module, x: module(module(x)))
+    assert found.holds, found.text()
+    assert [layer.name for layer in found.layers] == ["up", "down", "up#2", "down#2"]
+
+
+def without(name: str) -> Any:
+    module = trained()
+    delattr(module.up, name)
+    module.up.register_parameter(name, None)
+    return module
+
+
+def wider() -> Any:
+    module = trained()
+    module.up.bias = torch.nn.Parameter(torch.zeros(25))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: without("bias"), r"no parameter up\.bias; it has norm\.weight"),
+        (wider, r"up\.bias: the trained parameter has shape \(24,\), the deployed one \(25,\)"),
+    ],
+)
+def test_a_parameter_that_is_missing_or_of_another_shape_is_an_error(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(SideError, match=message):
+        deployed(make())
+
+
+def test_a_trained_model_that_was_cast_is_refused() -> None:
+    with pytest.raises(SideError, match=r"in float32, got norm\.weight in torch\.bfloat16"):
+        compare_deployed(trained().bfloat16(), trained(), ROWS)
+
+
+def test_what_is_no_module_is_refused_and_a_scripted_one_runs_in_float32() -> None:
+    module = trained()
+    exported = torch.export.export(module, (torch.from_numpy(ROWS),))
+    with pytest.raises(SideError, match=r"got ExportedProgram: pass its `module\(\)`"):
+        module_of(exported)
+    found = deployed(exported.module())
+    assert found.holds, found.text()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(copy.deepcopy(module), torch.from_numpy(ROWS))
+    scripted = deployed(traced)
+    assert scripted.holds, scripted.text()
+    module.norm.eps = 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(module, torch.from_numpy(ROWS))
+    assert not deployed(traced).holds
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize(
+    ("config", "options", "rounds"),
+    [
+        ("Int8WeightOnlyConfig", {}, False),
+        ("Float8WeightOnlyConfig", {}, False),
+        ("IntxWeightOnlyConfig", {"weight_dtype": "int4"}, False),
+        ("Int8DynamicActivationInt8WeightConfig", {}, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_formats_of_torchao(config: str, options: dict[str, str], rounds: bool) -> None:
+    from torchao import quantization
+
+    made = {name: getattr(torch, dtype) for name, dtype in options.items()}
+    module = trained()
+    quantization.quantize_(module, getattr(quantization, config)(**made))
+    found = deployed(module)
+    assert found.holds, found.text()
+    assert len(found.layers) == (2 if rounds else 0)
+    other = trained()
+    with torch.no_grad():
+        other.up.weight[3, 5] += 0.1
+    quantization.quantize_(other, getattr(quantization, config)(**made))
+    assert [w.name for w in deployed(other).weights if not w.holds] == ["up.weight"]
