@@ -16,14 +16,15 @@ from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
 
 EXACT_ENOUGH = 2e-7
-"""Relative L2 below which an error is only the rounding of the result; smaller is not better."""
+"""Relative L2 error that rounding of the result alone can cause; smaller errors are no better."""
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
 """Kinds computed by a forward pass, a stream (token-by-token run) or a training trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Row of the tolerance table: the larger of a fixed bound and a multiple of the noise floor.
+    """Row of the tolerance table; its bound is the larger of `absolute` and
+    `noise_factor` times the noise floor.
 
     Attributes:
         edge: the two runs that are compared.
@@ -58,9 +59,9 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the bound of a rule for a noise floor.
+    """Return the largest passing value by the rule `row`, given the noise floor of the quantity.
 
-    NaN if there is no rule, or if the rule needs the floor and `floor` is NaN.
+    NaN if `row` is None, or if the rule needs the floor and `floor` is NaN.
     """
     if row is None:
         return math.nan
@@ -77,12 +78,15 @@ class NoiseFloors:
     """Calibration by case name: `hash` of the work, and `responses`, the relative L2 change of each
     quantity under simulated rounding, one value per seed."""
     rules: Sequence[Rule]
-    """The tolerance table."""
+    """The tolerance table; of several rules that apply, the first decides."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
     unknown: ClassVar[str] = "calibrate this case"
 
     def responses(self, work: Work) -> Mapping[str, Sequence[float]]:
-        """Return each quantity's response to each seed; empty for a case that is not calibrated."""
+        """Return the relative L2 changes under simulated rounding, by quantity, one per seed.
+
+        Empty unless exactly this case was calibrated.
+        """
         entry = self.cases.get(work.name, {})
         return entry["responses"] if entry.get("hash") == work.hash else {}
 

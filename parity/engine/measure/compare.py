@@ -64,7 +64,9 @@ class Bounds(Protocol):
     """Source of tolerances; implemented by `parity.engine.measure.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
-    """Relative L2 below which an error is only the result's rounding; smaller is not better."""
+    """Relative L2 error that rounding of the result alone can cause; smaller errors are no better.
+
+    `Comparison.accuracy` counts a smaller error of the reference as this one."""
     unknown: ClassVar[str]
     """Message that follows "no tolerance: ": why a tolerance is missing, or what to do."""
 
@@ -73,13 +75,15 @@ class Bounds(Protocol):
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric without a noise floor; NaN if no rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
         ...
 
 
 OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
-"""Function of the failing measurement, the compared elements of the left and the right side, the
-indices that those elements' rows have in the whole tensor (None: the whole tensor was compared),
+"""Function that receives a failing measurement.
+
+Its arguments: the measurement; the compared elements of the left and of the right side; the indices
+of their rows in the whole tensor, (rows, leading axes), or None if the whole tensor was compared;
 and the meaning of the axes."""
 
 
@@ -90,6 +94,7 @@ class Comparison:
     work: Work
     edge: Edge
     floors: Bounds
+    """Source of the tolerances."""
     dtype: str
     """Dtype that the left side must have."""
     device: str = "cpu"
@@ -110,7 +115,8 @@ class Comparison:
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` (left) with `expected` (right) by name, in order of computation.
 
-        Errors are relative to `expected`. Two empty sides give one failing row.
+        Each quantity gives at least one gate; informational metrics follow it. Errors are relative
+        to `expected`. Two empty sides give one failing row.
         """
         names = self._ordered(set(actual) | set(expected))
         rows = [m for name in names for m in self._quantity(name, actual, expected)]
@@ -119,10 +125,11 @@ class Comparison:
         return rows
 
     def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
-        """Return the ratios of the errors of `actual` and `reference`, both against the truth.
+        """Return gates on the error of `actual` divided by the error of `reference`.
 
-        One row for each logits or activation array, and one for the root mean square over all
-        gradients, if any.
+        Errors are relative L2 against `truth`. There is one row for each logits or activation array
+        of `truth`, and one for the root mean square over all gradients, if any. A row fails if
+        either side lacks the array.
         """
         errors = {name: self._errors(name, actual, reference, truth) for name in truth}
         rows = [
@@ -165,7 +172,7 @@ class Comparison:
         return self._row(name, metric, value, math.nan, Verdict.INFO, note)
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:
-        """Return a gate whose bound is the fixed one that the tolerance table has for a metric."""
+        """Return the gate of a value whose bound is fixed (`Bounds.absolute`), without a floor."""
         return self.gate(
             name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )
@@ -175,7 +182,10 @@ class Comparison:
         return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
 
     def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return a failing row for a quantity that one side lacks or returns in another form."""
+        """Return a failing row for a quantity that one side lacks or has in another shape or dtype.
+
+        Its value is infinite; the note is the reason.
+        """
         return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 
     def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):

@@ -16,7 +16,7 @@ from parity.engine.measure.measurement import Measurement, Verdict
 
 
 def is_constant(x: np.ndarray) -> bool:
-    """Return whether all finite elements are equal, or there are none.
+    """Return whether all finite elements are equal, or no element is finite.
 
     A single element is constant only if it is 0.
     """
@@ -27,14 +27,15 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -> list[Measurement]:
-    """Turn gates between two constants that agree into informational rows.
+    """Return `rows`, with passing gates between two constant arrays turned into informational rows.
 
     Constants that differ still fail.
 
     Args:
         rows: gates and informational rows.
-        one: relevant elements of one side, by quantity; other quantities are left unchanged.
-        other: likewise for the other side.
+        one: compared elements of one side, by quantity.
+        other: likewise for the other side. Rows of quantities that are not in both mappings are
+            returned unchanged.
     """
     notes = {
         name: f"nothing compared: {_value_of(one[name])} on both sides"

@@ -47,8 +47,9 @@ class ContractLine:
     edge: str
     kind: str
     gates: int = 0
+    """Number of planned gates."""
     digest: str = ""
-    """Digest of the sorted quantities and metrics."""
+    """Hash of the gates' sorted quantities and metrics."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -80,7 +81,10 @@ class Breaches:
         return bool(self.missing or self.unplanned or self.doubled)
 
     def sentence(self) -> str:
-        """Describe the differences: counts, and the first of each kind; empty if there are none."""
+        """Describe the differences; empty if there are none.
+
+        The text has the numbers of missing, repeated and unplanned gates, each with an example.
+        """
         parts = []
         if self.missing:
             lost = sum(max(line.gates - found, 1) for line, found in self.missing)

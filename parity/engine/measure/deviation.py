@@ -18,12 +18,13 @@ from parity.engine.measure.metrics import ulp
 from parity.engine.measure.where import Axis, culprits, where
 
 LOW, HIGH = -1, 52
-"""First and last edge of the error histogram are 2^LOW (half a ULP) and 2^HIGH ULPs."""
+"""Exponents of the lowest and highest bin boundary of the error histogram: 2^LOW (half a ULP) and
+2^HIGH ULPs."""
 # Later failures are usually consequences of the first ones.
 KEPT = 12
-"""Most failing tensors described per case and edge."""
+"""Largest number of failing tensors described per case and edge."""
 SHOWN = 10
-"""Most elements listed per tensor."""
+"""Largest number of elements listed per tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,15 @@ class Deviation:
     shape: tuple[int, ...]
     """Shape of the compared arrays; if only valid positions were compared, (positions, ...)."""
     histogram: tuple[int, ...]
-    """Counts of elements: equal ones; then by error in ULPs, at most 2^LOW, ..., at most 2^HIGH,
-    and larger; last those that are not finite on either or both sides."""
+    """Counts of elements: first the equal ones; then one bin per power of 2, for errors of at most
+    2^LOW, ..., 2^HIGH ULPs; then larger errors; last the elements that are not finite on either or
+    both sides."""
     worst: tuple[Worst, ...]
     """At most SHOWN elements, the worst first; indices refer to the whole tensor."""
     breaking: int = 0
     """Smallest number of elements whose correction makes the tensor pass; 0 if not computed."""
     where: str = ""
-    """Description of where these elements are (`engine.measure.where`)."""
+    """Description of where the `breaking` elements are (`engine.measure.where`)."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -94,6 +96,8 @@ def worst_elements(
     actual: np.ndarray, expected: np.ndarray, limit: int, positions: np.ndarray | None = None
 ) -> tuple[Worst, ...]:
     """Return up to `limit` elements that differ most, the worst first; equal ones are left out.
+
+    Elements that are not finite on either side count as the worst.
 
     Args:
         actual: any shape.
@@ -144,6 +148,7 @@ class Deviations:
 
     found: list[Deviation] = field(default_factory=list)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of failing tensors by case and edge, including those not described."""
 
     def __call__(
         self,

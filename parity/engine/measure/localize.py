@@ -17,11 +17,11 @@ from parity.engine.measure.measurement import Measurement, Verdict
 def first_divergence(measurements: Iterable[Measurement]) -> Measurement | None:
     """Return the first failure, else the first measurement that is not comparable, else None.
 
-    Within each group, measurements are ordered by stage; those without a stage, such as gradients,
-    come last.
+    Failures, and likewise measurements that are not comparable, are ordered by stage; those without
+    a stage, such as gradients, come last.
 
     The measurements should belong to one case, since stages of different cases are not ordered. If
-    several edges fail at one stage, the first in the list is returned.
+    several edges fail at one stage, the first in `measurements` is returned.
     """
     bad = [m for m in measurements if m.verdict in (Verdict.FAIL, Verdict.NOT_COMPARABLE)]
     return min(

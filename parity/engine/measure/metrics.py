@@ -12,8 +12,8 @@ import numpy as np
 
 # The relative error of an element that should be 0 is meaningless.
 SMALL = 1e-3
-"""Threshold of small elements, as a fraction of the array's root mean square. The error of a
-smaller element is relative to the threshold."""
+"""Threshold of small elements in `max_rel`, as a fraction of the array's root mean square. The
+error of an element below the threshold is relative to the threshold."""
 TOP_K = 10
 """Number of most likely tokens that are compared as a set."""
 IGNORED = -100
@@ -21,8 +21,8 @@ IGNORED = -100
 POOLED = "rel_l2_pooled"
 """Metric: geometric mean of a quantity's relative L2 error over draws of weights and inputs.
 
-The root mean square is dominated by the worst draw. The standard deviation of its logarithm is
-0.27; that of the geometric mean is 0.1."""
+The root mean square over draws would be dominated by the worst draw: the standard deviation of its
+logarithm is 0.27, that of the geometric mean's logarithm 0.1."""
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:
@@ -167,7 +167,7 @@ def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
 def disagreement(a: np.ndarray, e: np.ndarray) -> float:
     """Return the number of tokens from the first difference of two generated texts to their end.
 
-    For the row of the batch that differs first; 0 if all rows are equal.
+    It is counted in the row of the batch that differs first; 0 if all rows are equal.
 
     Args:
         a: token ids (B, T).

@@ -114,19 +114,21 @@ class Quantity(str):
 
     @property
     def is_activation(self) -> bool:
-        """Whether it has values per token, of which those of padding need not agree."""
+        """Whether its values at padding need not agree: True except for the loss and for gradients
+        of parameters."""
         return self != LOSS and self.role is not Role.GRADIENT
 
 
 def stage_kind(quantity: str) -> Kind:
     """Return the kind of a stage of a user's program: logits, loss, gradient, or else block.
 
-    Other names with a special meaning, such as `weights`, may be those of ordinary stages.
+    `kind_of` gives a special kind to other names too, such as `weights`; in a user's program those
+    may be ordinary stages.
     """
     kind = Quantity(quantity).kind
     return kind if kind in (Kind.LOGITS, Kind.LOSS, Kind.GRADIENT) else Kind.BLOCK
 
 
 def kind_of(quantity: str) -> Kind:
-    """Return the kind of a quantity by its name."""
+    """Return the kind of a quantity, parsed from its name."""
     return Quantity(quantity).kind

@@ -28,12 +28,12 @@ BLOCK = 1 << 20
 def responses(
     exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
 ) -> dict[str, tuple[float, ...]]:
-    """Return the relative L2 response of every quantity, one value per seed.
+    """Return the relative L2 change of every quantity under perturbation, one value per seed.
 
     Args:
         exact: unperturbed values.
-        run: computes the same values, perturbed with signs drawn from a generator.
-        seeds: number of perturbed runs.
+        run: computes the same quantities, perturbed with signs drawn from the generator it gets.
+        seeds: number of perturbed runs; the generators are seeded with 0, 1, ...
     """
     found: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
@@ -69,7 +69,9 @@ def moved(
 
 
 def summed(terms: int) -> float:
-    """Return the error of a float32 sum of `terms` numbers of random sign, over their L2 norm.
+    """Return the expected error of a float32 sum of `terms` numbers of random sign.
+
+    It is the root mean square error, relative to the L2 norm of the numbers.
 
     After k terms the partial sum is about sqrt(k) times one term. Rounding it adds an error whose
     mean square is 0.18 u^2 times the square of the partial sum (rounding errors are uniformly
@@ -80,7 +82,10 @@ def summed(terms: int) -> float:
 
 
 def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
-    """Yield consecutive slices of the first axis, each with at most `elements` or of one row."""
+    """Yield consecutive slices of the first axis, of at most `elements` array elements or one row.
+
+    A 0-d array counts as one row.
+    """
     count = shape[0] if shape else 1
     step = max(1, elements // max(1, math.prod(shape[1:])))
     for start in range(0, count, step):

@@ -13,13 +13,15 @@ import numpy as np
 
 # Below 1, because in a wrong row some elements are correct by accident.
 FILLED = 0.9
-"""Fraction of differing elements from which all elements of a region count as differing."""
+"""Smallest fraction of a region's compared elements that must differ for the description to say
+that the region differs as a whole."""
 REGIONS = 3
-"""Most regions that are listed; if there are more, one region that contains all is described."""
+"""Largest number of regions listed; if there are more, one region that contains all differences is
+described."""
 ALL_PADDING = "all padding"
 """Phrase for differences that lie in padding only."""
 RANGES = 4
-"""Most index ranges that are listed on one axis."""
+"""Largest number of index ranges listed on one axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Axis:
 class _Region:
     """Part of an array: the product of one set of indices per axis.
 
-    `share` is the fraction of its compared elements that differ.
+    `share` is the fraction of the region's compared elements that differ.
     """
 
     indices: tuple[np.ndarray, ...]
@@ -59,8 +61,9 @@ def where(
     Args:
         differs: which elements differ, booleans of any shape.
         axes: names of the axes; if their number does not fit, axis 0, axis 1, ... are used.
-        valid: booleans over the leading axes, False at padding.
-        compared: booleans over the leading axes, False where elements were not compared.
+        valid: booleans over the leading axes, False at padding; None: padding is not mentioned.
+        compared: booleans over the leading axes, False where elements were not compared; None: all
+            were compared. Either mask is ignored if it does not fit the shape of `differs`.
 
     Returns:
         The description, without a full stop; empty for a scalar, or if nothing differs.
@@ -138,7 +141,7 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
 
 
 def _expanded(mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Broadcast a mask over the leading axes to `shape`; all True where it does not fit."""
+    """Broadcast a mask over the leading axes to `shape`; all True if it is None or does not fit."""
     if mask is None or np.shape(mask) != shape[: np.ndim(mask)]:
         return np.ones(shape, bool)
     mask = np.asarray(mask, bool)
@@ -167,7 +170,7 @@ def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set
 
 
 def _is_full(differs: np.ndarray, cared: np.ndarray, axis: int) -> bool:
-    """Return whether, on each line along an axis, (nearly) all compared elements differ or none."""
+    """Return whether each line along an axis differs at none or (nearly) all compared elements."""
     lines = differs.any(axis=axis, keepdims=True) & cared
     return bool(differs.sum() >= FILLED * lines.sum())
 

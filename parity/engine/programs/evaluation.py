@@ -40,13 +40,14 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "cus
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 # 2,000 unrolled operations take some 10 s to compile.
 UNROLLED = 2_000
-"""Most operations, over all iterations, of a scan that is unrolled to record its operations."""
+"""Largest number of operations, over all iterations, of a scan that is unrolled so that each of its
+operations can be recorded."""
 FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings of an evaluation."""
+    """Settings for evaluating a jaxpr; `run` evaluates one."""
 
     widened: bool = False
     """Compute everything in float64; requires 64-bit types to be enabled."""
@@ -304,7 +305,7 @@ class Evaluation:
         return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
 
     def at(self, turn: Any) -> Evaluation:
-        """Return the settings for one iteration (`turn`) of a loop, which reads other signs."""
+        """Return the settings for iteration `turn` of a loop; each iteration reads other signs."""
         if self.signs is None:
             return self
         return dataclasses.replace(self, signs=self.signs.at(turn))

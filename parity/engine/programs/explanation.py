@@ -13,7 +13,7 @@ from parity.engine.measure.localize import Stage
 from parity.engine.programs.source_lines import Line
 
 NOTE = 400
-"""Largest number of characters of a note."""
+"""Largest number of characters of `Explanation.note`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Explanation:
     """Root cause: the first stage that is wrong given correct inputs. If there is none, the first
     quantity that fails."""
     value: float = math.nan
-    """Relative L2 error of `quantity`; that of a stage is computed from the oracle's inputs."""
+    """Relative L2 error of `quantity`; of a stage, its error given the oracle's inputs (forced)."""
     tolerance: float = math.nan
     """Largest `value` that passes."""
     meaning: str = ""
@@ -59,7 +59,7 @@ class Explanation:
 
     @property
     def also_broken(self) -> tuple[str, ...]:
-        """Names of the other stages that are wrong given correct inputs."""
+        """Names of the stages other than `quantity` that are wrong given correct inputs."""
         return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
 
     @property

@@ -145,7 +145,10 @@ class Branches:
 
     @classmethod
     def of(cls, branches: Sequence[Mapping[str, Any]]) -> Branches:
-        """Merge the marks of branches; the same name with the same shape is the same mark."""
+        """Merge the marks of branches, each given as shapes by name.
+
+        Marks of equal name and shape become one mark; others of that name get a number.
+        """
         shapes: dict[str, Any] = {}
         own: list[dict[str, str]] = []
         for branch in branches:

@@ -27,11 +27,11 @@ LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
 MASKING = 1e30
 """Magnitude from which a number counts as a mask, that is, stands for minus infinity."""
 SMALLEST_MASK = 16
-"""Fewest elements of an array with two distinct values that counts as a mask."""
+"""Smallest size of an array of two distinct values that counts as a mask."""
 NARROWEST = 4
 """Bytes per element of float32; floating dtypes with fewer count as narrow."""
 FEWEST = 3
-"""Fewest distinct values of an array that can be identified by them; masks and constants have
+"""Smallest number of distinct values by which an array can be identified; masks and constants have
 fewer."""
 
 
@@ -109,7 +109,8 @@ class Recorder:
         return self._producers.get(id(value))
 
     def window(self, last: int) -> list[int]:
-        """Return the indices of an operation and of those it depends on, back to replaced marks.
+        """Return, sorted, the indices of operation `last` and of all it depends on, back to
+        replaced marks.
 
         Replaced marks hold correct values. Marks that were not replaced may be wrong, so the
         operations before them are included; the marks themselves are not.
@@ -194,7 +195,8 @@ def _implicated(
 ) -> bool:
     """Return whether an unknown result alone explains an unknown result computed from it.
 
-    It does not if the later result has another unknown operand. Example: the original adds two
+    Unknown results, given by index, are those that the other program does not compute. A result
+    does not explain a later one that has another unknown operand. Example: the original adds two
     biases one after the other, so a port's sum of the biases is unknown, but not wrong. If the sum
     is added to a product that is unknown, the sum does not explain the wrong result.
     """

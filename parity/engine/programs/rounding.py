@@ -33,7 +33,8 @@ TURN = 9_973
 OUTER = 10_125
 """Factor on the outer iteration in the combined iteration number of nested loops."""
 SIGNIFICANT = 12
-"""Most significant bits of a number that counts as exact, such as 0.5 or -1e4, but not 1e-6."""
+"""Largest number of significant bits with which a number counts as exact, such as 0.5 or -1e4, but
+not 1e-6."""
 
 
 def pool(seed: int, elements: int) -> np.ndarray:
@@ -89,7 +90,7 @@ class Signs:
         return jnp.where((mantissa * 2**SIGNIFICANT) % 1 == 0, value, perturbed)
 
     def inside(self, name: str, operands: list[Any]) -> list[Any]:
-        """Return the operands of an operation, reflected into its domain if signs are on.
+        """Return the operands of an operation, reflected into its domain if values are perturbed.
 
         Operands are returned unchanged if the operation has no bounded domain (`domains.inside`),
         if one is complex, or if neither operations nor constants are perturbed.
@@ -102,7 +103,8 @@ class Signs:
         return [jnp.where(perturbs, x, y) for x, y in zip(kept, operands, strict=True)]
 
     def constant(self, value: Any) -> Any:
-        """Return a constant in float64; if it was float32 or less, perturbed by its rounding error.
+        """Return a constant in float64, perturbed by its rounding error if it was in float32 or a
+        narrower dtype.
 
         Numbers with few significant bits (`is_short`) count as exact; integers are unchanged.
         """

@@ -49,6 +49,7 @@ ELEMENTARY_UNITS = 4.0
 CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
 """Calls of code outside of JAX, which works only in the dtypes it was written for."""
 SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
+"""Operations whose operand is perturbed as by the rounding of partial sums (`_summands`)."""
 
 
 def wide(dtype: Any) -> Any:

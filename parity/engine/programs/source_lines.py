@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LINES = 4
-"""Most source lines listed for one stage."""
+"""Largest number of source lines listed for one stage."""
 AROUND = 3
 """Number of lines that an excerpt shows before and after the marked line."""
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+) \(.*\)")
@@ -25,7 +25,8 @@ class Line:
     Attributes:
         place: `file:line (function)`.
         why: the reason for suspicion.
-        excerpt: numbered lines around it, itself marked with ">"; empty if the file is not found.
+        excerpt: numbered source lines around it, the line itself marked with ">"; empty if the file
+            is not found.
     """
 
     place: str

@@ -24,14 +24,14 @@ SAME = 1e-11
 
 It is the tolerance between two float64 implementations."""
 FEWEST = 3
-"""Fewest distinct numbers of an array that can be identified by its values."""
+"""Smallest number of distinct values by which an array can be identified."""
 CALLERS = 4
-"""Most stack frames listed for an operation, including its own."""
+"""Largest number of stack frames listed for an operation, including its own."""
 CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 IDLE = "; correct elsewhere, where there is nothing to mask"
 APPLIES = "applies the mask"
-PARTLY = "its result is wrong in part; what is right of it may be numbers of an operand"
+PARTLY = "only part of its result is wrong; the correct part may be copied from an operand"
 MOVES = frozenset(
     (
         *("broadcast_in_dim", "concatenate", "gather", "pad", "reshape"),
@@ -91,16 +91,16 @@ class Seen:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An operation whose result the other program does not compute, and which leads to nothing that
-    it does compute.
+    """An operation whose result the other program does not compute, and from which no result is
+    computed that the other program has.
 
     Attributes:
         index: index of the operation.
         wrong: booleans in the shape of its result, True at elements that the other program lacks or
             masks differently.
-        partly: whether other elements of its result do occur in the other program.
-        computed: whether some of those are not elements of its operands.
-        mask: whether the mask is wrong rather than a number.
+        partly: whether some elements of its result do occur in the other program.
+        computed: whether some of the elements that do occur are not copied from its operands.
+        mask: whether the mask it applies is wrong, rather than its numbers.
     """
 
     index: int
@@ -136,7 +136,8 @@ class Search:
 
         This is a wrong mask, if there is one. Otherwise it is the first operation whose result is
         only partly wrong: since the rest is correct, both programs use the same algorithm there.
-        Otherwise, or if all that is correct are numbers of operands, it is the first suspect.
+        If there is none, or if all correct elements are copied from operands, it is the first
+        suspect.
         """
         masks = [s for s in self.suspects if s.mask]
         partly = [s for s in self.suspects if self._is_partly(s)]
@@ -209,7 +210,7 @@ class Search:
         partly = next((s for s in self.suspects if self._is_partly(s)), None)
         if not suspect.partly and len(self.suspects) > 1:
             last = self._source(self.suspects[-1].index)
-            why += f": it, or one of those behind it, down to {last}"
+            why += f": the bug is in it or in a later operation, up to {last}"
         if callers:
             why += f"; called from {', '.join(callers)}"
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
@@ -218,7 +219,7 @@ class Search:
         # In order of execution: what is wrong as a whole early on makes the rest wrong.
         for other in self.suspects:
             if other.index < suspect.index:
-                before = f"before it, in a computation that {self.original} does not do"
+                before = f"runs before it, in a computation that {self.original} does not do"
                 found.setdefault(self._source(other.index), before)
         return found
 
@@ -342,10 +343,10 @@ def _wrong(
 def _of_operands(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> np.ndarray:
-    """Return which numbers of a result are numbers of an operand.
+    """Return which elements of a result are also elements of an operand, as booleans.
 
-    Such a number shows nothing about the operation and about what it was computed with: the
-    first token attends to itself alone, so its result is its value, whatever the scores are.
+    Such an element is no evidence that the operation is right. For example, the first token attends
+    to itself alone, so its result is its value, whatever the scores are.
     """
     array = np.atleast_1d(values[index])
     parts = (_parts(values[p]) for p in operations[index].parents if p in values)

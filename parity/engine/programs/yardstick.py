@@ -19,13 +19,14 @@ import jax
 LARGE: dict[str, Any] = {"xla_llvm_disable_expensive_passes": True}
 """Compiler options of `jax.jit` for programs that compute large arrays."""
 RUN_OFTEN: dict[str, Any] = LARGE | {"xla_backend_optimization_level": 0}
-"""Options for programs that run about thirty times on larger arrays: half the compile time."""
+"""Options for programs that run about thirty times on larger arrays: compilation takes half the
+time."""
 RUN_ONCE: dict[str, Any] = RUN_OFTEN | {
     # Compiles fused operations with LLVM only, without MLIR; some are then computed several times.
     "xla_cpu_use_fusion_emitters": False,
 }
-"""Options for programs that run once or twice, or about thirty times on small arrays: a quarter of
-the compile time, but up to eight times the run time (docs/speed.md "A night")."""
+"""Options for programs that run once or twice, or about thirty times on small arrays: compilation
+takes a quarter of the time, a run up to eight times as long (docs/speed.md "A night")."""
 
 
 @functools.cache

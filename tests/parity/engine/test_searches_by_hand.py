@@ -298,7 +298,7 @@ def test_suspects_are_what_is_nowhere_and_leads_to_nothing_that_is_right():
     values[3] = B + 0.5
     found, suspects = searched(operations, values, [A, A * 2, C])
     assert suspects == [(3, False, False), (4, False, False)]
-    down = f"{why}: it, or one of those behind it, down to wholly.py:1 (f)"
+    down = f"{why}: the bug is in it or in a later operation, up to wholly.py:1 (f)"
     assert [line.why for line in found.lines()] == [down]
 
 
@@ -309,7 +309,7 @@ def test_what_only_moves_numbers_is_not_where_they_went_wrong():
     values = {0: B, 1: half, 2: part, 3: D}
     found, _ = searched(operations, values, [A, C])
     assert found.first is not None and found.first.index == 2
-    before = "before it, in a computation that the oracle does not do"
+    before = "runs before it, in a computation that the oracle does not do"
     lines = [(line.place, line.why) for line in found.lines()]
     # The first of them first: a wrong angle makes all that follows it wrong as a whole.
     assert lines[1:] == [("wrong.py:1 (f)", before), ("reshape.py:1 (f)", before)]
