@@ -74,8 +74,8 @@ class Port:
     gradients: bool = True
     """Whether derivatives are compared too."""
     loss: str | None = None
-    """The port's scalar output to differentiate; None differentiates all outputs in one fixed
-    random direction."""
+    """Name of the port's scalar output to differentiate; None differentiates all outputs in one
+    fixed random direction."""
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
     masked_outputs: bool = False
@@ -100,10 +100,10 @@ def compare(port: Port) -> Report:
     """Compare a port with its original.
 
     Raises:
-        PortError: this is no port of two sides, both sides are one object, the sides share no
-            parameter, the loss is not a scalar output of both, or `not_compared` names no output or
-            gives no reason.
-        AlignmentError: their stages cannot be aligned, or pins do not fit them.
+        PortError: `port` is no `Port` with two sides, both sides are one object, the sides share no
+            parameter, the loss is not a scalar output of both sides, or an entry of `not_compared`
+            names no output or gives no reason.
+        AlignmentError: the stages of the sides cannot be aligned, or pins do not fit them.
         SideError: a side rejects its inputs, or the sides have different inputs.
         ExitError: the code of a side called `sys.exit`, `exit`, `quit` or `os._exit`.
     """
@@ -112,7 +112,7 @@ def compare(port: Port) -> Report:
 
 
 def _would_hold(port: Port, side: Side) -> bool:
-    """Return whether a port holds with another side in its place."""
+    """Return whether `port` holds with `side` as its port; False if the comparison raises."""
     try:
         return _compare(replace(port, port=side), again=False).holds
     except (ValueError, ExitError):
@@ -120,7 +120,7 @@ def _would_hold(port: Port, side: Side) -> bool:
 
 
 def _compare(port: Port, *, again: bool) -> Report:
-    """Compare a port with its original; `again` as in `_Both.misconverted`."""
+    """Compare a port with its original; `again` is that of `_Both.misconverted`."""
     port = replace(port, device=port.device or device_kind())
     both = _both_sides(port)
     original, ours = both.original, both.port
@@ -313,7 +313,7 @@ class _Both:
         self.original.differentiate(self.names.cotangents(cotangents))
 
     def view(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
-        """Return the stages and gradients of a run that both sides have, by the port's names.
+        """Return a run's stages and gradients that have a counterpart, by the port's names.
 
         Args:
             side: `original` or `port`.
@@ -358,14 +358,18 @@ class _Both:
     def misconverted(
         self, rows: Sequence[Measurement], port: Port, place: Place, again: bool
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return notes on square matrices that are not transposed, and on parameters in one
-        another's place, by the port's name; none if all gates hold. See `parity.port.conversion`.
+        """Return notes on parameters that were converted wrongly; see `parity.port.conversion`.
 
         Args:
-            rows: the measurements.
+            rows: the measurements; if all gates pass, there are no notes.
             port: the port and its original.
             place: where the difference starts.
-            again: whether the port may be compared again with other parameters.
+            again: whether the port may be compared again with other parameters, which the second
+                kind of note needs.
+
+        Returns:
+            Notes on square matrices that are not transposed, and notes on parameters in one
+            another's place, both by the port's name; at most one of the two is not empty.
         """
         if _all_hold(rows):
             return {}, {}
@@ -378,7 +382,7 @@ class _Both:
         return ({} if moved else untransposed(place, self.names, self.original, self.port)), moved
 
     def shown_by_derivatives(self) -> frozenset[str]:
-        """Return the port's reordered parameters whose order is confirmed if all gates pass.
+        """Return the names of reordered parameters whose order is confirmed if all gates pass.
 
         Reordered parameters have the original's values in another order. The original's derivative
         must be nonzero somewhere in every row and column. Passing gates show nothing about the
@@ -412,7 +416,11 @@ class _Both:
         return notices
 
     def noise(self) -> dict[str, Noise]:
-        """Return the response of each side to rounding; empty for a side without float64."""
+        """Return the noise of each side, by `original` and `port`.
+
+        It has no norms for a side without float64. An original that cannot be perturbed gets the
+        responses of the port.
+        """
         original, port = self._noise("original"), self._noise("port")
         # A side that answers from a capture cannot be perturbed: assume the other side's rounding.
         responses = {
@@ -442,7 +450,8 @@ class _Both:
         return Noise(norms_of(exact), responses, squares)
 
     def _measured(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
-        """Return the compared values, and for the original also derivatives without a partner."""
+        """Return the compared values of a run, and for the original also its derivatives without a
+        partner, under the names of `_of_the_original`."""
         found = self.view(side, trace)
         if side == "port":
             return found
@@ -533,16 +542,18 @@ class _Both:
         return floats | exact_partners(self.original.best.exact, ours.exact)
 
     def _may_be_masked(self, name: str) -> bool:
-        """Return whether infinities in a quantity may be masks: in stages, and in outputs only if
-        the case says so, but never in derivatives."""
+        """Return whether infinities in a quantity may be masks.
+
+        They may in stages, in outputs only with `Port.masked_outputs`, and never in derivatives.
+        """
         if Quantity(name).role is Role.GRADIENT:
             return False
         return name not in self.port.best.outputs or self.port.masked_outputs
 
     def _truth(self, name: str, edge: PortEdge) -> np.ndarray | None:
-        """Return float64 values of a quantity, from this edge if it has a float64 run.
+        """Return float64 values of a quantity, from a run of this edge if one is in float64.
 
-        None if neither side has any.
+        None if neither side has a float64 run with this quantity.
         """
         wide = [side for side in edge.sides if side.endswith("64")] or ["original64", "port64"]
         found = (self._arrays(side).get(name) for side in reversed(wide))
@@ -698,11 +709,13 @@ def _with_hidden(
 def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Measurement:
     """Turn the passing float64 gate of a stage into a failure if only tables let it pass.
 
-    Two float32 tables that differ by rounding widen the float64 tolerances of everything behind
-    them, to some 1e-7, which can hide a wrong epsilon. The stage fails if its error with correct
-    inputs breaks both its own tolerance and the one that the gate would have without tables, and if
-    its free error could be that error: no smaller, up to `ROOM`. Otherwise the stage is wrong with
-    correct inputs for another reason, such as a value that the port computes elsewhere.
+    Two float32 tables that differ by rounding widen the float64 tolerances of everything computed
+    from them, to some 1e-7, which can hide a wrong epsilon. The stage fails if
+
+    - its error given correct inputs (forced) and its free error both exceed its own tolerance and
+      the tolerance that the gate would have without tables; and
+    - its forced error is at most `ROOM` times its free error. A larger forced error has another
+      reason, such as a value that the port computes elsewhere.
     """
     edge = PortEdge.PORT64_ORIGINAL64
     if (row.edge, row.metric, row.verdict) != (edge, "rel_l2", Verdict.PASS):
@@ -719,14 +732,15 @@ def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Mea
         value=stage.forced / stage.tolerance * row.tolerance,
         verdict=Verdict.FAIL,
         note=(
-            f"fed the original's values it differs by {stage.forced:.1e} of {stage.tolerance:.1e}: "
-            "the tolerance without them is as wide as it is because of float32 tables"
+            f"fed the original's values it differs by {stage.forced:.1e} of {stage.tolerance:.1e}; "
+            "in the free run, float32 tables widen the tolerance and hide this"
         ),
     )
 
 
 def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
-    """Add a note to the gate of a quantity whose terms cancel: what its error is relative to."""
+    """Add a note to the gate of a quantity whose terms cancel, which says what the error is
+    relative to."""
     assert isinstance(comparison.floors, PortBounds)
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
     if row.metric != "rel_l2" or row.note or not cancelled:
@@ -765,13 +779,16 @@ def _weights(
 
 
 def _all_hold(rows: Sequence[Measurement]) -> bool:
-    """Whether every gate holds, and there is one."""
+    """Return whether every gate passes, and at least one gate exists."""
     verdicts = {m.verdict for m in rows}
     return Verdict.PASS in verdicts and verdicts <= {Verdict.PASS, Verdict.INFO}
 
 
 def _all_used(gradient: np.ndarray | None) -> bool:
-    """Whether every row, column and other slice of a gradient has an element that is not 0."""
+    """Return whether every row, column and other slice of a gradient has an element that is not 0.
+
+    False without a gradient.
+    """
     if gradient is None:
         return False
     axes = range(gradient.ndim)

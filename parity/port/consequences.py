@@ -29,9 +29,9 @@ def compensated(
     place: Place,
     outputs: Collection[str],
 ) -> Pair | None:
-    """Return the pair of the first wrong stage if it is two different quantities, else None.
+    """Return the pair of the first wrong stage if it joins two different quantities, else None.
 
-    This is so if a later stage is correct in the port's own run but wrong when computed from the
+    It does if a later stage is correct in the port's own run but wrong when computed from the
     original's values: the port then uses its value differently from the original.
 
     Args:
@@ -79,8 +79,8 @@ def _failing(rows: Iterable[Measurement]) -> set[str]:
 def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
     """Return whether a pair may be two different quantities.
 
-    It may not if it was matched by value or by hand, or differs by no more than equal quantities
-    do. An output may not either: a difference there is an error of the port.
+    False if the pair was matched by value or by hand, or differs by at most `EQUAL`. False for
+    outputs too: a difference there is an error of the port.
     """
     named = pair.by not in (AlignedBy.VALUE, AlignedBy.PIN) and pair.distance > EQUAL
     return named and not {pair.port, pair.original} & set(outputs)

@@ -27,13 +27,15 @@ from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Run, Side, SideError, TakesParameters
 
 TRIED = 16
-"""Most matrices tried, those of the stage's own module first; each costs a run of the port."""
+"""Largest number of matrices tried, those of the stage's own module first; each costs a run of the
+port."""
 
 
 def untransposed(
     place: Place, names: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, str]:
-    """Return notes on square matrices whose transpose corrects the first wrong stage, by name.
+    """Return notes, by the port's name, on square matrices whose transpose corrects the first wrong
+    stage.
 
     Each matrix is tried alone; if none is enough, all are tried together. Symmetric matrices equal
     their transpose and are not tried.
@@ -89,17 +91,17 @@ def untransposed(
 def misplaced(
     matching: Matching, parameters: Arrays, side: Side, holds: Callable[[Side], bool]
 ) -> dict[str, str]:
-    """Return notes on parameters in one another's place, by the port's name.
+    """Return notes, by the port's name, on parameters in one another's place.
 
-    Those are parameters that by their names should hold another one of the original. They are
-    reported only if the port holds, in everything that is compared, once each holds the one of its
-    name.
+    Such a parameter holds another parameter of the original than its name suggests. The notes are
+    empty unless all gates pass once each of them holds the parameter that its name suggests.
 
     Args:
         matching: the pairs of parameters.
         parameters: parameters of the original by name.
         side: the port's side; the result is empty if it cannot run with other parameters.
-        holds: compares another side as the port, and returns whether it holds.
+        holds: compares a side, in place of the port's, with the original, and returns whether all
+            gates pass.
     """
     found = placed_by_name(matching.pairs)
     if not found or not isinstance(side, TakesParameters):

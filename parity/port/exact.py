@@ -40,7 +40,7 @@ def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
 def compare_exactly(
     comparison: Comparison, original: Arrays, port: Arrays, partners: Mapping[str, str]
 ) -> list[Measurement]:
-    """Return one row for each integer or bool output of either side.
+    """Return one gate for each integer or bool output of either side.
 
     Args:
         comparison: settings of the comparison; creates the rows.

@@ -25,10 +25,10 @@ ROUNDINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden elements whose error exceeds the rounding bound most.
+    """The hidden elements whose error is largest relative to its bound.
 
     Attributes:
-        count: number of elements of this magnitude.
+        count: number of these elements.
         below: upper limit of their magnitudes.
         error: L2 norm of their difference.
         bound: largest L2 norm of the difference that passes.
@@ -41,7 +41,7 @@ class Hidden:
 
     @property
     def fraction(self) -> float:
-        """Error over bound; above 1 they fail."""
+        """Error over bound; above 1 the elements fail."""
         return self.error / self.bound
 
     def text(self) -> str:
@@ -75,7 +75,7 @@ class Squares:
                 self.sums[name] = square
 
     def mean(self) -> dict[str, np.ndarray]:
-        """Return the mean squares."""
+        """Return the mean square of each element's change, by quantity."""
         return {name: np.asarray(x / self.seeds) for name, x in self.sums.items()}
 
 

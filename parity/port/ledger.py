@@ -77,7 +77,7 @@ def has_output(ledger: Iterable[Entry]) -> bool:
 def require_an_output(
     rows: Sequence[Measurement], ledger: Sequence[Entry], comparison: Comparison
 ) -> list[Measurement]:
-    """Return the rows, with one that cannot pass added if no output was compared."""
+    """Return the rows; if no output was compared, with an added row that is not comparable."""
     if has_output(ledger):
         return list(rows)
     reasons = {entry.reason for entry in ledger if entry.role is Role.OUTPUT}
@@ -95,14 +95,16 @@ def ledger_of(
     inputs: Collection[str] = (),
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
-    """Return an entry for each output and derivative of the original, for each parameter that it
-    does not train, for each buffer that its call updates, and for the derivative by each input if
-    any was computed.
+    """Return the entries of a comparison.
+
+    There is one for each output of the original, each derivative by a parameter, each parameter
+    that is not trained, each buffer that the call updates, and each derivative by an input, which
+    is never compared. If no derivative was computed, one entry stands for all derivatives.
 
     Args:
         rows: all measurements, from which the compared quantities are read.
-        original: its most precise run.
-        partners: the port's outputs by the original's names.
+        original: the original's most precise run.
+        partners: names of the port's outputs by those of the original.
         matching: parameters of the original by parameter of the port.
         left_out: reasons given by the case (`Port.not_compared`), by excluded output.
         inputs: names of the original's floating-point inputs.
@@ -146,7 +148,7 @@ def _entry(
     port: str,
     gates: Mapping[str, Sequence[Measurement]],
 ) -> Entry:
-    """Return the entry of an output or parameter, given the port's quantities for it."""
+    """Return the entry of an output or derivative, given the port's quantities for it."""
     why = "the port has no counterpart of it"
     for quantity in quantities:
         found = gates.get(quantity, ())

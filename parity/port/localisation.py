@@ -42,7 +42,7 @@ MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
 # The effect of a float32 table averages out over a stage, but one operation may show all of it.
 ROOM = 4.0
-"""An operation agrees if it differs by at most this factor times its stage's tolerance."""
+"""An operation's result agrees if it differs by at most this factor times its stage's tolerance."""
 
 
 # Any change shows a dependence: float64 results then differ.
@@ -103,7 +103,7 @@ def localise(
         original: runs of the original.
         port: runs of the port.
         constants: noise floors due to tables that stay float32 in the original's float64 run, by
-            the port's names, for an original that cannot be run with replaced stages.
+            the port's names; used if the original cannot be run with replaced stages.
 
     Raises:
         SideError: the port cannot be run with replaced stages.
@@ -130,7 +130,10 @@ def localise(
 def _narrow_operation(
     together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
 ) -> Unknown | None:
-    """Return the first operation of a stage that is computed in less than float32."""
+    """Return the first operation of a stage that is computed in a dtype narrower than float32.
+
+    None if there is none, or the port cannot list its operations.
+    """
     if not isinstance(port.side, TellsOperations):
         return None
     fed = replaceable(original.best, together_, original, port)
@@ -143,7 +146,8 @@ def _operation(
 ) -> Unknown | None:
     """Return the first operation of a stage that the original does not perform.
 
-    None if a side cannot list its operations, such as a capture, or a torch module as the port.
+    None if there is none, or a side cannot list its operations, such as a capture, or a torch
+    module as the port.
     """
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):

@@ -42,10 +42,11 @@ class NarrowStage:
 def compare_narrow(
     comparison: Comparison, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> tuple[tuple[NarrowStage, ...], tuple[Measurement, ...], tuple[str, ...]]:
-    """Return the stages, their rows (gates and facts), and notices about sides that did not run.
+    """Return the errors of the stages, rows (gates and informational ones), and notices.
 
-    Stages are empty if the port did not run. If the original runs in bfloat16 and the port does
-    not, a row reports the port's first output as not measured.
+    The notices say which side could not run or be perturbed, and why. There are no stages if the
+    port did not run in bfloat16. If the original did, and the port is no capture, one row reports
+    the port's first output as not measured.
 
     Args:
         comparison: settings of the bfloat16 edge; creates the rows.

@@ -25,11 +25,12 @@ from parity.port_tolerances import PortEdge
 AROUND = 3
 """Number of stages shown before and after the one where a difference starts."""
 NAMES = 8
-"""Most names listed in one line of results that were not compared for the same reason."""
-EXCHANGED = "with each parameter where its name says, the port holds"
+"""Largest number of names listed in one line of results that were not compared for the same
+reason."""
+EXCHANGED = "with every parameter assigned by its name, all gates pass"
 """End of a note on parameters in one another's place."""
 ELEMENTS = 3
-"""Most elements shown of the stage where the difference starts."""
+"""Largest number of elements shown of the stage where the difference starts."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,10 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Notes on parameters with the original's values in an unusual layout or pair.
+        """Notes on parameters that hold the original's values in an unusual layout, or those of
+        another parameter than their name suggests.
 
-        Possible causes of a difference, a sentence each; empty if the port holds.
+        They are possible causes of a difference, a sentence each; empty if the port holds.
         """
         if self.holds:
             return ()
@@ -115,9 +117,9 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the relative L2 row of an edge that uses most of its tolerance; None without any.
+        """Return the relative L2 row of an edge that uses most of its tolerance.
 
-        NaN counts as the most.
+        NaN counts as the most. None if the edge has no such row.
         """
         rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
         return max(rows, key=lambda m: _order(m.fraction), default=None)
@@ -169,10 +171,11 @@ class Report:
         )
 
     def _backwards(self) -> str:
-        """Say where to look for the first wrong derivative; empty if names do not tell.
+        """Return a clause that says where the first wrong derivative arises.
 
-        That is what uses the result of the last stage whose parameters have a wrong derivative: the
-        derivatives of all parameters that are used later are right.
+        The error is in code that uses the result of the last stage whose parameters have a wrong
+        derivative: the derivatives of all parameters that are used later are right. Empty if the
+        parameter's name does not show its stage.
         """
         stages = [stage.name for stage in self.place.stages]
         at = first_use(self.wrong_derivatives[0], stages)
@@ -270,9 +273,9 @@ class Report:
 
 
 def first_use(parameter: str, stages: Sequence[str]) -> int:
-    """Return the index of the first stage that can use a parameter; -1 if none can.
+    """Return the index of the first stage that may use a parameter; -1 if its name shows none.
 
-    That is the first stage of the parameter's module, or else of the nearest enclosing module that
+    It is the first stage of the parameter's module, or else of the nearest enclosing module that
     has stages.
 
     Args:

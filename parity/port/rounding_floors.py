@@ -132,7 +132,7 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
 
     Args:
         original: noise floors of the original, by the port's names, in order of computation.
-        port: noise floors of the port.
+        port: noise floors of the port, by the same names.
     """
     known = [name for name in port if original.get(name, 0.0) > 0]
     first = next((name for name in known if port[name] > COSTLY * original[name]), None)
@@ -209,7 +209,7 @@ class PortBounds:
         return stage_bound(edge, kind, response / self.scales[edge].get(quantity, 1.0))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of another metric that passes; NaN without a rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
         row = rule(PORTS, edge, kind, metric)
         return math.nan if row is None else row.absolute
 
@@ -218,7 +218,8 @@ class PortBounds:
     ) -> Hidden | None:
         """Return the elements hidden by larger ones that are furthest from passing.
 
-        None if nothing is hidden, no floor was measured, or elements are not finite.
+        None if nothing is hidden, no floor was measured, elements are not finite, or the terms of
+        the quantity cancel (`cancelled`).
         """
         squares = self._squares(edge, quantity)
         row = rule(PORTS, edge, kind)
@@ -239,7 +240,10 @@ class PortBounds:
         )
 
     def _squares(self, edge: Edge, quantity: str) -> np.ndarray | None:
-        """Return the square of each element's noise floor on an edge, combined as in `_by_edge`."""
+        """Return the square of each element's noise floor on an edge, combined as in `_by_edge`.
+
+        None if no side was perturbed.
+        """
         operations, tables = (
             [s.squares.get(kind, {}).get(quantity) for s in (self.original, self.port)]
             for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)
@@ -261,7 +265,7 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
-    """Return the bound of a quantity with this noise floor; see `PortBounds`."""
+    """Return the largest relative L2 that passes, for a quantity with this relative noise floor."""
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:
         return bound_from(row, floor)

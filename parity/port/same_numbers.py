@@ -78,9 +78,9 @@ def _tables(side: Side, whose: str) -> list[np.ndarray]:
 
 
 def _partners(table: np.ndarray, others: Sequence[np.ndarray]) -> bool:
-    """Whether one of `others` has the numbers of a table, or one begins with the rows of the other.
+    """Return whether an array of `others` equals a table, apart from missing rows at the end.
 
-    Rows may be missing at the end: a table for the longest sequence against one for this sequence.
+    One may be a table for the longest sequence, the other for this sequence only.
     """
     return any(_same_rows(table, other) for other in others)
 

@@ -34,7 +34,8 @@ class SideRuns:
         whose: `original` or `port`, for messages.
         masked_outputs: whether outputs contain masks on purpose, which stages always may.
         left_out: outputs that are not compared, including everything below them.
-        sums: float64 values of the parameters that are float32 sums of the other side's, by name.
+        sums: float64 values of the parameters that hold sums of the other side's parameters rounded
+            to float32, by name.
 
     Raises:
         SideError: the side rejects its inputs.
@@ -84,7 +85,7 @@ class SideRuns:
 
         Args:
             how: settings of the run.
-            side: the side with other parameters; None: as it is.
+            side: the side with other parameters or inputs; None: this side unchanged.
         """
         with exits_named(self.name):
             trace = self._without_left_out((side or self.side).run(how))
@@ -174,7 +175,7 @@ def _roundoff(x: np.ndarray) -> float:
 
 
 def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
-    """Return a side whose float64 runs have these parameters; it itself if there are none."""
+    """Return a side whose float64 runs have the parameters `values`; `side` itself without any."""
     if not values:
         return side
     assert isinstance(side, TakesExactParameters)

@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 # safetensors copies all arrays of a file in memory to write it. 256 MiB is small beside the weights
 # of a model that needs several files.
 SHARD = 1 << 28
-"""Most bytes of arrays per file, unless a single array is larger."""
+"""Largest number of bytes of arrays per file, unless a single array is larger."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,15 @@ def digest(array: np.ndarray) -> str:
 
 
 def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> list[Row]:
-    """Write arrays to files of about `SHARD` bytes and return their entries, in order.
+    """Write arrays to files of up to `SHARD` bytes; return their manifest entries, in order.
+
+    Args:
+        folder: folder of the capture.
+        name: start of the file names, such as "inputs" for `inputs-000.safetensors`.
+        arrays: arrays by name.
 
     Raises:
-        SideError: an array has a dtype that safetensors does not know.
+        SideError: an array has a dtype that safetensors does not support.
     """
     rows: list[Row] = []
     shard: dict[str, np.ndarray] = {}
@@ -162,7 +167,7 @@ def check(array: np.ndarray, row: Row, what: str) -> None:
         what: the array's description in the error message.
 
     Raises:
-        SideError: they differ.
+        SideError: the array differs from its entry.
     """
     here = Row.of(row.name, array)
     if (here.shape, here.dtype, here.sha256) != (row.shape, row.dtype, row.sha256):
@@ -183,7 +188,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest written by `write_manifest`.
 
     Raises:
-        SideError: it is missing, was changed, or has another kind or schema.
+        SideError: the manifest is missing, was changed, or has another kind or schema.
     """
     file = folder / MANIFEST
     if not file.is_file():

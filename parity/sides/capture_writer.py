@@ -51,8 +51,9 @@ def capture(
         overwrite: whether to replace an existing capture.
 
     Raises:
-        SideError: the folder is not empty, the side refuses every run, two equal float32 runs
-            differ, or a run has replaced stages (`Run.forced`).
+        SideError: the folder holds other files, or a capture without `overwrite`; the side refuses
+            every run; repeating the first float32 run gives other results; or a run has replaced
+            stages (`Run.forced`).
     """
     target = Path(os.path.realpath(folder))
     _check_free(target, overwrite)
@@ -97,7 +98,8 @@ def comparison_runs(
         side: the side; it is run once.
         outputs: names of the outputs that the other side has too; None: all.
         valid: mask of valid positions, bool (B, L), as passed to the comparison.
-        loss: name of the output to differentiate; None: a fixed random combination of `outputs`.
+        loss: name of the one output to differentiate, instead of `outputs`; None: a fixed random
+            combination of `outputs`.
         gradients: whether to include derivatives. Each run's gradients need as much storage as the
             parameters in the run's dtype; those of perturbed runs are stored in bfloat16.
         bfloat16: whether to include bfloat16 runs.
@@ -227,9 +229,9 @@ def text_of(entry: Mapping[str, Any]) -> str:
 
 
 def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
-    """Return `value` minus `exact` in bfloat16; None if it cannot be stored so.
+    """Return `value` minus `exact` in bfloat16.
 
-    It can if both are float64 arrays of one shape with finite differences.
+    None unless both are float64 arrays of one shape with finite differences.
     """
     if exact is None or exact.shape != value.shape:
         return None

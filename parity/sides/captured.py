@@ -63,7 +63,8 @@ class CapturedSide:
         """Return the parameters by path, memory-mapped from their files on access.
 
         Raises:
-            SideError: the capture has only hashes, and no parameters or other ones were passed.
+            SideError: the capture has only hashes, and the parameters passed to this class are
+                missing or not the captured ones.
         """
         if all(row.file for row in self.parameter_rows):
             return StoredArrays(self.folder, self.parameter_rows)
@@ -94,8 +95,8 @@ class CapturedSide:
     def run(self, how: Run = AS_IS) -> Trace:
         """Return the captured results of a run with these settings.
 
-        A captured run with derivatives is also returned if none are requested. A
-        `Rounding.CONSTANTS` run captured without `Run.shared` perturbed the shared tables too, so
+        If no derivatives are requested, a captured run with derivatives is returned without them.
+        A `Rounding.CONSTANTS` run captured without `Run.shared` perturbed the shared tables too, so
         the noise floor is then an overestimate.
 
         Raises:

@@ -31,7 +31,8 @@ def from_pairs(pairs: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def traced_pairs(x: jax.Array) -> jax.Array:
-    """Return a complex array (...,) as its parts (..., 2), in a traced program."""
+    """Return a complex array (...,) as its parts (..., 2), in a traced program; other arrays
+    unchanged."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 

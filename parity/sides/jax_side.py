@@ -74,7 +74,7 @@ class JaxSide:
         self.params = jax.tree.map(as_array, params)
         self.arguments = jax.tree.map(as_array, (inputs, keywords))
         self._exact: dict[str, np.ndarray] = {}
-        """Values of parameters in float64 runs, by name; the others are those of all runs."""
+        """Values that some parameters have in float64 runs only, by parameter name."""
         self._shared: frozenset[bytes] = frozenset()
         """Digests of the tables that the other side holds too (`sharing`)."""
         self._programs: dict[tuple[Precision, bool], Traced] = {}
@@ -96,10 +96,10 @@ class JaxSide:
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> JaxSide:
         """Return a copy of this side with other values of some parameters, cast to their dtypes.
 
-        Both sides share compiled programs, which are functions of the parameters.
+        The copy shares compiled programs, which are functions of the parameters, with this side.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         check_parameters(values, self.parameters())
 
@@ -115,10 +115,10 @@ class JaxSide:
     def with_exact(self, values: Mapping[str, np.ndarray]) -> JaxSide:
         """Return a copy of this side with other values of some parameters in float64 runs.
 
-        Both sides share compiled programs. See `TakesExactParameters`.
+        The copy shares compiled programs with this side. See `TakesExactParameters`.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         check_parameters(values, self.parameters())
         side = copy.copy(self)
@@ -175,7 +175,8 @@ class JaxSide:
         """Run once with these settings.
 
         Raises:
-            SideError: the function raises an error, or a named stage or output does not exist.
+            SideError: the function raises an error, or a stage or output that `how` names does not
+                exist.
         """
         wide = how.precision is Precision.FLOAT64 or how.rounding is not None
         with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
@@ -244,14 +245,19 @@ class JaxSide:
         return cast((params, self.arguments), DTYPES[precision])
 
     def _exactly(self, path: Any, leaf: Any) -> Any:
-        """Return a parameter's value in float64 runs; `path` is that of its leaf."""
+        """Return a parameter's value in float64 runs.
+
+        Args:
+            path: pytree path of the parameter.
+            leaf: its value in other runs.
+        """
         value = self._exact.get(self.parameter_name(path_name(path)))
         if value is None:
             return leaf
         return from_pairs(value, np.complex128 if is_complex(leaf) else np.float64)
 
     def _program(self, precision: Precision, *, derivative: bool) -> Traced:
-        """Return the traced program, cached.
+        """Return the traced program in a precision, or the program of its gradient, cached.
 
         A program that rejects float64, or draws random numbers, is traced in float32 instead.
         """

@@ -11,21 +11,28 @@ from parity.sides.side import Side, SideError
 
 
 def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Raise before anything runs if two sides were given different inputs.
+    """Raise an error, before anything runs, if two sides were given different inputs.
 
-    Equal inputs are paired first, whatever their names and positions; among several equal ones, the
-    one of the same name is preferred. Two remaining inputs count as one input with different values
-    if they have the same name, or if one is positional and each is the only one on its side with
-    this shape and kind (integer or floating-point). Other remaining inputs need not correspond: one
-    may be a mask and the other positions. Inputs of the same name but different rank need not
-    either, such as a mask of positions and a mask of pairs of positions. If the sides share no
-    input, two inputs are compared under any names if each is the only one of its rank and kind.
+    Inputs with equal elements are paired first, whatever their names, positions and order of axes;
+    among several equal ones, the one of the same name is preferred. A remaining input of one side
+    counts as a remaining input of the other side with different values if
+
+    - both have the same name, shape and kind (integer or floating-point);
+    - one of them is positional, and each is the only remaining one of its side with this shape and
+      kind;
+    - both have the same name and rank, unless they agree after broadcasting, are masks of
+      different kinds, or are positional arguments after the first and the sides share an array; or
+    - the sides share no array, and each is the only remaining one of its side with its rank and
+      kind.
+
+    Other remaining inputs need not correspond: one may be a mask and the other positions, or one a
+    mask of positions and the other a mask of pairs of positions.
 
     Returns:
-        Names of the inputs without a partner, for `one` and for `other`.
+        Names of the inputs without an equal partner, for `one` and for `other`.
 
     Raises:
-        SideError: an input differs in its elements, shape or dtype.
+        SideError: an input and its counterpart differ in elements, shape or dtype.
     """
     ours, theirs = dict(one.inputs()), dict(other.inputs())
     shared = False
@@ -54,7 +61,9 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
 def _other_shape(
     name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], shared: bool
 ) -> str | None:
-    """Return the other side's version of this input in another shape or dtype, if there is one.
+    """Return the name of the other side's input that is this one in another shape or dtype.
+
+    None if there is none.
 
     Args:
         name: Name of the input on one side.

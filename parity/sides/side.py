@@ -108,7 +108,8 @@ class Trace:
     notices: tuple[str, ...] = ()
     """Remarks for the reader, such as an operation without a float64 implementation."""
     whole: dict[str, np.ndarray] = field(default_factory=dict)
-    """All stages before invalid positions, such as padding, were set to zero."""
+    """Stages as the program computed them, if the caller set invalid positions, such as padding, to
+    zero or replaced masks in `stages`; empty in the result of `Side.run`."""
     exact: dict[str, np.ndarray] = field(default_factory=dict)
     """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -156,10 +157,10 @@ class TakesParameters(Protocol):
         """Return a copy of this side with other values of some parameters.
 
         Args:
-            values: By name, in the shapes that `parameters` returns.
+            values: new values by parameter name, in the shapes that `parameters` returns.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         ...
 
@@ -172,10 +173,10 @@ class TakesExactParameters(Protocol):
         """Return a copy of this side with other values of some parameters in float64 runs.
 
         Args:
-            values: float64 arrays by name, in the shapes that `parameters` returns.
+            values: float64 arrays by parameter name, in the shapes that `parameters` returns.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         ...
 
@@ -208,8 +209,8 @@ class HoldsTables(Protocol):
         """Return a copy of this side that does not perturb some of its tables.
 
         Args:
-            tables: tables that the other side holds bit for bit. They are the same numbers in the
-                float64 runs of both, so `Rounding.CONSTANTS` leaves them as they are.
+            tables: tables that the other side holds bit for bit. Their values are equal in the
+                float64 runs of both sides, so `Rounding.CONSTANTS` leaves them unperturbed.
         """
         ...
 
@@ -243,10 +244,10 @@ class TellsResults(Protocol):
 
 
 def check_parameters(values: Arrays, known: Arrays) -> None:
-    """Check that values have the names and shapes of existing parameters.
+    """Check that the arrays `values` have names and shapes of the parameters `known`.
 
     Raises:
-        SideError: There is no such parameter, or it has another shape.
+        SideError: a name in `values` is unknown, or a value has another shape.
     """
     for name, value in values.items():
         if name not in known:
@@ -258,7 +259,10 @@ def check_parameters(values: Arrays, known: Arrays) -> None:
 
 
 def exact_number(x: Any) -> np.ndarray | None:
-    """Return a Python or NumPy integer or bool as an array; None for any other value."""
+    """Return a Python or NumPy integer or bool, or a NumPy array of them, as an array.
+
+    None for any other value.
+    """
     if isinstance(x, (bool, int, np.integer, np.bool_)):
         return np.asarray(x)
     is_exact = isinstance(x, np.ndarray) and x.dtype.kind in "biu"
@@ -298,7 +302,7 @@ def no_derivative(names: Iterable[str]) -> str:
 
 
 def named_once(named: Iterable[tuple[str, Any]], what: str) -> dict[str, Any]:
-    """Return names and values as a dictionary.
+    """Return pairs of a name and a value as a dictionary.
 
     Args:
         named: names and values.

@@ -1,7 +1,8 @@
 """Runs a torch program in float64, optionally perturbing every result by float32's rounding error.
 
 A dispatch mode intercepts each operation below autograd, including those of the backward pass.
-Casts to float32 or less become casts to float64, so that nothing is computed in lower precision.
+Casts to float32 or a narrower dtype become casts to float64, so that nothing is computed in lower
+precision.
 Results are perturbed by random signs, as `parity.engine.programs.evaluation` does for a jaxpr.
 Source: docs/your-own-port.md.
 """
@@ -104,8 +105,8 @@ class Lift(TorchDispatchMode):
     def _run_in_steps(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Add the intermediate results of a fused operation to `results`, if its steps are known.
 
-        Otherwise a port's first step, such as the correct variance of a norm, would be reported as
-        an operation that the original does not do, rather than the step that differs.
+        Without them a port's first step, such as the correct variance of a norm, would be reported
+        as an operation that the original does not do, rather than the step that differs.
         """
         packet, overload = func.overloadpacket, func._overloadname
         # An in-place operation has the same steps as the one without the underscore.

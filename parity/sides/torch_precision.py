@@ -17,10 +17,10 @@ FULL = ("none", "ieee")
 def full_precision() -> Iterator[None]:
     """Compute float32 products in float32 while the context lasts, on every device.
 
-    torch rounds the operands of float32 convolutions and recurrent layers to TF32, with 10 bits of
-    mantissa, on a GPU unless told otherwise, and those of other products if
-    `torch.set_float32_matmul_precision` allows it, on some CPUs to bfloat16 too. That is another
-    dtype than the one that is compared; JAX sides run at the precision "highest".
+    On a GPU, torch by default rounds the operands of float32 convolutions and recurrent layers to
+    TF32, with 10 bits of mantissa. If `torch.set_float32_matmul_precision` allows it, the operands
+    of other products are rounded too, on some CPUs to bfloat16. The comparison would then not be
+    one of float32 programs. JAX sides run with the matmul precision "highest".
     """
     parts = _parts()
     kept = [part.fp32_precision for part in parts]
@@ -51,7 +51,7 @@ def full_precision() -> Iterator[None]:
 
 
 def _parts() -> list[Any]:
-    """Return the parts of torch's libraries that have a precision by the newer interface."""
+    """Return the parts of torch that have an `fp32_precision`; empty before torch 2.9."""
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
     if not hasattr(cudnn, "conv"):  # torch before 2.9
         return []

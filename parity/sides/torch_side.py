@@ -73,7 +73,7 @@ class TorchSide:
         self.arguments = _map((inputs, keywords), lambda x: _tensor(x, device))
         self._copies: dict[Precision, torch.nn.Module] = {}
         self._exact: dict[str, np.ndarray] = {}
-        """Values of parameters in float64 runs, by name; the others are those of all runs."""
+        """Values that some parameters have in float64 runs only, by parameter name."""
         self._shared: frozenset[bytes] = frozenset()
         """Digests of the tables that the other side holds too (`sharing`)."""
         self._unseen = False
@@ -86,7 +86,7 @@ class TorchSide:
         (..., 2).
 
         Raises:
-            SideError: one cannot be read as an array, such as a sparse one.
+            SideError: a parameter or buffer cannot be read as an array, such as a sparse tensor.
         """
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
@@ -105,7 +105,7 @@ class TorchSide:
         """Return a copy of this side and its module with other values of some parameters.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         check_parameters(values, self.parameters())
         side = copy.copy(self)
@@ -120,7 +120,7 @@ class TorchSide:
         See `TakesExactParameters`.
 
         Raises:
-            SideError: There is no such parameter, or it has another shape.
+            SideError: a name in `values` is unknown, or a value has another shape.
         """
         check_parameters(values, self.parameters())
         side = copy.copy(self)
@@ -177,8 +177,8 @@ class TorchSide:
         """Run once with these settings.
 
         Raises:
-            SideError: the module raises an error, a named stage or output does not exist, or the
-                settings perturb another precision than float64.
+            SideError: the module raises an error, a stage or output that `how` names does not
+                exist, or `how` asks for perturbations in another precision than float64.
         """
         if how.precision is not Precision.FLOAT32 and any(
             isinstance(m, torch.jit.ScriptModule) for m in self.module.modules()
@@ -467,7 +467,7 @@ def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a deep copy of a module; works also if it stores a result of its last call."""
+    """Return a deep copy of a module, even of one that stores a result of its last call."""
     held = (x for inner in module.modules() for x in vars(inner).values())
     results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
     return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
@@ -518,7 +518,8 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the parameters and buffers that are new or differ from their kept values."""
+    """Return the names of parameters and buffers that are new or differ from their values in
+    `kept`."""
     # Values are compared because writes through `.data` do not change a tensor's version counter.
     return [
         name

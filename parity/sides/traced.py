@@ -39,10 +39,11 @@ from parity.sides.side import (
 # Without optimisations, compilation takes half the time and the roughly thirty runs a third longer,
 # which is less than the time saved.
 SMALL = 1 << 20
-"""Programs whose largest array has fewer elements are compiled without XLA's optimisations."""
+"""Programs whose largest array has fewer elements than this are compiled without XLA's
+optimisations."""
 TINY = 1 << 15
-"""Programs whose largest array has fewer elements are compiled without emitters of fused operations
-as well: a third of the compile time again, and thirty runs take milliseconds."""
+"""Programs whose largest array has fewer elements than this are compiled without emitters of fused
+operations as well, which reduces the compile time again; thirty runs take milliseconds."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -120,8 +121,8 @@ class Traced:
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
         """Return the operations between the preceding stages and a stage, and their results.
 
-        Both are by index, in order of execution. They are empty for a stage in a branch, or in a
-        loop that is too long to be unrolled.
+        Operations and results are by index, in order of execution. There are none for a stage in a
+        branch, or in a loop that is too long to be unrolled.
 
         Args:
             arrays: the program's arguments.
@@ -226,7 +227,7 @@ class Traced:
 
 
 def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False) -> Traced:
-    """Trace `function(params, *inputs, **keywords)` or its gradient with respect to the parameters.
+    """Return the traced `function(params, *inputs, **keywords)`, or its gradient by the parameters.
 
     Args:
         function: the function to trace.
@@ -235,7 +236,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
             floating-point results are then appended to the program's arguments.
 
     Raises:
-        SideError: the function returns no floating-point array, or two results of one name.
+        SideError: the function returns no floating-point array, or two results with the same name.
     """
     leaves, structure = jax.tree.flatten(trees)
     arrays = arrays_of(trees)

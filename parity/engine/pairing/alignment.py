@@ -44,7 +44,7 @@ ENCLOSED = 0.8
 DIVERGED = 0.45
 """Evidence that a pair of different values needs if values do not agree again after it."""
 HORIZON = 12
-"""Number of following stages, about a layer, examined to decide whether values agree again."""
+"""Number of stages after a pair (about one layer) examined to decide whether values agree again."""
 # In a correct port not all agree: it may have stages that the original lacks. After a bug some
 # agree, such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
@@ -83,7 +83,7 @@ def align(
 
     Raises:
         AlignmentError: a pin names a stage that does not exist or stages that cannot be paired; or
-            fewer than a tenth of the stages align (the message lists those that do).
+            fewer than a tenth of the stages are paired (the message lists the pairs).
     """
     check_pins(pins, original, port)
     result = _Aligner(original, port, outputs, equal).run(pins)
@@ -202,7 +202,7 @@ class _Aligner:
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Search unusual layouts for equal values of unpaired stages; return whether any exist."""
+        """Search for unpaired stages equal in an unusual layout; return whether any were found."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)
@@ -218,7 +218,10 @@ class _Aligner:
         self.alike = np.maximum(self.alike, learned(pairs, one, other))
 
     def _values_agree_behind(self) -> np.ndarray:
-        """Return whether values agree again within `HORIZON` stages, booleans (rows, columns)."""
+        """Return whether values agree again in the `HORIZON` stages after each pair of stages.
+
+        Booleans (rows, columns).
+        """
         agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
         shares = []
         for telling, which in zip(

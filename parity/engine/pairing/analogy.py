@@ -92,9 +92,10 @@ def by_families(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port that are stacks of a family, or each one layer of a stack.
+    """Yield constants of the port, each with its construction as a stack of a family of the
+    original's constants, or as one layer of a stacked constant of the original.
 
-    Arguments as in `by_siblings`; each constant comes with its construction.
+    Arguments as in `by_siblings`.
     """
     known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
     for stacked in (ports, originals):

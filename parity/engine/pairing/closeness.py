@@ -22,7 +22,7 @@ from parity.engine.pairing.layouts import Layout, Near, candidates, find_layout,
 EQUAL = 1e-5
 """Relative L2 up to which two stages have the same value."""
 SAMPLE = 4096
-"""Most elements compared per stage; the error of the estimated distance is about 2 %."""
+"""Largest number of elements compared per stage; the estimated distance is off by about 2 %."""
 # Masks are excluded, since their squares would dominate all others.
 MASKED = 1e30
 """Magnitude from which a value counts as a mask rather than a number."""
@@ -43,10 +43,11 @@ class Closeness:
     """Relative L2 difference (original, port), over the original's norm, in the layout that makes
     it smallest; infinite if the numbers of elements differ."""
     layouts: dict[tuple[int, int], Layout]
-    """That layout, from original to port, by (row, column); missing if sizes differ."""
+    """The layout with the smallest distance, from original to port, by (row, column); missing if
+    the numbers of elements differ."""
     telling: tuple[np.ndarray, np.ndarray]
     """Booleans for the stages of the original and of the port: True if a stage has more than two
-    distinct values, so that it can be identified by them. Zeros, masks and scalars have not."""
+    distinct values, so that it can be identified by them. False for zeros, masks and scalars."""
 
 
 def closeness(original: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> Closeness:
@@ -206,8 +207,10 @@ def _has_three_values(x: np.ndarray) -> bool:
 
 
 def _sums(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return L2 norm, sum and sum of magnitudes of each array, (arrays, 3); no layout changes
-    these."""
+    """Return L2 norm, sum and sum of magnitudes of each array, (arrays, 3).
+
+    They are equal in all layouts.
+    """
     out = np.zeros((len(arrays), 3))
     for row, x in zip(out, arrays, strict=True):
         values = _numbers(x)

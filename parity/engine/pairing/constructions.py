@@ -52,7 +52,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it covers the whole array."""
+        """Whether the part covers the whole array."""
         return self.stops == self.view and not any(self.starts)
 
     def text(self) -> str:
@@ -119,7 +119,7 @@ class Construction:
 
     @property
     def adds(self) -> bool:
-        """Whether several pieces are added at one place, such as two biases that the port has as
+        """Whether several pieces are added at one place, as for two biases that the port stores as
         their sum."""
         return len({piece.place for piece in self.pieces}) < len(self.pieces)
 

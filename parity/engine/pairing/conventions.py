@@ -35,7 +35,8 @@ CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
 }
 """Order in which the axes of an array of the first library appear in the second library.
 
-Parameters that are not listed have the same order in both."""
+Keys: last part of the name in the first and in the second library, and number of axes. Parameters
+that are not listed have the same order in both libraries."""
 
 
 class Conventions:
@@ -62,8 +63,8 @@ class Conventions:
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
         """Return the order of the original's axes in a port's array with as many axes.
 
-        Parameters with similar names and unambiguous shapes decide, then the table. If the shapes
-        do not allow the resulting order, the first order that they allow is returned.
+        Parameters with similar names and unambiguous shapes decide, then `CONVENTIONS`. If the
+        shapes do not allow the resulting order, the first order that they allow is returned.
         """
         fitting = _fitting(source, target)
         ends = naming.leaf(original), naming.leaf(port)
@@ -81,7 +82,14 @@ class Conventions:
         return axes if not fitting or axes in fitting else fitting[0]
 
     def layout(self, original: str, port: str, source: Shape, target: Shape) -> Layout:
-        """Return the layout that maps one parameter to another of the same size."""
+        """Return the layout that maps a parameter of the original to one of the port.
+
+        Args:
+            original: name of the original's parameter.
+            port: name of the port's parameter.
+            source: shape of the original's parameter.
+            target: shape of the port's parameter, with as many elements.
+        """
         if len(source) == len(target) and _fitting(source, target):
             return transposition(source, self.axes(original, port, source, target))
         if len(source) == 2 and len(target) > 2 and _swaps(original, port):
@@ -103,8 +111,8 @@ class Conventions:
 
 
 def nearness(source: Shape, target: Shape) -> float:
-    """Return 1 if two shapes differ by a permutation of axes (those of size 1 ignored) at most, 0.5
-    if axes are merged or split, and -inf if no layout fits."""
+    """Return a score of two shapes: 1 if they are equal up to a permutation of axes, 0.5 if axes
+    must be merged or split, -inf if no layout fits. Axes of size 1 are ignored."""
     wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
     if math.prod(source) != math.prod(target):
         return -math.inf

@@ -16,7 +16,7 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Pair
 
 ENOUGH = 3
-"""Fewest pairs of one kind (similar names) for which exceptions are reported."""
+"""Smallest number of pairs of one kind (similar names) for which exceptions are reported."""
 MAJORITY = 0.75
 """Smallest fraction of the pairs of one kind that makes their layout the rule."""
 # The words `query` and `key`, exchanged in two names of five words, gain 0.5.
@@ -27,7 +27,7 @@ GAIN = 0.3
 def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
     """Return notes on suspicious pairs, by the port's name.
 
-    Only pairs of one whole parameter of each side are examined.
+    Only pairs of one whole parameter on either side are examined.
     """
     single = [
         pair
@@ -66,8 +66,8 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
 
 
 def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes on pairs that fit better by name if their originals are exchanged, by port
-    name."""
+    """Return notes, by the port's name, on pairs whose names would fit better if they exchanged
+    their originals."""
     if len(pairs) < 2:
         return {}
     names, ports = [pair.originals[0] for pair in pairs], [pair.port for pair in pairs]
@@ -88,11 +88,12 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def placed_by_name(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the original that each parameter of the port should hold by its name, where it holds
-    another one of the same shape; by the port's name.
+    """Return, by the port's name, the original that its name suggests for a parameter that holds
+    another original of the same shape.
 
-    Only pairs of one whole parameter of each side are examined. Each original is assigned once. The
-    result is empty unless an exchange of two makes names fit much better (`exchanged`).
+    Only pairs of one whole parameter on either side, with equal values, are examined. Each original
+    is assigned once. The result is empty unless exchanging the originals of two pairs makes their
+    names fit much better (`exchanged`).
     """
     single = [
         pair

@@ -27,7 +27,8 @@ SAMPLES = 48
 BLOCK = 1 << 18
 """Number of elements compared at once in a full comparison."""
 MOST_AXES = 6
-"""Most axes of an array for which permutations are tried (720); with more, only reshapes are."""
+"""Largest number of axes of an array for which permutations are tried (720 of them); for arrays of
+more axes only reshapes are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Layout:
 
 
 def identity(shape: Sequence[int]) -> Layout:
-    """Return the layout that changes nothing."""
+    """Return the layout of an array of `shape` that changes nothing."""
     shape = tuple(shape)
     return Layout(shape, shape, tuple(range(len(shape))), shape)
 
@@ -131,7 +132,7 @@ class Criterion(Protocol):
         ...
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether agreement is still possible, given corresponding samples of both."""
+        """Return whether two arrays may still agree, given samples of corresponding elements."""
         ...
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
@@ -143,7 +144,7 @@ class Exact:
     """Criterion that all values are equal, whatever their dtypes; NaN agrees with NaN."""
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether the fingerprints are equal."""
+        """Return whether the fingerprints of both arrays are equal."""
         return fingerprint(source) == fingerprint(target)
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:

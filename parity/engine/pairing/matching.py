@@ -41,10 +41,10 @@ ROUNDINGS = tuple(np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float
 """Dtypes that weights may have been rounded to when they were copied to the port."""
 # Some seconds for the largest biases.
 SUMS = 1000
-"""Most pairs of vectors whose sums are searched for among the port's parameters."""
+"""Largest number of pairs of vectors whose sums are searched for among the port's parameters."""
 CANDIDATES = 8
-"""Most parameters of the original, those with the most similar names, that an unmatched parameter
-of the port is compared with."""
+"""Number of parameters of the original that an unmatched parameter of the port is compared with at
+most: those with the most similar names."""
 
 
 def match_parameters(
@@ -55,8 +55,8 @@ def match_parameters(
     Arrays are read one at a time and hashed in chunks: memory-mapped ones are not loaded whole.
 
     Args:
-        original: arrays by dotted path, of any real dtype.
-        port: likewise.
+        original: the original's parameters by dotted path, of any real dtype.
+        port: likewise for the port.
     """
     search = _Search(Tensors(original), Tensors(port))
     search.by_value(search.original, search.port, Means.VALUE, "")
@@ -127,10 +127,8 @@ class _Search:
                 yield name, pair.port
 
     def wider(self, dtype: np.dtype) -> tuple[bool, bool]:
-        """Return whether rounding to `dtype` may change unmatched parameters of either side.
-
-        One bool for the original, one for the port.
-        """
+        """Return, for the original and for the port, whether rounding to `dtype` may change any
+        unmatched parameter."""
         rest_o, rest_p = self.rest(ambiguous=False)
         return (
             any(self.original.rounds(name, dtype) for name in rest_o),
@@ -138,9 +136,9 @@ class _Search:
         )
 
     def likeness(self, originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return how well all pairs of names fit each other and the pairs so far, (original, port).
+        """Return how well the names of each pair fit each other and the pairs found so far.
 
-        The sum of `naming.similarity` and `naming.context`.
+        An array (original, port): the sum of `naming.similarity` and `naming.context`.
         """
         return naming.similarity(originals, ports) + naming.context(originals, ports, self.known())
 
@@ -224,11 +222,11 @@ class _Search:
                 self.add(port, found, Means.REORDERED, f"the rows or columns of {name}")
 
     def as_sums(self) -> None:
-        """Match vectors, such as biases, that are the sum of two vectors of one module.
+        """Match vectors of the port, such as biases, that are the sum of two vectors of one module.
 
         They may also be a block of the sum, have its elements in another order, or be a sum in part
-        only. A vector that another parameter of the port holds, or a part of it, counts too: of a
-        GRU's biases the last gate's stay apart.
+        only. Vectors of the original that are already matched, whole or in part, are tried as terms
+        too: a GRU's biases are summed except those of the last gate.
         """
         _, rest_p = self.rest(ambiguous=False)
         ports = {p: self.port[p] for p in rest_p if len(self.port.shapes[p]) == 1}
@@ -264,7 +262,7 @@ class _Search:
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o > p):
             for name in names:
                 if at := locate(self.original[name], self.port[port]):
-                    note = f"all but {at[0].text()} of it is in no parameter of the port"
+                    note = f"all but {at[0].text()} of the original is in no parameter of the port"
                     self.add(port, part_of(name, *at), Means.VALUE, note)
                     break
         rest_o, rest_p = self.rest(ambiguous=False)
@@ -276,7 +274,7 @@ class _Search:
             if pieces:
                 construction = of_parts(self.port.shapes[port], pieces)
                 inside = ", ".join(place.text() for _, place, _ in pieces)
-                note = f"only {inside} of it is of the original"
+                note = f"only {inside} of it comes from the original"
                 self.add(port, construction, Means.SLICE, note)
 
     def nearest(
@@ -394,8 +392,12 @@ class _Search:
         return Matching(pairs, left_o, left_p)
 
     def in_order(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Return a sum in blocks as equal, not reordered, if the blocks are at their own places and
-        the port holds every element of both terms, such as both last biases of a GRU."""
+        """Return the pair of a sum in blocks, marked as equal instead of reordered if complete.
+
+        It is complete if the blocks keep their places and the port holds every element of both
+        terms, as for a GRU, whose last two biases are not summed. Any other pair is returned
+        unchanged.
+        """
         pieces = pair.construction.pieces
         if not (pair.is_reordered and pair.construction.adds):
             return pair
@@ -413,10 +415,11 @@ class _Search:
         return replace(pair, means=Means.ROUNDED)
 
     def as_its_module(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Return a vector whose values do not show its order in the order of its module's matrices.
+        """Return the pair of a vector, reordered like the matrices of its module.
 
-        Zero biases of a cell with other gates equal the original's in any order, but their
-        derivatives are those of the gates. A vector that has one order only is returned unchanged.
+        Zero biases of a cell equal the original's in any order of the gates, but their derivatives
+        have the order of the gates. The pair is returned unchanged if its values do not allow that
+        order, or if the matrices of its module have none or several.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces

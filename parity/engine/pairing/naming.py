@@ -84,7 +84,7 @@ WORDS = {
     "head": "classifier",
     "f": "final",
 }
-"""Translation of words inside names."""
+"""Translation of words inside names into common words."""
 SEGMENTS = {
     "EncDecAttention": "cross attention",
     "encoder_attn": "cross attention",
@@ -113,7 +113,7 @@ _NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBER = re.compile(r"\d+")
 SHORTEST = 3
-"""Fewest letters of a word that may count as the abbreviation of a longer one."""
+"""Smallest number of letters of a word that may count as the abbreviation of a longer one."""
 RANK = 0.9
 """Similarity of numbers that agree only as ranks, such as layers counted from 1 and from 0."""
 
@@ -124,7 +124,7 @@ def leaf(name: str) -> str:
 
 
 def parent(name: str, levels: int = 1) -> str:
-    """Return the path `levels` above a name."""
+    """Return a name without its last `levels` parts."""
     return ".".join(name.split(".")[:-levels])
 
 
@@ -186,9 +186,10 @@ def families(names: Iterable[str]) -> list[tuple[str, ...]]:
 def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
     """Return the similarity of all pairs of names, (originals, ports), from 0 to 2.01.
 
-    Words count up to 1, numbers up to 1, and a similar place in the list 0.01. Words are weighted
-    by rarity, singly and as pairs of neighbours. Numbers are compared in order of occurrence, as
-    values and as ranks among the names that differ in numbers only; the better comparison counts.
+    Words count up to 1, numbers up to 1, and a similar place in the two lists up to 0.01. Words are
+    weighted by rarity, singly and as pairs of neighbours. Numbers are compared in order of
+    occurrence, as values and as ranks among the names that differ in numbers only; the better
+    comparison counts.
     """
     if not originals or not ports:
         return np.zeros((len(originals), len(ports)))
@@ -316,7 +317,7 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """Return the fraction of numbers that two names share in the same order; 1 for none at all."""
+    """Return the fraction of numbers that two names share in the same order; 1 without numbers."""
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

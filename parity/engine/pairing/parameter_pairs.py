@@ -37,7 +37,7 @@ class Means(StrEnum):
     NEAR = "by name, differs in value"
     """The values are nearly equal, or proportional up to a constant."""
     PROPOSAL = "proposed by name and shape"
-    """Names and shapes only: the port does not hold the original's values yet."""
+    """Names and shapes only: the port need not hold the original's values yet."""
 
 
 EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
@@ -82,7 +82,7 @@ class Unmatched:
     """Name of the most similar parameter; empty if the other side has none, or none was searched
     for."""
     note: str = ""
-    """Relation to it, such as "of (3, 4), has other values"."""
+    """How `closest` differs, such as "of (3, 4), has other values"."""
 
 
 @dataclass(frozen=True)

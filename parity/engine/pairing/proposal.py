@@ -34,7 +34,8 @@ FITS = 0.3
 """Score of shapes that are equal up to a permutation; shapes that must be reshaped score half."""
 # Query, key, value and a gate.
 MOST_PARTS = 4
-"""Most parameters that are fused into one, except for families (names that differ in numbers)."""
+"""Largest number of parameters that are fused into one; families (names that differ in numbers) may
+be larger."""
 ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
 
@@ -43,8 +44,8 @@ def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) 
     """Propose a construction of each of the port's parameters, from names and shapes alone.
 
     Args:
-        original: arrays by dotted path; only their shapes are read.
-        port: likewise.
+        original: the original's parameters by dotted path; only their shapes are read.
+        port: likewise for the port.
     """
     shapes_o = {name: tuple(x.shape) for name, x in original.items()}
     shapes_p = {name: tuple(x.shape) for name, x in port.items()}
@@ -178,7 +179,7 @@ def _stack(
 def _siblings(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose fusions: parameters as long on one axis as several of one module together.
+    """Propose fusions: parameters whose length on one axis is that of several others together.
 
     The fused parameter may be on either side.
     """

@@ -25,7 +25,7 @@ which the differing indices are listed."""
 ROUNDED = 2.0**-18
 """Relative L2 difference that scaling an array in float32 may cause."""
 MOST_RANGES = 4
-"""Most ranges of indices that are listed."""
+"""Largest number of index ranges that are listed."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,12 @@ class Resemblance:
     """The layout in which two arrays are nearest, and the remaining difference."""
 
     layout: Layout
-    """Maps the source to the target's shape."""
+    """Maps the source array to the target's shape."""
     distance: float
     """Relative L2 difference, over the target's norm."""
     line: tuple[float, float] | None = None
-    """Factor and summand that map the source to the target up to rounding; None if none do."""
+    """Factor and summand that map the source to the target up to float32 rounding; None if there
+    are none."""
     slices: str = ""
     """Indices that contain all differences, such as `rows 3, 8:16`; empty if most indices of every
     axis differ."""

@@ -14,7 +14,7 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.stage_names import similarity
 
 LISTED = 20
-"""Most stage names that an error message lists."""
+"""Largest number of stage names that an error message lists."""
 
 
 class AlignedBy(StrEnum):

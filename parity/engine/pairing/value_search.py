@@ -36,20 +36,20 @@ from parity.engine.pairing.layouts import (
 )
 
 SMALL = 4
-"""Most elements of an array that two unrelated parameters may share by accident."""
+"""Largest number of elements with which two unrelated arrays may be equal by accident."""
 # 1,500 units have a million sums of two.
 MOST_UNITS = 1500
-"""Most arrays and families (names that differ in numbers) for which sums of two and three are
-tried."""
+"""Largest number of units, which are arrays or families (names that differ in numbers), for which
+sums of two and three units are tried."""
 PROBES = 3
 """Number of elements of a part that an array must contain before places for the part are tried."""
 MOST_STARTS = 64
-"""Most places along an axis that are tried for a part."""
+"""Largest number of places along an axis that are tried for a part."""
 MOST_PERMUTED = 4
-"""Most axes of an array whose rows are searched for in another order."""
+"""Largest number of axes of an array whose rows are searched for in another order."""
 # The gates of a recurrent cell are three or four blocks.
 MOST_BLOCKS = 8
-"""Most blocks of rows that count as reordered."""
+"""Largest number of blocks in which rows count as reordered."""
 
 
 class Tensors:
@@ -77,7 +77,7 @@ class Tensors:
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Return whether rounding to `dtype` may change an array: it is a wider float."""
+        """Return whether rounding to `dtype` may change array `name`, whose dtype is wider."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 
@@ -91,7 +91,7 @@ class Tensors:
         return result
 
     def size(self, name: str) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of array `name`."""
         return math.prod(self.shapes[name])
 
     def fingerprint(self, name: str) -> int:

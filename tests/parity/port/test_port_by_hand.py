@@ -102,8 +102,8 @@ def test_a_gate_that_tables_let_pass_fails_where_its_stage_is_wrong_by_itself(
     # As many tolerances of the gate as the stage is off in its own.
     assert found.value == pytest.approx(forced / tolerance * LOOSE)
     assert found.note == (
-        f"fed the original's values it differs by {stage.forced:.1e} of {stage.tolerance:.1e}: "
-        "the tolerance without them is as wide as it is because of float32 tables"
+        f"fed the original's values it differs by {stage.forced:.1e} of {stage.tolerance:.1e}; "
+        "in the free run, float32 tables widen the tolerance and hide this"
     )
     # Other rows, other places, and a tolerance that no table widened.
     for other in (

@@ -177,7 +177,7 @@ def test_every_array_that_a_larger_one_holds_is_named():
     first, second = draw(5, 4, seed=1), draw(5, 4, seed=2)
     port = np.concatenate([first, second, draw(10, 4, seed=3)])
     found = match_parameters({"a.w": first, "b.w": second}, {"w": port})
-    note = "only [0:5], [5:10] of it is of the original"
+    note = "only [0:5], [5:10] of it comes from the original"
     assert stated(found)["w"] == ("a.w, at [0:5] + b.w, at [5:10]", Means.SLICE, note)
     assert left(found) == ([], []) and not found.is_complete
 

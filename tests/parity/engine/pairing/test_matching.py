@@ -463,7 +463,7 @@ def test_a_padded_table_is_matched_in_part():
     )
     pair = match_parameters(original, port).by_port["embed_tokens.embedding"]
     assert pair.means is Means.SLICE
-    assert pair.note == "only [0:40] of it is of the original"
+    assert pair.note == "only [0:40] of it comes from the original"
     back = match_parameters(port, original)
     assert back.by_port["model.embed_tokens.weight"].means is Means.VALUE
     assert "[0:40]" in back.by_port["model.embed_tokens.weight"].construction.text()

@@ -77,7 +77,8 @@ PAIRS = {
         f"narrow.weight{TURNED}", Means.ROUNDED, "the port has been through bfloat16",
     ),
     "table.kernel": (
-        "table.weight[0:6]", Means.VALUE, "all but [0:6] of it is in no parameter of the port",
+        "table.weight[0:6]", Means.VALUE,
+        "all but [0:6] of the original is in no parameter of the port",
     ),
 }  # fmt: skip
 
@@ -138,7 +139,7 @@ def test_a_longer_table_of_the_port_is_partly_of_the_original():
     found = match_parameters({"t.weight": TABLE[:6]}, {"t.weight": TABLE})
     text, means, note = stated(found)["t.weight"]
     assert (text, means) == ("t.weight, at [0:6]", Means.SLICE)
-    assert note == "only [0:6] of it is of the original" and not found.is_complete
+    assert note == "only [0:6] of it comes from the original" and not found.is_complete
 
 
 def test_equal_arrays_are_told_apart_by_name_and_said_to_be_equal():
