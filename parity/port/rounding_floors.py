@@ -124,11 +124,11 @@ def narrowed(floors: Mapping[str, float]) -> Floors:
 
 
 def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | None:
-    """Return a notice of the first stage where float32 costs the port far more than the original.
+    """Return a notice of the first stage whose noise floor in the port far exceeds the original's.
 
-    None if there is none. No gate reports this, since each side is checked against the rounding of
-    its own operations. An example is the variance, computed as a difference of squares of numbers
-    with a large mean.
+    None if no floor exceeds it by the factor `COSTLY`. No gate reports this, since each side is
+    checked against the rounding of its own operations. An example is the variance, computed as a
+    difference of squares of numbers with a large mean.
 
     Args:
         original: noise floors of the original, by the port's names, in order of computation.

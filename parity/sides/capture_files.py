@@ -27,7 +27,8 @@ from megalodon_jax.tensor_files import FileTensor, file_tensors
 from parity.sides.side import SideError
 
 KIND, SCHEMA = "capture of a side", 2
-"""Values of these manifest fields. Schema 1 did not store integer and bool results."""
+"""Values of the manifest's fields `kind` and `schema`. Schema 1 did not store integer and bool
+results."""
 MANIFEST = "manifest.json"
 # safetensors copies all arrays of a file in memory to write it. 256 MiB is small beside the weights
 # of a model that needs several files.

@@ -600,8 +600,10 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_readable(x: torch.Tensor) -> bool:
-    """Whether a tensor's numbers can be read as an array: it is dense, and NumPy or ml_dtypes has
-    its dtype."""
+    """Return whether a tensor's numbers can be read as an array.
+
+    They can if it is dense and initialised, and NumPy or ml_dtypes has its dtype.
+    """
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     plain += (torch.complex64, torch.complex128)
     lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter

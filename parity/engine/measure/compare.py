@@ -106,8 +106,8 @@ class Comparison:
     kinds: Callable[[str], Kind] = kind_of
     """Maps the name of a quantity to its kind."""
     largest_bound: float = math.inf
-    """Bound on a relative error from which a gate proves nothing: an array of zeros has error 1.
-    A gradient whose terms cancel, for example, can have such a bound."""
+    """Smallest bound on a relative error with which a gate proves nothing: an array of zeros has
+    error 1. A gradient whose terms cancel, for example, can have such a bound."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """L2 norms that errors and bounds are relative to, by quantity; the default is the norm of the
     expected array."""

@@ -56,8 +56,8 @@ SURE = 0.9
 SWAPPED = 0.6
 """Evidence that a pair of the remaining stages needs if their order of execution differs."""
 MISNUMBERED = 2
-"""If more than this many equal-value pairs contradict the layer numbers for each that agrees with
-them, the numbers are taken to be wrong rather than the values."""
+"""Number of equal-value pairs that contradict the layer numbers, per pair that agrees with them,
+above which the numbers are taken to be wrong rather than the values."""
 FIXED = 1e6
 """Score of a pair that is already decided: more than all others together."""
 
@@ -188,7 +188,7 @@ class _Aligner:
         return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
 
     def _misnumbered(self) -> np.ndarray:
-        """Return whether two stages are in different layers and both have a partner by name.
+        """Return which pairs join stages of different layers although both have a namesake.
 
         Such a pair of equal values is suspicious: a layer without effect, because of a bug, passes
         its input on to the next layer, and then the layer number is better evidence. If most values
@@ -377,6 +377,6 @@ def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return the fraction of the first `HORIZON` stages with `telling` that agree; 0 if none."""
+    """Return the fraction of the first `HORIZON` telling stages that agree; 0 without any."""
     next_ones = np.flatnonzero(telling)[:HORIZON]
     return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

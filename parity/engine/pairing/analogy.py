@@ -67,9 +67,9 @@ def _like(
 
 
 def _scaled(part: Part, shape: Shape) -> Part | None:
-    """Return the part of an array of `shape` that is the same fraction of it as `part` is.
+    """Return the same fraction of an array of `shape` as `part` is of its own array.
 
-    The array is split into groups if `part` is. None if the fraction is no whole number of
+    The array is split into groups if that of `part` is. None if the fraction is no whole number of
     elements.
     """
     if part.is_whole:

@@ -80,7 +80,7 @@ def whole(shape: Sequence[int]) -> Part:
 
 
 def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
-    """Return indices `start:stop` of one axis of an array of `shape` reshaped to `view`."""
+    """Return the part at `start:stop` of one axis of `view`, to which `shape` is reshaped."""
     starts, stops = [0] * len(view), list(view)
     starts[axis], stops[axis] = start, stop
     return Part(shape, view, tuple(starts), tuple(stops))
@@ -199,13 +199,13 @@ class Construction:
 
 
 def laid_out(parameter: str, layout: Layout) -> Construction:
-    """Return the construction of a port's parameter as one whole parameter in a layout."""
+    """Return the construction of a port's parameter from one whole original, in a layout."""
     piece = Piece(parameter, whole(layout.source), layout, whole(layout.target))
     return Construction(layout.target, (piece,))
 
 
 def copied(parameter: str, shape: Sequence[int]) -> Construction:
-    """Return the construction of a port's parameter that equals one of the original's."""
+    """Return the construction of a port's parameter that equals the original's `parameter`."""
     return laid_out(parameter, identity(shape))
 
 

@@ -88,8 +88,9 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def placed_by_name(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return, by the port's name, the original that its name suggests for a parameter that holds
-    another original of the same shape.
+    """Return the originals that the names of the port's parameters suggest, by the port's name.
+
+    Only parameters that hold another original, of the same shape, are listed.
 
     Only pairs of one whole parameter on either side, with equal values, are examined. Each original
     is assigned once. The result is empty unless exchanging the originals of two pairs makes their

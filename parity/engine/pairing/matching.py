@@ -419,7 +419,7 @@ class _Search:
 
         Zero biases of a cell equal the original's in any order of the gates, but their derivatives
         have the order of the gates. The pair is returned unchanged if its values do not allow that
-        order, or if the matrices of its module have none or several.
+        order, or if the matrices of its module are not reordered, or in several ways.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces

@@ -25,7 +25,7 @@ class Means(StrEnum):
     VALUE = "by value"
     """The values are equal."""
     ROUNDED = "by value after rounding"
-    """The values are equal after rounding one side to a dtype, or a sum to the port's."""
+    """The values are equal after rounding one side, or a sum of originals, to a dtype."""
     NAME = "by name, equal in value"
     """The values are equal, but so are those of other parameters: constants, small arrays, or
     several equal arrays. Names decided."""

@@ -78,7 +78,7 @@ def _likeness(
 
 
 def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the original of each of the port's parameters, and notes on unsure pairs.
+    """Return the originals proposed for single parameters, and notes on unsure pairs.
 
     Both are by the port's name. Each original is used at most once.
     """

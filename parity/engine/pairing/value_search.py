@@ -77,7 +77,7 @@ class Tensors:
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Return whether rounding to `dtype` may change array `name`, whose dtype is wider."""
+        """Return whether rounding to `dtype` may change array `name`: it is a wider float."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 
@@ -285,7 +285,10 @@ def dissect(
 
 
 def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
-    """Return the place of `part` in a larger `array` and the layout; None if it is not found."""
+    """Return the place of `part` in a larger `array`, and the layout from that place to `part`.
+
+    None if it is not found.
+    """
     array = np.ascontiguousarray(array)
     # A search for a few elements rules out nearly all unrelated arrays.
     if not all((array == x).any() for x in elements(part, sample_positions(part.size, PROBES))):
@@ -505,7 +508,8 @@ def _blocks(order: np.ndarray, length: int = 0) -> list[tuple[int, int, int]]:
 
     Args:
         order: indices of the source, by position in the target.
-        length: length of the arrays of which the source consists, which no block crosses; 0: one.
+        length: length of the arrays that are joined in the source, whose borders no block crosses;
+            0: the source is one array.
     """
     parts = np.diff(order // length) if length else 0
     starts = [0, *(np.flatnonzero((np.diff(order) != 1) | (parts != 0)) + 1)]

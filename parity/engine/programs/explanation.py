@@ -39,11 +39,11 @@ class Explanation:
     worst: Worst | None = None
     """Element of `quantity` with the largest error; None if `quantity` is no stage."""
     parameters: tuple[str, ...] = ()
-    """Names that the parameters of that stage have in the torch model."""
+    """Names that the parameters of the stage `quantity` have in the torch model."""
     note: str = ""
     """Note of the comparison, such as a mismatch of shapes."""
     where: str = ""
-    """Description of the elements of the stage that exceed its tolerance given correct inputs."""
+    """Description of which elements of `quantity` exceed its tolerance given correct inputs."""
     lines: tuple[Line, ...] = ()
     """Source lines that make the stage wrong, the most likely first."""
 

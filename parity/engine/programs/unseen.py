@@ -27,8 +27,8 @@ FEWEST = 3
 """Smallest number of distinct values by which an array can be identified."""
 CALLERS = 4
 """Largest number of stack frames listed for an operation, including its own."""
-CALLS = "its result is wrong when it is called here, and right elsewhere"
-CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
+CALLS = "the result of this call is wrong; the same code is right when called elsewhere"
+CALLS_MASK = "the mask made by this call is wrong; the same code is right when called elsewhere"
 IDLE = "; correct elsewhere, where there is nothing to mask"
 APPLIES = "applies the mask"
 PARTLY = "only part of its result is wrong; the correct part may be copied from an operand"
@@ -237,8 +237,8 @@ class Search:
         """Return the source line that distinguishes an operation from correct runs of its code.
 
         If the same code is correct when called from another line, this is the line of the wrong
-        call. If it is correct nowhere, this is the operation's own line. It is empty if both have
-        the same call stack, as two iterations of a loop do.
+        call. If it is correct nowhere, this is the operation's own line. It is empty if a correct
+        run has the same call stack, as another iteration of a loop has.
 
         Args:
             index: index of the operation.
