@@ -86,7 +86,7 @@ def test_a_line_is_not_cleared_by_a_use_in_which_nothing_is_masked(tmp_path: Pat
     assert f"{file.name}:{at} (" in first.place
     assert first.why.endswith("; correct elsewhere, where there is nothing to mask")
     # The call comes second: that it passes a wrong mask is not excluded.
-    assert "_block_diagonal" in second.place and "right elsewhere" in second.why
+    assert "_block_diagonal" in second.place and "right when called elsewhere" in second.why
 
 
 ZEROED = "u = jnp.where(mask[:, None, :], u, 0.0)"
@@ -138,7 +138,7 @@ def test_a_mask_that_is_missing_is_named_by_the_call_that_lacks_it(tmp_path: Pat
         told = explain(PADDED)
     assert "row 0, positions 17-20" in told.where
     assert file.name in told.lines[0].place
-    assert "right elsewhere" in told.lines[0].why
+    assert "right when called elsewhere" in told.lines[0].why
     assert "tail = None" in told.lines[0].excerpt and f" {at}  " in told.lines[0].excerpt
 
 
