@@ -1,4 +1,4 @@
-"""The stability suite of a nightly run: probes of the committed checkpoint for low precision."""
+"""The stability suite of a nightly run: probes the committed checkpoint in low precision."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from stability.storage.survival import AdamW, probe
 from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
-"""Steps, rows per batch and tokens per row of the survival probe, which trains the model twice:
-stored in bfloat16 and in float32."""
+"""Optimiser steps, rows per batch and tokens per row of the survival probe, which trains the model
+twice: with parameters stored in bfloat16, and in float32."""
 POLE_STEPS = 200
 """Number of simulated optimiser steps after which the memory of EMA poles is reported; the same as
 `simulate.STEPS`."""
@@ -38,18 +38,18 @@ KINDS = 3
 tried. The command `megalodon-numerics stability` tries them on all kinds."""
 
 SIZE = 128
-"""Number of elements per leaf in these trials. It covers small leaves whole, and rows of equal
-length share one compiled program."""
+"""Largest number of elements per leaf in the trials of remedies. It covers small leaves whole, and
+samples of equal length share one compiled program."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The probed checkpoint and its text."""
+    """The checkpoint to probe, and the text on which probes compute gradients."""
 
     folder: Path
     """Folder with `model.safetensors`, `config.json` and optionally `training.json`."""
     text: Path
-    """File whose bytes are the token ids on which probes compute gradients."""
+    """File whose bytes are the token ids."""
 
     @property
     def training(self) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def optimiser(self) -> AdamW:
-        """AdamW with the settings in `training.json`; if missing, lr is 3e-4 (founding case)."""
+        """AdamW with the settings in `training.json`; a missing lr is 3e-4 (founding case)."""
         training = self.training or {}
         return AdamW(
             lr=training.get("lr", 3e-4),
@@ -72,7 +72,7 @@ class Checkpoint:
         return load_from_pretrained(self.folder)
 
     def batches(self) -> np.ndarray:
-        """Return token ids (steps, B, L) cut from the text at evenly spaced positions."""
+        """Return token ids, int32 (STEPS, BATCH_SIZE, LENGTH), from evenly spaced windows."""
         text = np.frombuffer(self.text.read_bytes(), np.uint8)
         starts = np.linspace(0, len(text) - LENGTH, STEPS * BATCH_SIZE).astype(int)
         ids = text[starts[:, None] + np.arange(LENGTH)].astype(np.int32)
@@ -81,21 +81,22 @@ class Checkpoint:
 
 @dataclass
 class ProbeResults:
-    """Results of all probes of one run; a probe that fails does not stop the others."""
+    """Results of one run of all `PROBES`; a function that fails does not stop the others."""
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """JSON data for the page, by section: "poles", "remedies", "what if"."""
+    """JSON data for the page, by key of `PROBES`: "poles", "remedies", "what if"."""
     executed: int = 0
-    """Number of probes that finished."""
+    """Number of functions in `PROBES` that finished."""
     failures: list[str] = field(default_factory=list)
-    """Name and error of each probe that failed."""
+    """Key and error of each function in `PROBES` that failed."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration by `Finding.probe`, for those that one function of `PROBES` alone measures."""
+    """Duration in seconds by `Finding.probe`. A probe is left out if its function also returned
+    findings of another probe, or if several functions returned findings of it."""
 
 
 def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
-    """Run all `PROBES` on a checkpoint and return their results.
+    """Run all functions in `PROBES` on a checkpoint and return their results.
 
     Args:
         checkpoint: the checkpoint, for optimiser settings and text.
@@ -121,7 +122,7 @@ def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
 
 
 ProbeAnswer = tuple[list[Finding], Any]
-"""Findings of a probe, and JSON data for its section of the page, or None."""
+"""Findings, and JSON data for a section of the page; None if the page has no such section."""
 
 
 def _survival(
@@ -187,9 +188,10 @@ def _remedies(
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> ProbeAnswer:
-    """Return differences from the committed dtype tables.
+    """Return findings on the differences of today's dtype audits from the pinned rows.
 
-    Compiled programs are not compared, since compiling is slow.
+    Compiled programs are not compared, since compiling is slow. Each table that is not compared in
+    full has a note with the reason.
     """
     findings: list[Finding] = []
     reason = why_unavailable()
@@ -230,6 +232,6 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Pro
     "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
 }
-"""All probes of a nightly run by name, in order: "remedies" uses findings of "survival". Slow
-measurements are not repeated every night; their results are committed documents
+"""Functions that run the probes of a night, by name and in order: "remedies" uses findings of
+"survival". Slow measurements are not repeated every night; their results are committed documents
 (`stability.core.documents`)."""

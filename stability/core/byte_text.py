@@ -15,10 +15,10 @@ from megalodon_jax import training
 
 
 def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """Return training bytes and held-out bytes, both uint8.
+    """Return training bytes and held-out bytes, both uint8 vectors.
 
-    Topics repeat paragraphs of others. Paragraphs that occur in held-out topics are therefore
-    removed from the training text.
+    Topics share paragraphs. The training text therefore leaves out every paragraph that a held-out
+    topic contains.
     """
     from pydoc_data.topics import topics
 
@@ -43,10 +43,10 @@ def text_identity() -> dict[str, str]:
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
-    """Return windows of the text that begin at `starts` (B,), (B, length) int32 on the device."""
+    """Return windows of the text, int32 (B, length) on the device, that begin at `starts` (B,)."""
     return jnp.asarray(training.windows(text, starts, length))
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
-    """Return (count, length) int32 windows, evenly spaced over the whole text."""
+    """Return windows of the text, int32 (count, length) on the device, evenly spaced over it."""
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)

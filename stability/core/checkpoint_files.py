@@ -22,7 +22,7 @@ from stability.core.parameter_leaves import Leaf, listed, stored_leaves
 
 OPTIMISER_FILES = ("optimizer.pt", "optimizer.bin", "optimizer.pth")
 
-"""Names of optimiser states beside the weights."""
+"""Names of files that hold an optimiser state beside the file of the weights."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,13 @@ class CheckpointFiles:
     leaves: dict[str, Leaf]
     """Parameters by name; empty if only an optimiser state was saved."""
     states: dict[str, Mapping[str, Any]]
-    """Optimiser states in the form of `optimizer.state_dict()`, by file or key in the file."""
+    """Optimiser states in the form of `optimizer.state_dict()`, by place: a dotted key in the file of
+    the weights, or the name of a file beside it and the key in that file."""
     summary: str
-    """One line that lists the parts of the file that are used ("taken") and skipped ("left")."""
+    """One line that lists the parts of the checkpoint used ("taken") and skipped ("left")."""
     ordered: bool = True
-    """Whether the leaves are in the module's order. torch files keep that order. safetensors sorts
-    tensors by name, and so does the shard index that transformers writes."""
+    """Whether the leaves are in the order of the module's parameters. torch files keep that order.
+    safetensors sorts tensors by name, and so does the shard index that transformers writes."""
 
     @property
     def folder(self) -> Path:
@@ -48,10 +49,10 @@ class CheckpointFiles:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
-    """Open a checkpoint; tensors are read on access.
+    """Open a checkpoint; the values of a leaf are read on access.
 
-    If `path` is a folder and the weights' file holds no optimiser state, those of `OPTIMISER_FILES`
-    in the folder are read.
+    If `path` is a folder and the weights' file holds no optimiser state, the states in its
+    `OPTIMISER_FILES` are read too.
 
     Args:
         path: a safetensors or torch file, a shard index, or a folder with one of them.

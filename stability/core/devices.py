@@ -33,8 +33,8 @@ class Capability:
         tf32: matrix units support float32 rounded to 10 mantissa bits (XF32 on AMD).
         fp8: matrix units support e4m3 and e5m2 as defined by OCP, the formats of this project.
         fp8_fnuz: matrix units support AMD's older encoding, whose e4m3 ends at 240 instead of 448.
-        blocks: block formats with scales in hardware, out of "mxfp8" and "nvfp4".
-        memory: size in bytes; None if the device does not report it.
+        blocks: block formats whose scales the hardware applies, out of "mxfp8" and "nvfp4".
+        memory: size of the memory in bytes; None if the device does not report it.
     """
 
     name: str

@@ -24,7 +24,8 @@ COMMANDS = {
     DEFECTS: "python -m tools.experiments defects",
     TRAINING: "python -m tools.experiments guard",
 }
-"""Command that measures and writes a document, by document name; a checkout has them."""
+"""Shell command that measures and writes a document, by document name. It needs a checkout of the
+repository; an installed package has no `tools`."""
 KEYS = {DRILL: ("variants", "quantiles"), DEFECTS: ("defects",), TRAINING: ("plan", "variants")}
 """Keys that a document must have, since a page shows them, by document name."""
 
@@ -59,7 +60,9 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a document can be written; called before the minutes of training it takes.
+    """Check that a document can be written.
+
+    Commands call this first, so that minutes of training are not lost at the end.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -79,6 +82,7 @@ def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> 
     Raises:
         FileNotFoundError: the folder does not exist.
         PermissionError: the folder is not writable.
+        ValueError: a number in the content is NaN or infinite.
     """
     check_writable(path)
     text = json.dumps(content, allow_nan=False, indent=indent)
@@ -87,7 +91,7 @@ def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that influence the numbers."""
+    """Return the versions of Python and of the packages that influence the numbers, by name."""
     packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
     return {"python": platform.python_version()} | {n: metadata.version(n) for n in packages}
 

@@ -1,7 +1,7 @@
 """Storage dtype of each parameter, chosen by rules on its name, for any architecture.
 
-The rules are those of `megalodon_jax.policy`, with dtypes as values. Source: docs/mla-moe.md "The
-stability guide" (critical parameters stay wide while the rest is float8).
+Rules have the form of those in `megalodon_jax.policy`, with dtypes as values. Source:
+docs/mla-moe.md "The stability guide" (critical parameters stay wide while the rest is float8).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 @dataclass(frozen=True)
 class Policy:
-    """Storage dtypes by pattern of a parameter's name.
+    """Rules that give the storage dtype of a parameter by its name.
 
     Raises:
         ValueError: a rule is not a pair of strings, or its dtype is not one of `DTYPES`.
@@ -52,11 +52,17 @@ class Policy:
         )
 
     def apply(self, tree: Tree) -> Tree:
-        """Return the tree with floating-point leaves cast to their dtypes, clamped to its range."""
+        """Return the tree with each floating-point leaf cast to its storage dtype.
+
+        A cast to a narrower dtype clamps values to the dtype's range.
+
+        Raises:
+            ValueError: no rule matches a leaf.
+        """
         return replace_leaves(tree, {n: _cast(x, self.dtype(n)) for n, x in _floating(tree)})
 
     def bytes(self, tree: Any) -> int:
-        """Return the total bytes of all floating-point leaves if stored by the policy."""
+        """Return the total bytes of all floating-point leaves if stored in the policy's dtypes."""
         return sum(x.size * self.dtype(n).itemsize for n, x in _floating(tree))
 
 

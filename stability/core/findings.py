@@ -13,9 +13,9 @@ from enum import StrEnum
 RESTORE = "restore the last checkpoint without non-finite values"
 """Remedy for NaN and infinity in stored parameters."""
 DIFFERENCES = "changes"
-"""Metric of a finding that counts all differences found by one comparison. Each difference has its
-own finding, with the same probe and source. A difference of an earlier run that has no finding now
-is therefore known to be gone, not unmeasured."""
+"""Metric of a finding that counts all differences found by one comparison. Each difference also has
+a finding of its own, with the same probe and source. If an earlier run reported a difference and
+this run has the count but no such finding, the difference is gone, not unmeasured."""
 
 
 class Severity(StrEnum):
@@ -27,7 +27,7 @@ class Severity(StrEnum):
     ERROR = "error"
 
     def gravity(self) -> int:
-        """Return the rank of the severity: 0 for OK to 3 for ERROR."""
+        """Return the rank of the severity, from 0 for OK to 3 for ERROR."""
         return list(Severity).index(self)
 
 

@@ -26,12 +26,12 @@ class Format:
 
     @property
     def min_exponent(self) -> int:
-        """Exponent of the smallest normal number."""
+        """Binary exponent of the smallest normal number."""
         return int(ml_dtypes.finfo(self.dtype).minexp)
 
     @property
     def max_exponent(self) -> int:
-        """Exponent of the largest finite number."""
+        """Binary exponent of the largest finite number."""
         return int(np.frexp(self.max)[1]) - 1
 
     @property
@@ -68,7 +68,7 @@ class Format:
         return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
 
     def encode(self, x: np.ndarray | np.floating) -> np.ndarray:
-        """Return float32 values in this format's dtype: nearest, ties to even, saturating."""
+        """Return float32 values in this format's dtype, rounded to nearest even and saturated."""
         return self.clamp(x).astype(self.dtype)
 
     def round(self, x: np.ndarray | np.floating) -> np.ndarray:
@@ -76,7 +76,10 @@ class Format:
         return self.encode(x).astype(np.float32)
 
     def spacing(self, x: np.ndarray) -> np.ndarray | np.floating:
-        """Return the distance from |x| to the next larger number of the format, float64."""
+        """Return the spacing of the format's numbers at |x|, float64, in the shape of x.
+
+        For a number of the format, that is the distance to the next larger magnitude.
+        """
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
         normal = np.maximum(exponent - 1, self.min_exponent)
         floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
@@ -92,7 +95,7 @@ class Format:
 
         Args:
             x: values of any shape.
-            times: how often to count each value, (x.size,); None: once.
+            times: how often to count each element of x, (x.size,); None: once.
         """
         kind = np.uint8 if self.bytes == 1 else np.uint16
         counts = np.zeros(1 << (8 * self.bytes), np.int64)

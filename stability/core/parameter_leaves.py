@@ -42,7 +42,7 @@ class Leaf:
     dtype: str
     """Name of the stored dtype."""
     load: Callable[[], np.ndarray]
-    """Function that reads the values, in the stored dtype where NumPy has it."""
+    """Function that reads the values, in the stored dtype or widened exactly to float32."""
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ class Leaf:
 
     @property
     def buffer(self) -> bool:
-        """Whether the name is that of a running statistic or RoPE table, which is not trained."""
+        """Whether the leaf's name is that of a running statistic or RoPE table, which is not trained."""
         return self.name.endswith(_BUFFERS)
 
     def read(self) -> np.ndarray:
@@ -122,9 +122,9 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
 
 
 def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
-    """Return the leaf of this name, or the only one whose name differs by a prefix; else None.
+    """Return the leaf of this name, or the only leaf whose name differs by a dotted prefix.
 
-    Wrappers add prefixes: `module.fc.weight` fits `fc.weight`.
+    Wrappers add prefixes: `module.fc.weight` fits `fc.weight`. None if no leaf or several fit.
     """
     name = printable(name)
     if name in leaves:
@@ -159,10 +159,11 @@ def parameters_of(source: Any) -> dict[str, Leaf]:
 def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
     """Check that the leaves are those of a Megalodon of this configuration.
 
-    A head beside a tied embedding is allowed.
+    A stored head is allowed even if the configuration ties the head to the embedding.
 
     Raises:
-        ValueError: a parameter is missing, is not the model's, or has another shape.
+        ValueError: a parameter of the model is missing or has another shape, or a leaf is none of
+            its parameters.
     """
     table = {row.name: row.shape for row in weight_table(config)}
     missing = [n for n in table if n not in leaves]
@@ -194,15 +195,15 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """Return a leaf's path with * for numbers: `model.layers.*.ffn.norm.weight`."""
+    """Return the kind of a leaf: its path with * for numbers, `model.layers.*.ffn.norm.weight`."""
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 
 
 def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
-    """Return about `size` elements of a leaf, float32, drawn without replacement.
+    """Return a sample of about `size` elements of a leaf, float32, drawn without replacement.
 
     Args:
-        values: the leaf.
+        values: values of the leaf; two axes if `matrix`.
         name: name of the leaf, which seeds the draw: a leaf always has the same sample.
         size: number of elements to draw; a smaller leaf is returned whole.
         matrix: whether to return a matrix instead of a vector: the crossings of drawn rows with
@@ -227,7 +228,7 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
 
 
 def seed_of(name: str) -> int:
-    """Return the seed of a leaf: the CRC-32 of its path, equal on every machine and run."""
+    """Return the random seed of a leaf: the CRC-32 of its path, equal on every machine and run."""
     return zlib.crc32(name.encode())
 
 

@@ -16,7 +16,7 @@ NEVER = (
     "never float16 for Megalodon: gradients below 6e-8 and activations above 65,504 do not exist"
 )
 UNKNOWN = "unknown"
-"""Precision recommended for an unknown device."""
+"""`Advice.precision` for an unknown device."""
 _GUIDE = "the stability guide's table of GPUs (docs/mla-moe.md)"
 _BF16, _BF16_FP8, _FP32 = "bfloat16", "bfloat16, then float8 after initial convergence", "float32"
 _WIDE = "MLA, norms, router and EMA stay wide throughout"
@@ -33,8 +33,9 @@ class Advice:
     Attributes:
         precision: `UNKNOWN`, or one or two dtypes as text.
         reason: the deciding property of the device.
-        source: source of the recommendation and of the table of formats.
-        capability: capability of the device; None if unknown.
+        source: sources of the recommendation and of the table of formats, joined by "; "; "none"
+            for an unknown device.
+        capability: capability of the device; None for an unknown device.
     """
 
     precision: str
@@ -47,8 +48,8 @@ def recommend(device: Any) -> Advice:
     """Return the recommended training precision for a device.
 
     Args:
-        device: a name such as "NVIDIA H200", or a device of `jax.devices()`, whose compute
-            capability takes precedence over its name.
+        device: a name such as "NVIDIA H200", or a device of `jax.devices()`. The compute capability
+            that such a device reports takes precedence over its name.
     """
     found = capability_of(device)
     if found is None:

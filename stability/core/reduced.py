@@ -17,14 +17,14 @@ from megalodon_jax.weights import named_leaves
 from parity.engine.measure.quantity import LOSS, Quantity, Role
 
 Reduce = Callable[[jax.Array], jax.Array]
-"""Function that summarises an array of any shape and dtype in a result of one fixed shape."""
+"""Function that maps an array of any shape and dtype to a summary of one fixed shape."""
 Capture = Callable[..., Callable[..., tuple[Any, dict[str, jax.Array]]]]
 """Function `capture(function, offsets=...)` that makes named intermediates a second result, as
 `parity.engine.programs.instrument.capture` does; offsets are added to the intermediates."""
 
 
 def reduced_leaves(tree: Any, reduce: Reduce, prefix: str = "") -> dict[str, jax.Array]:
-    """Return the summary of each array of a tree, by `prefix` + dotted path; skip PRNG keys."""
+    """Return a summary of each array of a tree by `prefix` + dotted path, without PRNG keys."""
     return {
         prefix + name: reduce(leaf)
         for name, leaf in named_leaves(tree).items()
@@ -47,8 +47,8 @@ def reduced_loss(
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
-        reduce: summarises a value.
-        capture: returns named intermediates as a second result.
+        reduce: returns the summary of a value.
+        capture: makes named intermediates a second result of a function.
         intermediates: whether to summarise the forward pass too; otherwise only the loss and the
             gradients.
         cotangents: whether to summarise the backward pass by intermediate too. Every cotangent then
