@@ -1,7 +1,7 @@
 """Ranges of activations and attention logits, and their losses in bfloat16 and float16.
 
-`measure_ranges` runs one training step, and `measure_heads` one forward pass. `range_findings` and
-`attention_findings` judge the losses.
+`measure_ranges` measures arrays in one training step, `measure_heads` logits in one forward pass.
+`range_findings` and `attention_findings` judge the results.
 """
 
 from stability.activations.attention import (

@@ -27,7 +27,7 @@ from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import by_name
 
 WEIGHT_ERROR = 0.1
-"""Largest relative error of a softmax weight, from rounding its logit, without a warning."""
+"""Largest relative error without a warning that rounding a logit causes in a softmax weight."""
 FLAT, PEAKED = 0.98, 0.05
 """Relative entropy above which a head counts as attending to all keys equally, and below which it
 counts as attending to a single key."""
@@ -42,7 +42,7 @@ class Heads:
     largest: np.ndarray
     """Largest |logit| of any query and visible key."""
     entropy: np.ndarray
-    """Mean entropy of a query's softmax weights, in nats."""
+    """Mean entropy of a query's softmax weights, in nats; NaN if there are no valid queries."""
     relative: np.ndarray
     """Mean of the entropy divided by the logarithm of the number of visible keys, over queries that
     see at least two keys; NaN if there are no such queries."""
@@ -54,7 +54,7 @@ def measure_heads(
     mask: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
 ) -> tuple[Heads, ...]:
-    """Measure attention logits and entropies of every layer for one batch, without a cache.
+    """Return statistics of attention logits and entropies by layer, for one batch without a cache.
 
     Logits are computed in float32 from the model's queries and keys.
 
@@ -94,6 +94,10 @@ def weight_error(logit: float, fmt: str) -> float:
     """Return the largest relative error of exp(logit) if the logit is rounded to format `fmt`.
 
     Infinite if the logit is not finite or exceeds the format's range.
+
+    Args:
+        logit: largest magnitude of the logits.
+        fmt: name of the format, such as "bfloat16".
     """
     storage = by_name(fmt)
     if not np.isfinite(logit) or logit > storage.max:

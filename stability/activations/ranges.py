@@ -41,14 +41,14 @@ SOURCE = "largest finite and smallest subnormal number of the format (IEEE 754, 
 
 
 class Range(NamedTuple):
-    """Range of one array and its losses in narrow formats; float32 scalars."""
+    """Range of one array and its losses in narrow formats; all numbers are float32 scalars."""
 
     largest: Float[Array, ""]
     """Largest finite magnitude."""
     smallest: Float[Array, ""]
     """Smallest nonzero magnitude; infinite if there is none."""
     rms: Float[Array, ""]
-    """Root mean square, with 0 for elements that are not finite."""
+    """Root mean square of all elements; those that are not finite count as 0."""
     bad: Float[Array, ""]
     """Fraction of the elements that are NaN or infinite."""
     lost: dict[str, Float[Array, ""]]
@@ -60,11 +60,11 @@ class Ranges:
     """Ranges of all arrays of one step, by name, in order of computation."""
 
     intermediates: Mapping[str, Range]
-    """Ranges by name of the intermediate (forward pass)."""
+    """Ranges by name of the intermediate, from the forward pass."""
     cotangents: Mapping[str, Range]
-    """Ranges by `bar/<intermediate>` (backward pass)."""
+    """Ranges by `bar/<intermediate>`, from the backward pass."""
     gradients: Mapping[str, Range]
-    """Ranges by parameter name."""
+    """Ranges of gradients by parameter name."""
     norms: Mapping[str, float]
     """L2 norm of the gradient by module, accumulated in float32."""
 
@@ -76,7 +76,7 @@ def measure_ranges(
     labels: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
 ) -> Ranges:
-    """Measure ranges of all intermediates, cotangents and gradients for one batch.
+    """Return the ranges of all intermediates, cotangents and gradients of one batch.
 
     All these arrays are in memory at once: about 30 arrays (B, L, D) per layer.
 
@@ -84,7 +84,7 @@ def measure_ranges(
         model: the model, in any dtypes.
         ids: token ids (B, L) int32.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
-        labels: (B, L) int32; None: the ids themselves.
+        labels: targets (B, L) int32, not shifted; None: the ids themselves.
         segment_ids: number of each token's document, integers (B, L), for packed rows; None: each
             row is one document.
 
@@ -153,9 +153,9 @@ def documents_of(ids: Array, segment_ids: ArrayLike | None) -> Integer[Array, "B
 def range_findings(ranges: Ranges) -> list[Finding]:
     """Return a finding per array and format, and a note with the gradient norm of each module.
 
-    An array with NaN or infinity has one error finding instead. Overflow in bfloat16 is an error. A
-    warning is given for a range within a factor of 16 of overflow, and if more than 1 % of the
-    nonzero elements underflow. In float16, which this project does not use for storage, all three
+    An array with NaN or infinity has a single finding, an error. In bfloat16, overflow is an error;
+    a largest magnitude within a factor of 16 of overflow, and underflow of more than 1 % of the
+    nonzero elements, are warnings. In float16, in which this project stores nothing, these three
     are notes. A norm that is not finite is an error.
     """
     gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}

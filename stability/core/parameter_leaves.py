@@ -60,7 +60,7 @@ class Leaf:
 
     @property
     def buffer(self) -> bool:
-        """Whether the leaf's name is that of a running statistic or RoPE table, which is not trained."""
+        """Whether the name is that of a running statistic or RoPE table, which is not trained."""
         return self.name.endswith(_BUFFERS)
 
     def read(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Audit of a compiled program: the dtypes in which XLA computes, read from the program's HLO text.
 
-The jaxpr does not determine them: `preferred_element_type` is only the dtype of a product's result.
-The compiler chooses the dtype of the accumulation, may omit a rounding, and may widen operations
-that the hardware lacks. Source: docs/formats.md "The dtype audit".
+The jaxpr does not determine these dtypes: `preferred_element_type` is only the dtype of a product's
+result. The compiler chooses the dtype of the accumulation, may omit a rounding, and may widen
+operations that the hardware lacks. Source: docs/formats.md "The dtype audit".
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Instruction:
     op_name: str
     """JAX's name stack, from the metadata; empty if there is none."""
     called: str
-    """Computation that a reduction applies to pairs; empty for other instructions."""
+    """Name of the computation that a reduction applies to pairs; empty for other instructions."""
 
 
 def rows_of_hlo(text: str) -> tuple[Row, ...]:
@@ -102,7 +102,7 @@ def parse(text: str) -> Iterator[Instruction]:
 
 
 def _arguments(rest: str) -> str:
-    """Return the operands: the text up to the parenthesis that closes the list."""
+    """Return the text of the operands: up to the parenthesis that closes their list."""
     depth = 1
     for at, character in enumerate(rest):
         depth += (character == "(") - (character == ")")

@@ -45,7 +45,7 @@ class Site:
     """Number of executions: the product of the lengths of the enclosing scans. A while loop counts
     as one iteration."""
     consumers: tuple[JaxprEqn, ...]
-    """Equations of the same jaxpr that read its first output; empty if the jaxpr returns it."""
+    """Equations of the same jaxpr that read `eqn`'s first output; empty if the jaxpr returns it."""
 
 
 def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
@@ -54,11 +54,11 @@ def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
 
 
 def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Iterator[Site]:
-    """Yield every equation; inner equations follow the call, branch or loop that contains them.
+    """Yield every equation of a jaxpr; inner ones follow the call, branch or loop they are in.
 
     Args:
         jaxpr: an open jaxpr.
-        stack: name stack of the caller.
+        stack: name stack of the caller; empty for the outermost jaxpr.
         source: location to report for all equations, as for a library function; empty: each
             equation's own location.
         trips: number of times the jaxpr is executed.
@@ -90,7 +90,7 @@ def is_library(jaxpr: Jaxpr) -> bool:
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """Return "file:line" of the innermost frame outside libraries; empty if there is none."""
+    """Return "file:line" of an equation's innermost frame outside libraries; empty if none."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
         if not (_is_library_file(frame.file_name) or is_hidden(frame.file_name)):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1
 PROBE = "dtype_golden"
-"""Name of the probe. Stored runs have it, so it keeps "golden", the former word for pinned."""
+"""Name of the probe. Stored runs contain it, so it keeps "golden", the former word for pinned."""
 PLAIN = MegalodonConfig(swiglu=True)
 NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
 RENEW = "megalodon-numerics dtypes renew"
@@ -46,8 +46,8 @@ PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
     "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
 }
-"""Functions that compute the committed tables, by table name: two of this project's model, two of
-the torch reference."""
+"""Functions that compute today's rows, by name of the committed table: two of this project's model,
+two of the torch reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class PinnedRows:
 
     name: str
     versions: Mapping[str, str]
-    """Versions of jax and the platform, or of torch and megalodon-hf."""
+    """Version of jax and name of the platform, or versions of torch and megalodon-hf."""
     rows: tuple[Row, ...]
 
 
 def versions_now(name: str) -> dict[str, str]:
-    """Return the versions in use now, in the form in which a table records them."""
+    """Return the versions in use now, in the form in which the table `name` records them."""
     if name.startswith("torch"):
         return {package: _version(package) for package in ("torch", "megalodon-hf")}
     return {"jax": jax.__version__, "platform": jax.default_backend()}
@@ -108,17 +108,26 @@ def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
 
 
 def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[RowChange, ...]:
-    """Return the differences between a committed table and `rows`."""
+    """Return the differences of `rows` from the committed table `name`.
+
+    Raises:
+        ValueError: see `read_pinned`.
+    """
     return diff(read_pinned(name, folder).rows, rows)
 
 
 def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
     """Return a finding with the number of changed rows, then one finding per difference.
 
-    A difference in the jaxpr is an error if jax has the version of the table: the model computes in
-    other dtypes than were committed. With another version it is a warning. A difference in torch is
-    a warning with the same versions, else a note. A difference in a compiled program is a note: XLA
-    chooses dtypes by version and processor.
+    The severity of a difference depends on the view:
+
+    - jaxpr: an error if jax and platform are those of the table, since the model then computes in
+      other dtypes than were committed; else a warning.
+    - torch: a warning if the versions are those of the table, else a note.
+    - compiled program: a note, since XLA chooses dtypes by version and processor.
+
+    Raises:
+        ValueError: see `read_pinned`.
     """
     pinned = read_pinned(name, folder)
     now = versions_now(name)

@@ -74,7 +74,7 @@ class Policy:
     rules: tuple[Rule, ...]
 
     def check(self, rows: Iterable[Row]) -> list[Finding]:
-        """Return a finding per violating row and rule, and one `ok` per rule without violations.
+        """Return a finding per rule and violating row, and an OK finding per rule that holds.
 
         Args:
             rows: tables of one or several views (jaxpr, HLO, torch) of the same program. Rules of
@@ -93,7 +93,7 @@ class Policy:
 
 
 def load_policy(path: Path | None = None) -> Policy:
-    """Read a policy file; None: the committed one.
+    """Read a policy file; the committed one if `path` is None.
 
     Raises:
         ValueError: the file is not a policy, or a rule is invalid: an unknown key, kind, severity
@@ -116,9 +116,13 @@ def load_policy(path: Path | None = None) -> Policy:
 def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
     """Return the rows that violate a rule, before exceptions are applied.
 
-    Violations by kind: "forbidden": a dtype is among the rule's. "wide": an input or the result is
-    narrower than 32 bits. "accumulator": the result is. "promotion": an operand was converted
-    implicitly. "elided": the compiled program lacks a rounding of the jaxpr.
+    Rows in the rule's scope violate it, by its kind, if
+
+    - "forbidden": one of the row's dtypes is among the rule's;
+    - "wide": an input or the result is narrower than 32 bits;
+    - "accumulator": the result is narrower than 32 bits;
+    - "promotion": the row is an implicit conversion of an operand;
+    - "elided": the row is a rounding in the jaxpr that the compiled program lacks.
     """
     inside = [row for row in table if rule.scope.holds(row)]
     match rule.kind:
@@ -135,7 +139,7 @@ def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
 
 
 def _elided(rows: list[Row]) -> list[Row]:
-    """Return jaxpr rows of roundings that the compiled code of the same module and phase lacks."""
+    """Return jaxpr rows of roundings that the compiled code of their module and phase lacks."""
     compiled = [row for row in rows if row.view == "hlo"]
     if not compiled:
         return []

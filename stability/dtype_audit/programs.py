@@ -1,4 +1,4 @@
-"""Dtype audit of programs: any function, or a loss with its gradient, as jaxpr and compiled."""
+"""Dtype audit of a function, or of a loss and its gradient, as jaxpr and as compiled program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def audit_function(
 ) -> tuple[Row, ...]:
     """Return the audit table of a function: rows of its jaxpr and of its compiled program.
 
-    Rows have module paths only if models in `args` were passed through `scopes.announced`.
+    Rows have module paths only for models in `args` that `scopes.announced` returned.
 
     Args:
         function: the function; it is traced and compiled, but not run.
@@ -57,7 +57,7 @@ def audit_function(
 def audit_step(
     model: Any, loss: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Return the audit table of `loss(model, *args)` and of its gradient by the model.
+    """Return the audit table of `loss(model, *args)` and of the gradient with respect to the model.
 
     Args:
         model: any pytree; rows have the paths of its Equinox modules.
@@ -113,7 +113,7 @@ def shrunk(config: MegalodonConfig) -> MegalodonConfig:
 def dtype_findings(
     config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
 ) -> list[Finding]:
-    """Return a finding per violation of the policy by a configuration, and `ok` for other rules.
+    """Return the findings of the policy on a configuration: violations, and OK for rules that hold.
 
     Args:
         config: the configuration.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 View = Literal["jaxpr", "hlo", "torch"]
 Phase = Literal["forward", "jvp", "backward"]
-"""`forward`: a program without a gradient; `jvp`, `backward`: forward and backward part of one with
-a gradient."""
+"""`forward`: a program without a gradient; `jvp` and `backward`: forward and backward part of a
+program with a gradient."""
 Identity = tuple[str, ...]
 
 COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum", "how")
@@ -25,7 +25,7 @@ COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All operations of one name in one module and phase with equal dtypes."""
+    """All operations of one name, in one view, module and phase, with equal dtypes."""
 
     view: View
     phase: Phase
@@ -44,7 +44,7 @@ class Row:
     """For conversions: `promotion` if implicit, because another operand is wider; `round trip` if
     to a narrower dtype and widened again by all readers; else empty."""
     count: int = 1
-    """Number of executions, with iterations of scans; in a compiled program, of instructions."""
+    """Number of executions, with iterations of scans; of instructions for a compiled program."""
     trips: int = 1
     """Largest product of the lengths of enclosing scans."""
     source: str = ""
@@ -70,7 +70,7 @@ class Row:
 
 
 def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Merge rows of equal identity, with summed counts; return them sorted by identity."""
+    """Return rows sorted by identity; rows of equal identity are merged and their counts summed."""
     groups: dict[Identity, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.identity].append(row)
@@ -98,9 +98,10 @@ class RowChange:
 
 
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
-    """Return the rows that were added or removed, or whose count changed, sorted by identity.
+    """Return the rows that differ between two tables: added, removed, or changed in count.
 
-    Counts of a compiled program are ignored: they depend on fusion.
+    They are sorted by identity.
+    Counts of a compiled program are not compared: they depend on fusion.
     """
     left = {row.identity: row for row in aggregated(old)}
     right = {row.identity: row for row in aggregated(new)}
@@ -117,7 +118,7 @@ def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
 
 
 def to_json(rows: Iterable[Row]) -> list[list[Any]]:
-    """Return rows as JSON lists of the `COLUMNS`, count and trips; source lines are left out."""
+    """Return each row as a list for JSON: the `COLUMNS`, count and trips, without source line."""
     return [[*row.identity, row.count, row.trips] for row in aggregated(rows)]
 
 
@@ -159,7 +160,7 @@ class Line:
 
 
 def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
-    """Return the lines that compare tables, sorted by module, phase and family.
+    """Return the lines that compare tables (by name), sorted by module, phase and family.
 
     Rows of the phase `jvp`, the forward part of a gradient, are omitted: they repeat `forward`.
     """

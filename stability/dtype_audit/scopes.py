@@ -29,7 +29,7 @@ def announced(model: Model) -> Model:
     """Return a copy of the model in which every Equinox module runs inside a scope of its path.
 
     Members of a list or tuple are all called `*`, so that equal layers share one trace. Arrays are
-    not copied. Other objects are returned unchanged.
+    not copied. A model that is no module and no list, tuple or dict is returned unchanged.
     """
     return _announced(model, "")
 
@@ -69,7 +69,7 @@ def _join(path: str, name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _announcing(cls: type, path: str, methods: tuple[tuple[str, Any], ...]) -> type:
-    """Return the subclass whose methods run inside scopes, cached so that traces are shared.
+    """Return the subclass of `cls` whose methods run in scopes, cached so that traces are shared.
 
     The methods are an argument, so that a class with a replaced method gets a new subclass.
     """

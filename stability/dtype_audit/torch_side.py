@@ -45,7 +45,10 @@ def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
 
 
 def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
-    """Return the policy's findings on the reference's table, with violations reduced to notes."""
+    """Return the findings of the policy (None: the committed one) on rows of the reference.
+
+    Violations are notes.
+    """
     findings = (policy or load_policy()).check(rows)
     mild = (Severity.OK, Severity.NOTE)
     return [f if f.severity in mild else replace(f, severity=Severity.NOTE) for f in findings]

@@ -29,7 +29,8 @@ TAU = 100.0
 """Attention logit above which QK-clip scales queries and keys down; Kimi K2's threshold."""
 LEAST_RANK = 0.25
 """Smallest effective rank of a low-rank product, as a fraction of its full rank. Below it the
-product counts as collapsed."""
+product counts as collapsed. Effective rank is the exponential of the entropy of the singular values
+divided by their sum."""
 MOST_GAIN = 1.5
 """Largest amplification by the expanding matrix, relative to a random matrix. Amplification is the
 largest singular value divided by the root mean square of all; a random matrix has
@@ -39,7 +40,12 @@ Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 
 
 def attention_findings(observed: Observed, tau: float = TAU) -> list[Finding]:
-    """Return findings per layer: largest logit, low-rank products, absorbed attention."""
+    """Return findings on each layer's largest logit, low-rank products and absorbed attention.
+
+    Args:
+        observed: a forward pass.
+        tau: see `TAU`.
+    """
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         name, x = f"layers.{i}.self_attn", observed.intermediates[f"layers.{i}.attn_norm"]
@@ -71,13 +77,13 @@ def clip_factors(largest: Float[np.ndarray, " H"], tau: float = TAU) -> Float[np
 
     Args:
         largest: largest logit S of each head.
-        tau: largest logit after clipping.
+        tau: logit to which larger ones are reduced.
     """
     return tau / np.maximum(np.asarray(largest, np.float64), tau)
 
 
 def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention:
-    """Return attention with weights scaled so that logits are multiplied by a factor per head.
+    """Return attention with weights scaled so that each head's logits are multiplied by its factor.
 
     The non-rotary parts of queries and keys are each multiplied by the factor's square root. The
     rotary key is shared by all heads, so the rotary queries take the whole factor and the rotary

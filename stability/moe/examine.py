@@ -30,9 +30,10 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
-"""Number of tokens to generate, and tokens of the prompt; enough to test decoding from a cache."""
+"""Number of tokens to generate, and of the prompt; enough to test decoding from a cache."""
 COPIES = 2.5
-"""Memory needed, relative to that of float32 parameters, which are drawn and copied by a cast."""
+"""Memory needed for a model with random weights, relative to its parameters in float32: these are
+drawn, and copied by a cast."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Examination:
     """The model, its storage and the batch, as text."""
     findings: list[Finding]
     seconds: float
-    """Wall time."""
+    """Wall time in seconds."""
 
     @property
     def broken(self) -> bool:
@@ -72,18 +73,19 @@ def examine(
     """Run all probes on one batch of the held-out byte text, and return their findings.
 
     Args:
-        size: "small", "medium", "large" or "xl", with random weights.
+        size: "small", "medium", "large" or "xl": a model with random weights. Ignored if `folder`
+            is given.
         batch: number of rows.
         length: tokens per row, at least `PROMPT`.
         fp8: whether to store parameters in float8 where the policy `FP8` allows it; MLA is then in
             bfloat16. Otherwise dtypes are not changed.
-        folder: a DeepSeek-V3 checkpoint to examine instead of random weights.
+        folder: a DeepSeek-V3 checkpoint to examine; None: random weights.
         say: called with a line of progress text.
 
     Raises:
         FileNotFoundError: there is no checkpoint in the folder.
-        ValueError: the size is unknown or does not fit in memory, the text is too short, or the
-            checkpoint has another architecture.
+        ValueError: `batch` or `length` is too small, the size is unknown or does not fit in memory,
+            the text is too short, or the checkpoint has another architecture.
     """
     clock = time.perf_counter()
     if batch < 1 or length < PROMPT:

@@ -1,4 +1,4 @@
-"""Training runs of MLA + MoE, each in a folder, and emergency runs that rescue an unstable one.
+"""Training runs of MLA + MoE, each in a folder, and emergency runs that rescue unstable ones.
 
 The folder holds `options.json`, a checkpoint every `save_every` updates, and `training.json` with
 the losses. The training text is that of `stability.core.byte_text`. Source: docs/mla-moe.md
@@ -54,9 +54,9 @@ class Trained:
     Attributes:
         options: options of the training.
         model: the final parameters.
-        losses: (number of the micro-batch, loss in nats per byte, the router's z-loss), also of
-            skipped steps.
-        held_out: final loss on held-out text without dropout, in nats per byte.
+        losses: (number of the micro-batch, loss in nats per byte, the router's z-loss) of every
+            step, skipped ones included.
+        held_out: final loss on held-out text without dropout, in nats per byte; NaN before the end.
         events: decisions of the guard in this process; those before a restart are not included.
     """
 
@@ -89,7 +89,7 @@ def fit(
         options: options of the run.
         folder: folder for options, checkpoints and losses.
         say: called with a line of progress text.
-        start: initial parameters; None draws them from the seed.
+        start: initial parameters; None draws them from the seed. A continued run ignores them.
 
     Raises:
         ValueError: the folder holds a run with other options.
@@ -170,9 +170,9 @@ def emergency(
 
     Args:
         folder: folder of the unstable run.
-        out: folder of the new run; None: `emergency` in `folder`. An unfinished new run in it is
-            continued, with its own options.
-        steps: number of updates; None: those that remained after the checkpoint.
+        out: folder of the new run; None: `emergency` in `folder`. If it holds a run already, that
+            run is continued with its own options.
+        steps: number of updates of a new run; None: those that remained after the checkpoint.
         say: called with a line of progress text.
 
     Raises:
@@ -316,7 +316,7 @@ def write_losses(folder: Path, trained: Trained) -> None:
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return a folder of checkpoints for models of this structure, stored in pytree order."""
+    """Return the checkpoints in a folder, of models of this structure, stored in pytree order."""
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ LIVE_BUG = "4_index_add"
 
 
 def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding]:
-    """Return findings on all five bugs, sorted by metric; nothing is computed, only traced.
+    """Return findings on all five bugs, sorted by metric; the model is traced, not run.
 
     Bugs 1, 3 and 4 have a finding for each layer with experts.
     """
@@ -43,7 +43,7 @@ def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding
 
 
 def adapter_dimensions(name: str, mlp: MoE) -> Finding:
-    """Return the finding on bug 1: widths of adjacent matrices in an expert do not match."""
+    """Return the finding on bug 1: whether widths of adjacent matrices in an expert match."""
     D = mlp.gate.weight.shape[-1]
     experts: tuple[tuple[str, MLP | Experts], ...] = (
         ("experts", mlp.experts),
@@ -67,7 +67,7 @@ def adapter_dimensions(name: str, mlp: MoE) -> Finding:
 
 
 def block_returns(model: MLAMoEForCausalLM) -> Finding:
-    """Return the finding on bug 2: a block returns no `BlockOutput`, or another shape or dtype."""
+    """Return the finding on bug 2: whether each block returns a `BlockOutput` like its input."""
     x = _hidden(model)
     positions = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
     wrong = []
@@ -82,7 +82,7 @@ def block_returns(model: MLAMoEForCausalLM) -> Finding:
 
 
 def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Return the finding on bug 3: the experts do not map hidden states (T, D) to (T, D)."""
+    """Return the finding on bug 3: whether the experts map hidden states (T, D) to (T, D)."""
     x, routing = _tokens(model)
     out, error = _traced(experts, x, routing)
     shape = getattr(out, "shape", None)
@@ -92,7 +92,7 @@ def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
-    """Return the finding on bug 4: expert outputs are summed in two dtypes, or below float32.
+    """Return the finding on bug 4: whether expert outputs are summed in one dtype, float32 or more.
 
     torch rejects `index_add_` with two dtypes; JAX accepts it and casts to the dtype of the sum.
     """
@@ -107,7 +107,7 @@ def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def reference_scatter(refusal: str, version: str) -> Finding:
-    """Return a note on bug 4 in Transformers: its MoE module rejects float64.
+    """Return a note on whether Transformers has bug 4: its MoE module then rejects float64.
 
     Args:
         refusal: error message of the module for float64 inputs; "" if it accepts them.
@@ -129,7 +129,7 @@ def reference_scatter(refusal: str, version: str) -> Finding:
 
 
 def fp8_promotion(model: MLAMoEForCausalLM, policy: Policy = FP8) -> Finding:
-    """Return the finding on bug 5: a float8 parameter is not widened before it is used."""
+    """Return the finding on bug 5: whether float8 parameters are widened before they are used."""
     ids = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32)
     stored = eqx.filter_eval_shape(policy.apply, model)
     with jax.numpy_dtype_promotion("strict"):
@@ -153,7 +153,7 @@ def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
 
 
 def _scatters(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
-    """Return the dtypes of accumulator and summand of every float scatter-add in a call."""
+    """Return (dtype of accumulator, dtype of summand) of every float scatter-add in a call."""
     avals: Any = (
         [atom.aval for atom in eqn.invars]
         for eqn in equations(eqx.filter_make_jaxpr(function)(*args)[0].jaxpr)

@@ -1,4 +1,4 @@
-"""One forward pass with all named intermediates, as input for the probes."""
+"""One forward pass of MLA + MoE with all named intermediates, as input for the probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parity.engine.programs.instrument import capture
 
 @dataclass(frozen=True)
 class Observed:
-    """A model, a text, and the intermediates of the model on the text."""
+    """A model, token ids, and the intermediates of the model on these ids."""
 
     model: MLAMoEForCausalLM
     ids: Int[Array, "B L"]
@@ -40,13 +40,13 @@ def _observed(model: MLAMoEForCausalLM, ids: Array) -> dict[str, Array]:
 
 
 def positions_of(x: Float[Array, "B L D"]) -> Int[Array, "B L"]:
-    """Return token positions 0 to L - 1 for each row, int32 (B, L)."""
+    """Return the token positions of each row of `x`, 0 to L - 1, int32 (B, L)."""
     return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
 
 
 @eqx.filter_jit
 def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Array, " H"]:
-    """Return the largest attention logit of each head, in at least float32.
+    """Return each head's largest attention logit over all visible keys, (H,), at least float32.
 
     Args:
         attention: attention of a layer.

@@ -48,7 +48,7 @@ TINY_LM = MLAMoEConfig(
 TINY = "tiny"
 """Name of the size that a CPU trains in a minute; other sizes are those of `by_size`."""
 SLOWER, LONGER = 3, 3
-"""Emergency factors: divisor of the learning rate and multiplier of the warmup (docs/mla-moe.md
+"""Divisor of the learning rate and multiplier of the warmup in `Options.emergency` (docs/mla-moe.md
 "Recovery")."""
 
 
@@ -79,7 +79,7 @@ class Options:
         save_every: updates between checkpoints.
         keep: number of latest checkpoints to keep; an emergency run can resume from any of them.
         seed: seed of weights, batches and dropout.
-        first_batch: number of the first micro-batch, so that a resumed run repeats none.
+        first_batch: number of the first micro-batch, so that an emergency run repeats none.
 
     Raises:
         ValueError: a field is out of range, or two contradict each other.
@@ -144,16 +144,17 @@ class Options:
         return policy.FP8_MLA if self.fp8_mla_params else STORAGE[self.storage]
 
     def config(self) -> MLAMoEConfig:
-        """Return the architecture."""
+        """Return the configuration of the model."""
         base = TINY_LM if self.size == TINY else by_size(self.size)
         return replace(base, dropout=self.dropout, activation_limit=self.activation_limit)
 
     def emergency(self, steps: int, first_batch: int) -> Options:
-        """Return the guide's emergency version of these options; values that are safer are kept.
+        """Return the stability guide's emergency version of these options, for an unstable run.
 
-        The new options have a third of the learning rate, clipping at 0.5, a z-loss coefficient of
-        at most 0.0001, a warmup three times as long but at most half of the steps, a single cycle,
-        activations clipped to 100, no float8 for MLA, and the guard.
+        The new options have a third of the learning rate, gradients clipped to a norm of at most
+        0.5, a z-loss coefficient of at most 0.0001, a warmup three times as long but at most half
+        of the steps, a single cycle, activations clipped to at most 100, no float8 for MLA, and the
+        guard.
 
         Args:
             steps: number of remaining updates.
@@ -198,8 +199,8 @@ def schedule(options: Options) -> Callable[[Any], Any]:
 def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
     """Return the optimiser for micro-batches: accumulate, clip, then update by Adam or Lion.
 
-    It clips the mean gradient of an update. A guard around it would clip the gradient of a
-    micro-batch, so wrap it with `GuardConfig(max_norm=None)`.
+    The optimiser clips the mean gradient of an update. A guard around it would clip the gradient of
+    each micro-batch, so wrap it with `GuardConfig(max_norm=None)`.
     """
     kind = {"adam": optax.adam, "lion": optax.lion}[options.optimizer_type]
     # The guide has no weight decay; optax's default for Lion is not 0.
@@ -221,7 +222,7 @@ def read_options(folder: Path) -> Options:
     """Read the options of a run from its folder.
 
     Raises:
-        ValueError: the folder has no `options.json`, or it has unknown or invalid options.
+        ValueError: the folder has no `options.json`, or the file has unknown or invalid options.
     """
     file = folder / OPTIONS
     if not file.is_file():

@@ -32,8 +32,8 @@ FP8 = Policy(
 FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, ("*", "float8_e4m3fn")))
 """Policy of the guide's option `--fp8_mla_params`, which it advises only with caution."""
 MOST_LOST = 0.05
-"""Largest relative root mean square error of a stored leaf. With its 3 mantissa bits, e4m3 reaches
-2.6 % at best, for values in its normal range, which begins at 2^-6."""
+"""Largest relative root mean square error of a stored leaf without a warning. With its 3 mantissa
+bits, e4m3 reaches 2.6 % at best, for values in its normal range, which begins at 2^-6."""
 
 
 def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:

@@ -16,7 +16,7 @@ COLUMNS = {
     "theirs vs float64": (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.ORIGINAL32_PORT64),
     "float64 vs float64": (PortEdge.PORT64_ORIGINAL64,),
 }
-"""Compared pairs of runs by column of the parity table; the first available pair is shown."""
+"""Edges (pairs of compared runs) by column of the parity table; the first available is shown."""
 
 
 def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found]:

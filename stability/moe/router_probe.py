@@ -44,7 +44,7 @@ MOST_Z = 32.0**2
 """Largest z-loss: that of router logits near 32, where rounding to bfloat16 changes a score by up
 to 13 %."""
 MOST_FLIPS = 0.01
-"""Largest fraction of tokens that are sent to other experts than by a float32 router."""
+"""Largest fraction of tokens that go to other experts than a float32 router would choose."""
 MOST_TIES = 0.5
 """Largest fraction of near ties: tokens whose choice could change if each score changed by half a
 bfloat16 unit. At initialisation all scores are close to each other: 0.2 was measured on the small
@@ -52,7 +52,7 @@ size."""
 EXACT_TIES = 0.01
 """Largest fraction of exact ties: tokens whose choice depends on the order of experts alone."""
 LEAST_SIGNAL = 0.1
-"""Smallest sum of a token's expert weights: a tenth of the contribution of one dense MLP."""
+"""Smallest mean sum of a token's expert weights: a tenth of the contribution of one dense MLP."""
 LEAST_TOKENS = 4.0
 """Smallest mean number of tokens per expert and batch. With 4, a fraction e^-4 (2 %) of the experts
 gets no token by chance."""
@@ -61,7 +61,7 @@ BIAS_RATE = 1e-3
 load; it only affects the choice of experts."""
 BIAS_STEPS = 2000
 """Number of tested updates of the bias, all upward, which lead to 2 in exact arithmetic. A bfloat16
-bias stops at 0.5, where half the spacing of the format, 0.00195, exceeds an update."""
+bias stops at 0.5, where half the spacing of the format, 0.00195, exceeds the update of 0.001."""
 BIAS_SHARE = 0.95
 """Smallest fraction of the exact value that the bias must reach. float32 reaches all of it,
 bfloat16 a quarter."""
@@ -88,7 +88,7 @@ def router_findings(observed: Observed) -> list[Finding]:
 
 
 def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
-    """Return findings on size and dtype of router logits, and on the z-loss."""
+    """Return findings on the largest router logit, the dtype of the logits, and the z-loss."""
     largest = float(jnp.max(jnp.abs(logits)))
     error, z = weight_error(largest, BF16.name), float(z_loss(logits))
     experts = logits.shape[-1]
@@ -182,9 +182,10 @@ def choice_findings(
 
 
 def signal_findings(name: str, routing: Routing) -> list[Finding]:
-    """Return findings on how much of the experts a token and a gradient reach.
+    """Return findings on the sum of a token's expert weights and on the mean tokens per expert.
 
-    They are the sum of a token's expert weights, and the mean number of tokens per expert.
+    With a small sum the experts contribute little to a token; with few tokens an expert gets few
+    gradients.
     """
     E, (T, k) = routing.logits.shape[-1], routing.chosen.shape
     weight = float(jnp.mean(jnp.sum(routing.weights, axis=-1)))
@@ -226,7 +227,7 @@ def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Findin
 
 
 def count_finding(count: Callable[[Routing], Array]) -> Finding:
-    """Return a finding on whether a function counts 1,000 tokens for one expert, in integers."""
+    """Return a finding on whether `count` counts 1,000 tokens of one expert, in integers."""
     tokens = 1000
     one = jnp.zeros((tokens, 1), jnp.float32)
     counted = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))

@@ -1,7 +1,8 @@
 """Search for the root cause of NaN and infinity in a training step.
 
-`watched_loss` returns a flag per named value, whether it is finite, and is cheap enough for every
-step. `locate` replays a failed step and finds the operation and source line.
+`watched_loss` makes a training step that also returns whether each named value is finite; it is
+cheap enough for every step. `locate` replays a failed step and finds the operation and source line
+that made a value not finite.
 """
 
 from stability.nonfinite.flags import (

@@ -20,7 +20,7 @@ from stability.core.reduced import reduced_leaves, reduced_loss
 
 SOURCE = 'docs/training.md "Is everything finite?"'
 Flags = dict[str, jax.Array]
-"""Bool scalars by name: True if every element is finite."""
+"""Bool scalars by name of an array: True if every element of it is finite."""
 
 
 def finite(x: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def finite_flags(tree: Any, prefix: str = "") -> Flags:
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
-    """Return `function` with a second result: whether each named intermediate is finite.
+    """Return `function` with a second result: flags that tell whether each intermediate is finite.
 
     Arguments must be pytrees of arrays, as for `parity.megalodon.intermediates.capture`. The
     intermediates themselves are not returned.
@@ -70,15 +70,15 @@ def watched_loss(
         intermediates: whether to watch the forward pass too; otherwise only the loss and the
             gradients.
         cotangents: whether to watch the derivatives by intermediates too. Every such cotangent then
-            stays in memory.
-        taps: former name of `intermediates`.
+            stays in memory. Has no effect without `intermediates`.
+        taps: former name of `intermediates`, which it overrides unless it is None.
     """
     watch_forward = intermediates if taps is None else taps
     return reduced_loss(loss, finite, capture, intermediates=watch_forward, cotangents=cotangents)
 
 
 def broken(flags: Mapping[str, Any]) -> list[str]:
-    """Return the names of the flags that are False, in the order of `flags`; not inside jit."""
+    """Return the names of the flags that are False, in the order of `flags`; outside jit only."""
     host = jax.device_get(dict(flags))
     # Iterate over `flags`: the device returns a dictionary sorted by name.
     return [name for name in flags if not bool(np.asarray(host[name]))]
@@ -102,7 +102,7 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
-    """Return flags in the given order of names, with all others at the end.
+    """Return flags sorted by `order`, a list of names; flags that it lacks follow at the end.
 
     `parity.megalodon.intermediates.computed` returns the order of computation.
     """

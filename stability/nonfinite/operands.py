@@ -53,13 +53,13 @@ def all_finite(array: Any) -> bool:
 
 
 def has_nan(array: Any) -> bool:
-    """Whether an array has a NaN."""
+    """Whether an array has a NaN; False for non-floating dtypes."""
     host = _host(array)
     return host is not None and bool(np.isnan(host).any())
 
 
 def operand(array: Any) -> Operand:
-    """Return the summary of an array; random keys and booleans have no range."""
+    """Return the summary of an array; random keys and booleans have the range NaN to NaN."""
     dtype = str(getattr(array, "dtype", type(array).__name__))
     shape = tuple(getattr(array, "shape", ()))
     host = _host(array)

@@ -37,30 +37,30 @@ class Origin:
     name: str
     """Name of the primitive, path of the argument, or `constant`."""
     source: str = ""
-    """File and line of the operation."""
+    """File and line of the operation; empty if unknown."""
     module: str = ""
-    """Path of the module that contains the operation."""
+    """Path of the module that contains the operation; empty if there is none."""
     phase: str = "forward"
     """`forward`, `jvp` or `backward`."""
     where: str = ""
-    """Enclosing branches and iterations: `scan[3]/cond[1]`."""
+    """Enclosing branches and iterations, such as `scan[3]/cond[1]`; empty outside of any."""
     inputs: tuple[Operand, ...] = ()
     """Summaries of the operation's inputs."""
     outputs: tuple[Operand, ...] = ()
     """Summaries of the operation's outputs, or of the argument."""
     cause: Origin | None = None
-    """Origin of the operation's input that was not finite, if there was one."""
+    """Origin of the operation's input that was not finite; None if all inputs were."""
 
     @property
     def root(self) -> Origin:
-        """Root cause: the end of the chain of causes, before any constant of the program."""
+        """Root cause: the last origin in the chain of causes that is no constant of the program."""
         at = self
         while at.cause is not None and at.cause.kind != "constant":
             at = at.cause
         return at
 
     def describe(self) -> str:
-        """Return one sentence with the operation, its location, inputs and outputs."""
+        """Return a sentence on the operation (location, inputs, outputs), or on the argument."""
         if self.kind == "input":
             return f"argument {self.name} was not finite: {self.outputs[0].describe()}"
         place = ", ".join(filter(None, (self.module, self.source, self.where)))
@@ -71,7 +71,7 @@ class Origin:
 
 
 def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
-    """Find the root cause of the first output that is not finite; None if all are finite.
+    """Return the root cause of the first output that is not finite; None if all are finite.
 
     Args:
         function: the failing function, for instance `eqx.filter_grad(loss)`. It is traced here, and
@@ -179,7 +179,7 @@ def _replay(
 
 
 def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Value]:
-    """Evaluate one operation; outputs that are not finite get an origin (see `_origin`)."""
+    """Return the outputs of one operation; those not finite have an origin (see `_origin`)."""
     if (moved := _moved(eqn, inputs)) is not None:
         return [moved]
     outputs = bind(eqn, [value.array for value in inputs])
@@ -191,9 +191,9 @@ def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Valu
 
 
 def _moved(eqn: JaxprEqn, inputs: Sequence[_Value]) -> _Value | None:
-    """Apply an operation that only rearranges elements, on the host, which needs no compilation.
+    """Apply an operation that only rearranges elements; return None for any other operation.
 
-    Return None for any other operation. The output has the input's origin.
+    It is applied on the host, which needs no compilation. The output has the input's origin.
     """
     name, params = eqn.primitive.name, eqn.params
     to: Any = eqn.outvars[0].aval
@@ -217,9 +217,9 @@ _MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
 def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: _Place) -> Origin:
-    """Return a new origin if this operation failed, else the origin of its bad input.
+    """Return a new origin if an operation failed, else the origin of its input that was not finite.
 
-    An operation failed if no input was bad, or if a NaN appears that no bad input had.
+    An operation failed if all inputs were finite, or if a NaN appears and no input had a NaN.
     """
     bad_inputs = [value for value in inputs if value.origin is not None]
     cause = min(bad_inputs, key=_blame).origin if bad_inputs else None
@@ -240,7 +240,7 @@ def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: 
 
 
 def _blame(value: _Value) -> tuple[bool, bool]:
-    """Sort key of bad inputs, the one to blame first: NaN before infinity, constants last."""
+    """Sort key of inputs that are not finite: NaN before infinity, then constants last."""
     origin = value.origin
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 

@@ -1,7 +1,7 @@
 """Low-precision matrix products: accuracy of the backends, and the error that a format would cause.
 
-`measure` compares the backends with float64. `captured` returns the operands of a model's own
-products, and `costs` the error of each product in each format.
+`measure` compares the backends' products with float64. `captured` returns the operands of a model's
+own products, and `costs` the error of each of these products in each format.
 """
 
 from stability.products.accuracy import measure

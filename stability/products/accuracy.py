@@ -1,11 +1,11 @@
 """Accuracy of low-precision products against float64 products of the same rounded operands.
 
 The expected values are independent of the backend: operands are quantised by
-`stability.products.block_formats` and multiplied in float64. Two results of the backend are taken
-over after a check, since no format prescribes them. The rotated operands must be a signed Hadamard
-transform. Stochastically rounded values must be neighbours of the exact ones, and their errors
-unbiased. If a check fails, the expected values are NaN, so that the gate fails. Source:
-docs/formats.md "What runs".
+`stability.products.block_formats` and multiplied in float64. No format prescribes the rounding of
+rotated operands or the random values of stochastic rounding, so these are taken from the backend
+after a check: rotated operands must be a signed Hadamard transform, and stochastically rounded
+values must be neighbours of the exact ones with unbiased errors. If a check fails, the expected
+values are NaN, so that the gate fails. Source: docs/formats.md "What runs".
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SUITE = "products"
 def gates() -> Iterator[Gate]:
     """Yield the gates (comparisons with a tolerance) that `measure` must report.
 
-    There is one for every product of every backend.
+    There is one gate for every product of every backend.
     """
     for name in BACKENDS:
         for quantity in QUANTITIES:
@@ -60,7 +60,7 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
     """Yield the errors of every backend's three products, compared with their tolerances.
 
     Args:
-        device: name of the device, for the measurements.
+        device: name of the device, as recorded in the measurements; it selects no device.
     """
     tokens, width, out = SHAPES.values()
     rng = np.random.default_rng(0)
@@ -80,8 +80,8 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
 def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
     """Return a backend's three products, rotated operands, and stochastically rounded operands.
 
-    The last two are None if the backend does not rotate or does not round stochastically. A single
-    program computes all of them, which saves compilations.
+    The rotated operands are None if the backend does not rotate, the others None if it does not
+    round stochastically. A single program computes everything, which saves compilations.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
     rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
@@ -114,8 +114,8 @@ def _truth(
 def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return `ours` if it is a signed Hadamard transform of `x` up to float32 rounding, else NaN.
 
-    `ours` is used and not the exact transform, since no format prescribes the order of additions
-    and thus the rounding.
+    The expected values use `ours` and not the exact transform, since no format prescribes the order
+    of additions and thus the rounding.
 
     Args:
         x: operand before the rotation, (..., k).
@@ -136,7 +136,7 @@ def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
 def draw_or_nan(
     nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
 ) -> block_formats.Blocks:
-    """Return `nearest` with stochastically rounded values, or with NaN if those are impossible.
+    """Return `nearest` with the values `ours`, or with NaN if stochastic rounding cannot give them.
 
     Each value must be one of the two neighbours of the exact one. The sums of the errors, of the
     errors away from 0, and of their squares must be within `UNBIASED` standard deviations of their

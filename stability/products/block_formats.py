@@ -1,8 +1,9 @@
 """Block-scaled formats in NumPy and ml_dtypes: the oracle of the model's `quantization.formats`.
 
-They are written independently, from the formats' definitions: with float64 and `frexp` where the
-fast version operates on float32 bits, and with casts of ml_dtypes for rounding. Every float32 value
-has a defined result, NaN and infinity too. Sources: as in `megalodon_jax.quantization.formats`.
+They are written from the formats' definitions, independently of the model's version: with float64
+and `frexp` where the model operates on float32 bits, and with casts of ml_dtypes for rounding.
+Every float32 value has a defined result, NaN and infinity too. Sources: as in
+`megalodon_jax.quantization.formats`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class Blocks(NamedTuple):
         return self.values.astype(np.float64) * scale * self.outer
 
     def flat(self, length: int) -> np.ndarray:
-        """Return the represented values with the blocks joined, float64 (..., length)."""
+        """Return the first `length` represented values, blocks joined, float64 (..., length)."""
         wide = self.dequantised()
         return wide.reshape(*wide.shape[:-2], -1)[..., :length]
 
 
 def blocks(x: np.ndarray, size: int) -> np.ndarray:
-    """Split the last axis into blocks, (..., n, size) float64; the last is padded with zeros."""
+    """Split the last axis into blocks, (..., n, size) float64; pad the last block with zeros."""
     short = -x.shape[-1] % size
     x = np.pad(np.asarray(x, np.float64), [(0, 0)] * (x.ndim - 1) + [(0, short)])
     return x.reshape(*x.shape[:-1], -1, size)
@@ -95,7 +96,7 @@ def nvfp4(x: np.ndarray) -> Blocks:
 def deepseek(
     x: np.ndarray, *, rows: int = 1, power_of_two: bool = False, fmt: Format = E4M3
 ) -> Blocks:
-    """Quantise as DeepSeek-V3, with a float32 scale per `rows` x 128 block.
+    """Quantise as DeepSeek-V3, with a float32 scale per block of `rows` x 128 elements.
 
     The scale is max(amax, 1e-4) / fmt.max, rounded up to a power of two if `power_of_two`.
     """

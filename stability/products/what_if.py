@@ -1,7 +1,7 @@
 """Error that each matrix product of a model would have in each low-precision format.
 
 One training step is run in the model's own configuration, and the operands of every linear map are
-captured: activations, weights, output gradients. Each of its three products (forward, input
+captured: activations, weights, output gradients. Each of a map's three products (forward, input
 gradient, weight gradient) is computed again in every format by the NumPy oracle
 (`stability.products.block_formats`) and compared with float64. If the error or the underflow
 exceeds a bound, somewhat above the values for normal random numbers and for the byte-level model, a
@@ -34,7 +34,7 @@ from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
 LADDER = ("nvfp4", "mxfp8", "bfloat16")
-"""Formats that can be advised, narrowest first; the last one is advised if all others fail."""
+"""Formats that can be advised, narrowest first; the last if all others exceed their bounds."""
 TOKENS = 256
 """Largest number of tokens whose activations are analysed; a sample suffices, since errors and
 fractions are averages over tokens."""
@@ -63,7 +63,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Error of one product in one format, and the losses of its worse operand."""
+    """Error of one product in one format, and the losses of its operands, each of the worse one."""
 
     gemm: str
     """Name of the linear map."""
@@ -72,17 +72,17 @@ class Cost:
     format: str
     """Key of `FORMATS`."""
     underflow: float
-    """Fraction of an operand's elements that underflow to 0."""
+    """Fraction of the operand's elements that underflow to 0."""
     clipped: float
-    """Fraction of an operand's elements beyond the largest number of their block."""
+    """Fraction of the operand's elements beyond the largest number of their block."""
     mse: float
-    """Mean squared error of an operand relative to its mean square."""
+    """Mean squared error of the operand relative to its mean square."""
     error: float
     """Relative L2 error of the product against float64."""
 
     @property
     def fraction(self) -> float:
-        """Larger one of error and underflow, each divided by its bound; above 1 is not advised."""
+        """Larger of error and underflow, each divided by its bound; above 1 the format fails."""
         bound = FORMAT_BOUNDS[self.format]
         return float(np.max([self.error / bound.error, self.underflow / bound.underflow]))
 
@@ -132,7 +132,7 @@ def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None
 def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
     """Return, by (linear map, direction), the narrowest format of `LADDER` within its bounds.
 
-    bfloat16 is returned if none of the others is.
+    If no other format is, it is bfloat16.
     """
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
     for cost in all_costs:
@@ -146,7 +146,7 @@ def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
 def rules(all_costs: Sequence[Cost]) -> Policy:
     """Return the advice as a value of `MegalodonConfig.gemm_backend`: rules for every matrix.
 
-    A matrix gets one backend for its three products, the widest one advised; for bfloat16 it is
+    A matrix gets one backend for its three products, the widest one advised; bfloat16 becomes
     "default". Matrices that differ only in the layer number share a rule if their advice is equal.
     """
     backends: dict[str, str] = {}
@@ -193,7 +193,7 @@ def findings(all_costs: Sequence[Cost]) -> list[Finding]:
 
 
 def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """Return costs as dictionaries for JSON: all fields and `fraction`, with four digits."""
+    """Return costs as dictionaries for JSON: all fields and `fraction`, to four decimal digits."""
     return [
         {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
         | {"fraction": float(f"{cost.fraction:.4g}")}

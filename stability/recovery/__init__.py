@@ -1,6 +1,7 @@
 """Recovery from bad training steps: a guard inside the compiled step, and rollback outside it.
 
-The function `guard` is not exported here, since its name would hide the module of the same name.
+Import the function `guard` from `stability.recovery.guard`; exported here, its name would hide that
+module.
 """
 
 from stability.recovery.guard import GuardConfig, GuardState, Verdict

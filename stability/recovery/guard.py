@@ -11,9 +11,9 @@ checkpointed and resumed like the optimiser it wraps. Bad steps have these conse
    `stability.recovery.rollback` restores a checkpoint and skips data.
 4. Cut: if rollbacks do not help, `stability.recovery.rollback` cuts the learning rate.
 
-A spike is a value above median + 6 * 1.4826 * MAD of the latest accepted values; MAD is the median
-absolute deviation. Rejected values do not enter that window. Source: docs/training.md "Keep
-training".
+A spike is a value above median + 6 * 1.4826 * MAD of the latest accepted values (the window); MAD
+is the median absolute deviation. Rejected values do not enter the window. Source: docs/training.md
+"Keep training".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Settings of the guard: what counts as a spike, the clipping norm, and its patience.
+    """Settings of the guard: threshold of a spike, clipping norm, and patience before a rollback.
 
     Raises:
         ValueError: a number is out of range; the message names it.
@@ -61,8 +61,8 @@ class GuardConfig:
     deviations: float = 6.0
     """Threshold above the median, in standard deviations estimated from the MAD."""
     spread: float = 1e-2
-    """Lower bound of the standard deviation, relative to the median. Without it, rounding alone
-    would make a spike of a constant loss, whose MAD is 0."""
+    """Lower bound of the standard deviation, relative to the median. Without it, any rounding error
+    would be a spike if the loss is constant and its MAD therefore 0."""
     max_norm: float | None = 1.0
     """Global norm to which every gradient is clipped; None clips spikes only."""
     patience: int = 3
@@ -104,11 +104,11 @@ class Report(NamedTuple):
     norm_limit: Float[Array, ""]
     """Threshold of a norm spike; infinite during warmup."""
     auxiliary: dict[str, Float[Array, ""]]
-    """Further losses by name, for the log only."""
+    """Further losses by name, for the log only; they do not affect the verdict."""
 
 
 class GuardState(NamedTuple):
-    """State of the guard; all arrays, so `save_checkpoint(opt_state=...)` accepts it."""
+    """State of the guard: a pytree of arrays, as `save_checkpoint(opt_state=...)` needs."""
 
     inner: Any
     """State of the wrapped optimiser."""
@@ -117,11 +117,11 @@ class GuardState(NamedTuple):
     norms: Window
     """Latest gradient norms of accepted steps."""
     skips: Int32[Array, ""]
-    """Number of consecutive skips up to now."""
+    """Number of consecutive skipped steps up to now."""
     total_skips: Int32[Array, ""]
-    """Number of all skips."""
+    """Number of all skipped steps."""
     rate: Float[Array, ""]
-    """Factor on every update; 1 until the learning rate is cut."""
+    """Factor on every update; 1 until `rollback` cuts the learning rate."""
     report: Report
     """Decision on the last step."""
 
@@ -136,15 +136,15 @@ def guard(
 
     Call `update(gradients, state, params, value=loss, auxiliary={...})`, with the loss of the step.
     Do not clip inside `inner`, since the guard clips. If JAX's dtype promotion is set to strict,
-    call it inside `jax.numpy_dtype_promotion("standard")`, as optax itself.
+    call `update` inside `jax.numpy_dtype_promotion("standard")`, as for optax itself.
 
     Args:
-        inner: any optax transformation that returns updates to add.
-        config: thresholds; None: the defaults.
+        inner: any optax transformation whose updates are added to the parameters.
+        config: settings; None: the defaults.
         auxiliary: names of further losses to log, such as a router's; they do not affect decisions.
 
     Raises:
-        ValueError: from `update`, if it gets no `value`, or other auxiliary names than declared.
+        ValueError: in `update`, if it gets no `value`, or other auxiliary names than declared.
     """
     config = config or GuardConfig()
     wrapped = optax.with_extra_args_support(inner)
@@ -180,7 +180,7 @@ def wants_rollback(state: GuardState, config: GuardConfig) -> bool:
 
 
 def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
-    """Return the spike threshold, median + deviations * 1.4826 * MAD, float32.
+    """Return the threshold of a spike, median + deviations * 1.4826 * MAD of the window, float32.
 
     The standard deviation 1.4826 * MAD is at least `spread` times the median. The threshold is
     infinite until `warmup` values were accepted.
@@ -195,7 +195,7 @@ def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """Return the L2 norm over all leaves, float32; leaves of any dtype are squared in float32."""
+    """Return the L2 norm over all leaves of a tree, float32; leaves are squared in float32."""
     leaves = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree))
     return jnp.sqrt(sum((jnp.sum(jnp.square(x)) for x in leaves), jnp.zeros((), jnp.float32)))
 

@@ -1,10 +1,10 @@
 """Recovery outside the compiled step: roll back, skip data, cut the learning rate, log.
 
 `guarded_run` runs a training step whose optimiser is wrapped by `stability.recovery.guard.guard`.
-After `patience` consecutive skipped steps it restores the newest readable checkpoint and continues
-with new data. If it has to roll back again within `horizon` steps, it restores an older checkpoint
-and cuts the learning rate. Every decision is logged as an `Event`. Source: docs/training.md "Keep
-training".
+After `GuardConfig.patience` consecutive skipped steps it restores the newest readable checkpoint
+and continues with new data. If it has to roll back again within `horizon` steps, it restores an
+older checkpoint and cuts the learning rate. Every decision is logged as an `Event`. Source:
+docs/training.md "Keep training".
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Event:
     batch: int
     """Number of the current batch, from 0; batches are never repeated."""
     kind: str
-    """`skip`, `clip`, `auxiliary`, `save`, `corrupt`, `rollback`, `cut`, `resume` or `stop`."""
+    """`skip` or `clip` of the step, `auxiliary` loss not finite, `save`, `corrupt` checkpoint,
+    `rollback`, `cut` of the learning rate, `resume` or `stop`."""
     message: str
 
     def describe(self) -> str:
@@ -50,7 +51,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """Settings of saving and recovery.
+    """Settings of checkpoints and of recovery by rollback.
 
     Raises:
         ValueError: a number is out of range; the message names it.
@@ -64,7 +65,8 @@ class RecoveryConfig:
     """Number of batches to skip at a rollback, after those already seen: bad text is often
     contiguous."""
     horizon: int = 200
-    """Number of steps after a rollback within which another one counts as the same trouble."""
+    """Number of steps after a rollback within which another one counts as the same trouble: it
+    restores an older checkpoint and cuts the learning rate."""
     factor: float = 0.5
     """Factor by which a cut multiplies the learning rate."""
     max_cuts: int = 4
@@ -82,7 +84,7 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Checkpoints of a run: one folder per saved step, with the batch number in its state.
+    """Checkpoints of a run: one folder per saved step, with the number of the next batch.
 
     `save_one` and `load_one` write and read one checkpoint. The defaults are those of
     `megalodon_jax.checkpoint`; replacements need the same signatures.
@@ -93,24 +95,24 @@ class CheckpointFolder:
     load_one: Callable[..., Any] = load_checkpoint
 
     def steps(self) -> list[int]:
-        """Return the numbers of the saved steps, newest first."""
+        """Return the step numbers of the saved checkpoints, newest first."""
         folders = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
         numbers = (path.name.removeprefix(_PREFIX) for path in folders)
         return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
 
     def path(self, step: int) -> Path:
-        """Return the folder of a step."""
+        """Return the folder of the checkpoint of a step."""
         return self.folder / f"{_PREFIX}{step:08d}"
 
     def save(self, step: int, batch: int, model: Any, state: GuardState, keep: int) -> None:
-        """Write a checkpoint, then delete all but the newest `keep`."""
+        """Write the checkpoint of a step, then delete all checkpoints but the newest `keep`."""
         states = {"guard": state, "batch": jnp.asarray(batch, jnp.int32)}
         self.save_one(self.path(step), model, step=step, opt_state=states)
         for old in self.steps()[keep:]:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def load(self, step: int, state: GuardState) -> tuple[Any, GuardState, int]:
-        """Read (model, guard state, batch number) of a step.
+        """Return (model, guard state, number of the next batch) from the checkpoint of a step.
 
         Args:
             step: number of a saved step.
@@ -146,7 +148,7 @@ class Run:
     rate: float = 1.0
     """Factor on the learning rate after all cuts."""
     restored: int | None = None
-    """Step of the checkpoint that the last rollback restored."""
+    """Step of the checkpoint that the last rollback restored; None if there was no rollback."""
     clear: int = 0
     """Step up to which another rollback counts as the same trouble as the last one."""
 
@@ -178,10 +180,10 @@ def guarded_run(
         data: function batch number, from 0 -> batch. Numbers may be skipped, but never repeat.
         steps: number of optimiser steps to keep; skipped ones do not count.
         folder: folder of the checkpoints.
-        guard_config: the configuration passed to `guard`.
+        guard_config: the configuration passed to `guard`, for its patience.
         config: settings of saving and recovery; None: the defaults.
         log: called with each event.
-        store: storage of the checkpoints; None: native ones in `folder`.
+        store: storage of the checkpoints, instead of `folder`; None: `CheckpointFolder(folder)`.
 
     Raises:
         RecoveryFailedError: no checkpoint is readable, or `max_cuts` cuts did not help.
@@ -223,7 +225,7 @@ class _Recovery:
             self.log(event)
 
     def note(self, report: Report) -> None:
-        """Log the guard's decision on a step, and non-finite auxiliary losses."""
+        """Log a step that the guard skipped or clipped, and non-finite auxiliary losses."""
         verdict = Verdict(int(report.verdict))
         loss, norm = float(report.loss), float(report.norm)
         match verdict:
@@ -300,7 +302,7 @@ class _Recovery:
         self.say("cut", f"the learning rate to {run.rate:g} of the original")
 
     def _newest(self, steps: list[int]) -> tuple[int, tuple[Any, GuardState, int]] | None:
-        """Return (step, contents) of the first readable checkpoint, and log unreadable ones.
+        """Return (step, contents) of the first readable checkpoint of `steps`; log unreadable ones.
 
         None if no checkpoint is readable.
         """

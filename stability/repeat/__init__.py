@@ -1,7 +1,7 @@
 """Comparison of two runs of one training: the first value whose bits differ.
 
 `hashed_loss` makes a training step that also returns a digest of every value. `DigestLog` writes
-digests to a file, `read_log` reads it, and `compare_logs` compares two of them. Source:
+digests to a file, `read_log` reads the file, and `compare_logs` compares two runs. Source:
 docs/training.md "Where two runs part".
 """
 

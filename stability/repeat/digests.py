@@ -40,7 +40,7 @@ class Digests(eqx.Module):
 
     @classmethod
     def of(cls, found: Mapping[str, jax.Array]) -> Digests:
-        """Collect digests by name, in order; jit would sort a returned dictionary."""
+        """Collect digests by name, in the mapping's order; jit would sort a returned dictionary."""
         empty = jnp.zeros((0, 2), jnp.uint32)
         return cls(tuple(found), jnp.stack([*found.values()]) if found else empty)
 
@@ -129,7 +129,7 @@ def hashed_loss(
         intermediates: whether to digest values marked by `jax.ad_checkpoint.checkpoint_name` too.
         cotangents: whether to digest the derivative of the loss by each marked value too.
         numbered: names of marks that occur more than once, as for
-            `parity.engine.programs.instrument.capture`; by default the second `q` is `q#2`.
+            `parity.engine.programs.instrument.capture`; None: the second `q` is named `q#2`.
     """
     marked = partial(capture, numbered=numbered, once=False)
     step = reduced_loss(loss, digest, marked, intermediates=intermediates, cotangents=cotangents)

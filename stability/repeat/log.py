@@ -49,7 +49,7 @@ class DigestLog:
             self._file.write("\n")
 
     def write(self, step: int, digests: Digests) -> None:
-        """Append the digests of a step; waits until they are computed."""
+        """Append the digests of a step to the file; waits until they are computed."""
         if digests.names != self._names:
             self._names = digests.names
             head = {"schema": SCHEMA, "about": self.about, "names": [*digests.names]}
@@ -63,7 +63,7 @@ class DigestLog:
         self._file.close()
 
     def __enter__(self) -> DigestLog:
-        """Return the log itself."""
+        """Return this writer."""
         return self
 
     def __exit__(
@@ -85,8 +85,8 @@ class Log:
     about: Mapping[str, str] = field(default_factory=dict)
     """Facts about the run, as passed to `DigestLog`."""
     repeated: tuple[int, ...] = ()
-    """Steps that the run computed again with other values, as after a restart. The last values are
-    in `steps`."""
+    """Steps that the run computed more than once with different values, as after a restart; `steps`
+    has the last values."""
 
 
 def read_log(path: Path | str) -> Log:
@@ -169,23 +169,23 @@ class Answer:
     alone: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Steps that only the first run has, and steps that only the second has."""
     unnamed: tuple[str, ...] = ()
-    """Names that only one run has in a common step."""
+    """Names that only one of the runs has, in a step that both have."""
     repeated: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Steps that the first run computed twice with different values, and those of the second."""
 
     @property
     def compared(self) -> bool:
-        """Whether there is a common step, and every common step has a value to compare."""
+        """Whether the runs have a step in common, and a value in common in every such step."""
         return bool(self.steps and self.values)
 
     @property
     def equal(self) -> bool:
-        """Whether all compared values are equal."""
+        """Whether all compared values are equal; False if nothing was compared."""
         return self.compared and self.step is None
 
     @property
     def whole(self) -> bool:
-        """Whether both runs have the same steps and names, with one digest for each."""
+        """Whether both runs have the same steps and names, and neither has two digests for one."""
         return not (any(self.alone) or self.unnamed or any(self.repeated))
 
     def sentence(self) -> str:
@@ -219,7 +219,7 @@ def _some(names: tuple[Any, ...], most: int = 5) -> str:
 
 
 def compare_logs(first: Log, second: Log) -> Answer:
-    """Compare two runs; the first difference is the earliest in step, then in computation."""
+    """Compare two runs; the first difference is that of the earliest step, earliest computed."""
     common = sorted(first.steps.keys() & second.steps.keys())
     unnamed: dict[str, None] = {}
     found: dict[str, Any] = {}

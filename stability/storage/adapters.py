@@ -39,13 +39,13 @@ REMEDY = (
 def findings(
     model: Any, optimiser: Optimiser | None = None, batches: Any = None, *, steps: int = STEPS
 ) -> list[Finding]:
-    """Return findings on bfloat16 storage of a model's adapters, and on merging them.
+    """Return findings on storing a model's adapters in bfloat16, and on merging them into weights.
 
     Args:
         model: a Megalodon with adapters, stacked or not; only the adapters are trained.
         optimiser: trains the adapters; AdamW by default.
         batches: token ids (steps, B, L) to train on; None uses synthetic gradients.
-        steps: optimiser steps on synthetic gradients.
+        steps: number of optimiser steps if gradients are synthetic.
 
     Raises:
         ValueError: the model has no adapters, or an adapter holds NaN or infinity.
@@ -116,7 +116,7 @@ def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival
 
     Args:
         weight: (out, in); it is rounded to `fmt` first, as the served base model is.
-        adapter: its matrices A (rank, in) and B (out, rank), and its scale.
+        adapter: the matrices A (rank, in) and B (out, rank), and the scale.
         fmt: format of the weight before and after the merge.
     """
     A, B = (np.asarray(x, np.float32) for x in (adapter.A, adapter.B))
@@ -127,7 +127,7 @@ def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival
 
 
 def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list[Finding]:
-    """Return findings on one weight: unchanged fraction; as notes, fidelity and relative error."""
+    """Return a finding on a weight's unchanged fraction, and notes: fidelity and relative error."""
     left = merged(weight, adapter, fmt)
     message = (
         f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements "

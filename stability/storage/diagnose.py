@@ -86,38 +86,42 @@ def report(
     say: Callable[[str], None] = lambda line: None,
     step: Callable[[int, int], None] = lambda done, planned: None,
 ) -> Diagnosis:
-    """Diagnose a pytree, a torch state dict or a checkpoint on disk.
+    """Find what storing parameters in `fmt` does to a training run, and which remedies help.
 
     Args:
-        source: anything that `parameter_leaves.leaves_of` accepts, or an opened checkpoint. If its
-            folder has a Megalodon's `config.json`, parameter names are checked against it.
+        source: the parameters: anything that `parameter_leaves.leaves_of` accepts (a pytree, a
+            torch state dict, a path), or an opened checkpoint. If its folder has a Megalodon's
+            `config.json`, parameter names are checked against it.
         optimiser: the training optimiser or its name. None: that of the optimiser state stored with
             the parameters, or AdamW if there is no such state.
-        settings: optimiser settings by name, such as `lr`; they override the stored state's.
+        settings: optimiser settings by name, such as `lr`; they override those of the stored state.
+            Ignored if `optimiser` is an `Optimiser`.
         config: the Megalodon whose parameter names are expected; None uses the folder's
             `config.json`, if there is one.
         fmt: the storage format to diagnose.
-        batches: data for `loss`, one entry per step; None uses synthetic gradients.
+        batches: data for `loss`, one entry per step, on which the source is trained; None: training
+            on synthetic gradients.
         loss: (parameters, batch) -> scalar; None with batches uses a Megalodon's own loss.
-        state: an optimiser state to audit as well (optax, or torch's `state_dict()`).
+        state: a further optimiser state to audit (optax, or torch's `state_dict()`).
         order: parameter names in the order in which the optimiser states number them; needed only
             if the states have no names and the order cannot be derived.
         gradients: distribution of synthetic gradients, where real ones are unknown.
-        known: maps the trained parameters to their known gradients, as `known_gradients.measured`
-            does; None derives gradients from the optimiser states.
+        known: maps the trained parameters to their gradient statistics, as
+            `known_gradients.measured` does; None derives them from the optimiser states.
         schedule: learning rates of the run; None: the optimiser's rate throughout.
-        remedies: remedies to try. Of leaves whose names differ only in the layer number (a kind),
-            the one with the largest frozen fraction is used.
+        remedies: remedies to try. Leaves whose names differ only in the layer number are one kind;
+            remedies are tried on the leaf of each kind with the largest frozen fraction.
         base: base model for `source`, in any form that `leaves_of` accepts, if `source` is a folder
             of LoRA adapters; merging the adapters is then diagnosed too.
         say: called with one line of progress text at each stage.
-        step: called for a progress bar: (finished units of work, all units).
+        step: called as (finished units of work, all units), for a progress bar.
 
     Raises:
         FileNotFoundError: the path holds no checkpoint.
-        ValueError: nothing in it can be trained, the names belong to another model, the optimiser
-            is unknown, batches were passed without a loss, gradients belong to another model, or
-            the numbered optimiser state fits the parameters in several ways.
+        ValueError: there is nothing to train; parameter names or gradients belong to another model;
+            the optimiser or one of its settings is unknown; batches come without a loss for a model
+            that is no Megalodon; an order was given but the checkpoint has no optimiser state; or a
+            numbered optimiser state fits the parameters in several ways.
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
@@ -206,7 +210,7 @@ def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrde
 def _taken(
     files: CheckpointFiles | None, states: Sequence[TorchState], used: Sequence[StateUse]
 ) -> list[str]:
-    """Return lines on the files and entries used or skipped, and on unused optimiser states."""
+    """Return lines for the report on the files and entries used or skipped, and why."""
     if files is None:
         return []
     unused = "; ".join(use.describe() for use in used if use.unused)
@@ -259,9 +263,10 @@ def _of_adapters(folder: Any, base: Any, fmt: Format) -> list[Finding]:
 
 
 def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:
-    """Whether to show torch remedies: for torch tensors, and for files not of a Megalodon.
+    """Whether the source is a torch model, for which remedies in torch are shown.
 
-    A Megalodon's files are read by JAX and torch alike.
+    That is a mapping with torch tensors, or files that are not of a Megalodon. A Megalodon's files
+    are read by JAX and torch alike.
     """
     if files is not None:
         return not is_megalodon(leaves)
@@ -273,7 +278,7 @@ def _pushes(
     states: Sequence[TorchState],
     leaves: Mapping[str, Leaf],
 ) -> tuple[KnownGradients | None, tuple[StateUse, ...]]:
-    """Return the known gradients, if any, and for each optimiser state why it was not used."""
+    """Return gradient statistics (None if unknown), and the use made of each optimiser state."""
     given = known(leaves) if known is not None else None
     of_states, why = _of_states(states, leaves)
     uses = []
@@ -292,7 +297,7 @@ def _pushes(
 def _of_states(
     states: Sequence[TorchState], leaves: Mapping[str, Leaf]
 ) -> tuple[KnownGradients | None, str]:
-    """Return gradient statistics derived from optimiser states, or None and the reason."""
+    """Return gradient statistics derived from optimiser states and "", or None and the reason."""
     rows: dict[str, RowGradients] = {}
     without: list[str] = []
     for each in states:
@@ -353,7 +358,8 @@ def _expected_leaves(
 def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Finding]:
     """Sort findings by severity, worst first, then by the number of elements concerned.
 
-    Within one severity, findings on rows without a gradient come last: training does not use them.
+    Within one severity, findings on rows without a gradient come last: training does not use such
+    rows.
 
     Args:
         findings: findings in any order.
@@ -386,7 +392,7 @@ def _config_beside(folder: Path) -> MegalodonConfig | None:
 
 @dataclass
 class _Walk:
-    """Results of one pass over all leaves."""
+    """Results of one pass that reads all leaves: samples, predictions and findings."""
 
     seen: int = 0
     """Number of leaves read so far."""
@@ -412,7 +418,7 @@ def _walk(
     known: KnownGradients | None,
     step: Callable[[int], None],
 ) -> _Walk:
-    """Read every leaf once: sample it and predict its frozen fraction, or note why not.
+    """Read every leaf once: sample it and predict its frozen fraction, or report why not.
 
     Raises:
         ValueError: a leaf cannot be read, or none can be probed.
@@ -451,7 +457,7 @@ def _walk(
 
 
 def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
-    """Return the error message for a checkpoint without a leaf that can be probed."""
+    """Return the message of the error for a checkpoint without a leaf that can be probed."""
     shown = listed([f"{n} ({x.dtype})" for n, x in leaves.items()])
     if any(leaf.floating for leaf in leaves.values()):
         return (
@@ -468,7 +474,7 @@ def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
 
 
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
-    """Return the leaf with the largest frozen fraction of each kind that has a frozen leaf."""
+    """Return, by kind that has a frozen leaf, the leaf with the largest frozen fraction."""
     frozen = [n for n, survival in narrow.items() if n in good and survival.frozen > FROZEN_SHARE]
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-narrow[n].frozen, -good[n].size)):

@@ -19,16 +19,16 @@ from stability.storage.whole_run import WholeRun
 
 @dataclass(frozen=True, slots=True)
 class StateUse:
-    """One optimiser state of a checkpoint, and why it was not a source of gradients, if so."""
+    """One optimiser state of a checkpoint, and whether gradient statistics were derived from it."""
 
     place: str
-    """File that holds the state."""
+    """File, or place in a file, that holds the state."""
     parameters: int
-    """Number of parameters whose moments it holds."""
+    """Number of parameters whose moments the state holds."""
     identified: str
-    """Way in which the parameters were identified, such as "by shape"; empty if they were not."""
+    """How its entries were assigned to parameters, such as "by shape"; empty if they were not."""
     unused: str
-    """Why its moments were not used as a source of gradients, as text; empty if they were."""
+    """Why no gradient statistics were derived from its moments, as text; empty if they were."""
 
     def describe(self) -> str:
         """Return a clause for the report: the file of an unused state and the reason."""
@@ -36,7 +36,8 @@ class StateUse:
 
 
 SHOWN = 3
-"""Largest number of remedies listed per kind of leaf, and of partly frozen kinds in one line."""
+"""Number of best remedies listed per kind of leaf; at most as many failing ones follow. Also the
+largest number of partly frozen kinds named in one line."""
 NOTED = FROZEN_SHARE / 5
 """Predicted frozen fraction from which a kind of leaf is listed as partly frozen. It is a fifth of
 the limit for a warning, so that a fraction on its way to the limit is seen early. It decides only
@@ -58,7 +59,7 @@ class Diagnosis:
     basis: list[str]
     """Lines on the assumptions behind the numbers: optimiser, gradients, samples."""
     seconds: float
-    """Wall time of the diagnosis."""
+    """Wall time of the diagnosis, in seconds."""
     whole: WholeRun | None = None
     """Cost of storage for the whole run; None if there are no parameters."""
     storage: str = BF16.name
@@ -69,11 +70,15 @@ class Diagnosis:
     """Optimiser states found in the checkpoint."""
 
     def worst(self) -> Severity:
-        """Return the worst severity; there must be at least one finding."""
+        """Return the worst severity of the findings.
+
+        Raises:
+            ValueError: there are no findings.
+        """
         return max((f.severity for f in self.findings), key=Severity.gravity)
 
     def text(self) -> str:
-        """Return the diagnosis for a terminal: one entry per problem and kind of leaf."""
+        """Return the diagnosis as text for a terminal: one entry per problem and kind of leaf."""
         groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
         for f in self.findings:
             if f.severity.gravity() >= Severity.WARNING.gravity():

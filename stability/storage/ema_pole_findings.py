@@ -22,26 +22,27 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 LENGTHS = (4096, 32_768)
 """Sequence lengths of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01
-"""Largest fraction of poles that may never forget (|q| = 1). The state of such a pole grows with
-the text, so that 1 % of them matters."""
+"""Largest fraction of poles that never forget (|q| = 1) without a warning. The state of such a pole
+grows with the text, so that 1 % of them matters."""
 TURN_ERROR = 1 / 8
-"""Largest phase error in turns (1/8 is 45 degrees): at it, a pole's output projected onto the
-exact phase is 30 % too small, cos(pi / 4) = 0.7."""
+"""Largest phase error without a warning, in turns. At 1/8 of a turn (45 degrees) the projection of
+a pole's output onto the exact phase is 30 % too small: cos(pi / 4) = 0.7."""
 _FLOAT32_MATTERS = 100 * LONG_CONTEXT
-"""Largest error of the response with poles in float32: 100 times the tolerance for this project's
-EMA over long contexts."""
+"""Largest relative L2 error of the response with poles in float32 without a warning: 100 times the
+tolerance for this project's EMA over long contexts."""
 
 
 def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS) -> list[Finding]:
     """Return findings for every EMA, on poles that never forget, phase errors and float32 errors.
 
-    Notes give quantiles of the decay, and the largest change of a memory by storage in `fmt`.
+    Notes give quantiles of the decay per step, and the largest relative change of a pole's memory
+    if parameters are stored in `fmt`.
 
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths at which errors are reported, ascending. The longest is judged,
-            the others are notes.
+        lengths: sequence lengths in tokens, ascending. Errors at the last one are judged; at the
+            others the float32 error is a note.
 
     Raises:
         ValueError: see `find_poles`.
@@ -115,8 +116,8 @@ def memory_rows(
     """Return memory lengths of EMA poles as rows for a plot: in float32, stored, after training.
 
     The synthetic gradients (`Gradients(uphill)`) have one sign, so that training lengthens the
-    memory of every pole. It runs once with float32 parameters and once with parameters stored in
-    `fmt`. The difference is the effect of lost updates.
+    memory of every pole. There are two runs, with parameters in float32 and stored in `fmt`. The
+    difference between their memories is the effect of lost updates.
 
     Args:
         source: pytree, state dict or checkpoint.

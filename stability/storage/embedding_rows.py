@@ -1,4 +1,4 @@
-"""Zero rows of the embedding: all their tokens look alike to the model.
+"""Zero rows of the embedding: the model cannot tell their tokens apart.
 
 Source: docs/stability.md "Embedding rows".
 """
@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def findings(source: Any) -> list[Finding]:
-    """Return one finding: the fraction of the embedding's rows that are zero, and their tokens.
+    """Return one finding on the fraction of embedding rows that are zero; it names their tokens.
 
     Args:
         source: pytree, state dict or checkpoint.

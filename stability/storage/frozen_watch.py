@@ -27,7 +27,7 @@ FOLLOWED = 256
 """Largest number of elements sampled per leaf: a fraction of 256 elements has a standard error of
 at most 3 %."""
 PATIENCE = 100
-"""Number of steps with a nonzero gradient since its last change at which an element is frozen."""
+"""Default number of steps with a nonzero gradient after which an unchanged element is frozen."""
 
 
 class Watch(NamedTuple):
@@ -41,11 +41,11 @@ class Watch(NamedTuple):
     still: dict[str, Any]
     """Number of steps with a nonzero gradient since the element last changed, int32."""
     pushed: dict[str, Any]
-    """Whether the element ever had a nonzero gradient, bool; others do not count as frozen."""
+    """Whether the element ever had a nonzero gradient, bool; only such elements are counted."""
 
 
 def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarray:
-    """Return the flat indices of the sampled elements of a leaf, ascending.
+    """Return the flat indices of the elements of a leaf that the watch samples, ascending.
 
     A leaf of at most `most` elements is sampled whole. From a larger leaf, elements are drawn at
     random, seeded by its name. Every k-th element instead could be a single column: that happens
@@ -109,15 +109,15 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
 
 
 def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
-    """Return a warning for every parameter of which more than half is frozen.
+    """Return a warning for every parameter of which more than half is frozen; empty if none is.
 
-    The fraction is taken over the elements that ever had a nonzero gradient. Otherwise embedding
-    rows of tokens that never occur would hide that all other rows are frozen.
+    The fraction is taken over the sampled elements that ever had a nonzero gradient. Otherwise
+    embedding rows of tokens that never occur would hide that all other rows are frozen.
 
     Args:
         watch: the state after any number of steps.
-        patience: number of steps with a nonzero gradient since its last change at which an element
-            counts as frozen.
+        patience: an element counts as frozen after this many steps with a nonzero gradient since it
+            last changed.
 
     Raises:
         ValueError: patience is below 1.
@@ -189,17 +189,17 @@ def watch_torch(
         f"{finding.subject}: {finding.message}"
     ),
 ) -> TorchWatch:
-    """Watch a torch optimiser, and report each parameter as soon as more than half of it freezes.
+    """Watch a torch optimiser; report each parameter once more than half of its sample is frozen.
 
     Args:
         optimizer: a `torch.optim.Optimizer` (anything with `register_step_post_hook`).
         named_parameters: `model.named_parameters()`.
-        patience: number of steps with a nonzero gradient since its last change at which an element
-            counts as frozen.
-        report: called with the warning whenever a parameter freezes; prints it by default.
+        patience: an element counts as frozen after this many steps with a nonzero gradient since it
+            last changed; at least 1.
+        report: called with the warning whenever a parameter freezes; by default it is printed.
 
     Raises:
-        ValueError: the optimiser has no such hook, or there are no parameters.
+        ValueError: the optimiser has no `register_step_post_hook`, or there are no parameters.
     """
     if not hasattr(optimizer, "register_step_post_hook"):
         raise ValueError(

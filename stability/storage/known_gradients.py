@@ -27,9 +27,11 @@ class RowGradients:
     """Gradient statistics of a parameter by row of its first axis; a vector is one row."""
 
     sizes: np.ndarray
-    """Root mean square of an element's gradient, over steps and the row: (rows,) or ()."""
+    """Root mean square of an element's gradient, over steps and the row: (rows,), or () if equal
+    for all rows."""
     signals: np.ndarray
-    """Fraction of the size that keeps its sign, see `simulate.Gradients`: (rows,) or ()."""
+    """Fraction of the size that keeps its sign, see `simulate.Gradients`: (rows,), or () if equal
+    for all rows."""
     shape: tuple[int, ...]
     """Shape of the parameter."""
 
@@ -38,11 +40,13 @@ class RowGradients:
         return float(np.sqrt(np.mean(np.square(self.sizes, dtype=np.float64))))
 
     def idle(self) -> np.ndarray:
-        """Return a mask of the rows whose gradient is always zero, bool (rows,) or ()."""
+        """Return which rows have a gradient that is always zero, bool, in the shape of `sizes`."""
         return np.asarray(self.sizes == 0)
 
     def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes and signals of those elements that `parameter_leaves.sample` draws.
+        """Return sizes and signals of the elements of a sample, both in the shape of the sample.
+
+        The elements are those that `parameter_leaves.sample` draws.
 
         Args:
             name: name of the parameter, which seeds the sample.
@@ -123,7 +127,7 @@ def measured(
 
 
 class _Sums:
-    """Sums over batches: squares by row; values and squares of the sampled elements."""
+    """Sums of a gradient over batches: mean squares by row; values and squares of a sample."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf

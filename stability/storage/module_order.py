@@ -1,4 +1,4 @@
-"""Order of the parameters in a model's torch module, derived from a checkpoint's config.json.
+"""Order of the parameters in a checkpoint's torch module, derived from its config.json.
 
 transformers builds the architecture on torch's meta device: no weight is allocated, nothing is
 downloaded, and no code from the checkpoint runs. Source: docs/stability.md "Optimiser state".

@@ -73,8 +73,9 @@ class MasterState(NamedTuple):
 
 
 def nearest_storage(inner: Transform) -> Transform:
-    """Round parameter + update to nearest: the control, which loses small updates as a cast does.
+    """Wrap an optimiser so that parameter + update is rounded to nearest; small updates are lost.
 
+    It is the control for the other wrappers, and loses the same updates as a cast does.
     Unlike a cast inside jit, this rounding cannot be elided by the compiler.
     """
 
@@ -90,12 +91,12 @@ def nearest_storage(inner: Transform) -> Transform:
 
 
 def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
-    """Round parameter + update up or down at random, so that the mean is exact.
+    """Wrap an optimiser so that parameter + update is rounded at random, with an exact mean.
 
     No memory per parameter is needed beyond the state of `inner`.
 
     Args:
-        inner: the optimiser.
+        inner: the optimiser to wrap.
         seed: seed of the roundings. With a leaf's path and the step number it determines each
             rounding, on any machine.
     """
@@ -116,10 +117,10 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
 
 
 def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Transform:
-    """Carry the part of an update lost to rounding into the next step (Kahan summation).
+    """Wrap an optimiser so that the part of an update lost to rounding enters the next (Kahan).
 
     Args:
-        inner: the optimiser.
+        inner: the optimiser to wrap.
         compensation_dtype: dtype of the carried loss. float32 is exact; a 16-bit dtype takes half
             the memory and rounds the carry.
 
@@ -160,7 +161,7 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
 
 def float32_master(inner: Transform) -> Transform:
-    """Keep the parameters in float32 in the state; the model's narrow ones are rounded copies."""
+    """Wrap an optimiser so that its state has float32 parameters; the model has rounded copies."""
 
     def init(params: Any) -> MasterState:
         return MasterState(inner.init(_wide(params)), _wide(params))
@@ -182,7 +183,7 @@ def float32_master(inner: Transform) -> Transform:
 def stochastic_adamw(
     learning_rate: optax.ScalarOrSchedule, *, seed: int = 0, **options: Any
 ) -> Transform:
-    """AdamW with stochastic rounding; `options` are those of `optax.adamw`."""
+    """Return AdamW with stochastic rounding; `options` are those of `optax.adamw`."""
     return stochastic_rounding(optax.adamw(learning_rate, **options), seed)
 
 
@@ -192,7 +193,7 @@ def kahan_adamw(
     compensation_dtype: DTypeLike = jnp.bfloat16,
     **options: Any,
 ) -> Transform:
-    """AdamW with Kahan compensation; `options` are those of `optax.adamw`."""
+    """Return AdamW with Kahan compensation; `options` are those of `optax.adamw`."""
     return kahan(optax.adamw(learning_rate, **options), compensation_dtype)
 
 
@@ -207,7 +208,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
-    """Return the random key of a leaf at a step; `seed` and `step` may be traced."""
+    """Return the random key for rounding a leaf at a step; `seed` and `step` may be traced."""
     key = jax.random.fold_in(jax.random.key(seed), seed_of(path))
     return jax.random.fold_in(key, step)
 

@@ -25,11 +25,11 @@ from stability.core.number_formats import BF16, FP16, format_of
 
 SOURCE = 'docs/stability.md "Optimiser state"'
 SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
-"""Names of running means of squared gradients in optax and torch; one part of a leaf's path."""
+"""Names of running means of squared gradients in optax and torch, as parts of a leaf's path."""
 FIRST_MOMENTS = frozenset({"mu", "trace", "exp_avg", "momentum_buffer"})
-"""Names of running means of gradients in optax and torch; one part of a leaf's path."""
+"""Names of running means of gradients in optax and torch, as parts of a leaf's path."""
 COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})
-"""Names of step counters in optax and torch; the last part of a leaf's path."""
+"""Names of step counters in optax and torch, as the last part of a leaf's path."""
 RUN_LENGTH = 100_000
 """Default for the largest step number that a counter must hold: a long training run."""
 
@@ -37,7 +37,7 @@ RUN_LENGTH = 100_000
 def audit_state(
     state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
 ) -> list[Finding]:
-    """Return one finding per moment and step counter; its subject is the path in the state.
+    """Return one finding per moment and step counter of a state, whose subject is the path in it.
 
     Args:
         state: an optax state or torch's `optimizer.state_dict()`, in any nesting.
@@ -71,10 +71,13 @@ def audit_state(
 
 
 def audit_global_norm(gradients: Any) -> Finding:
-    """Return a finding on `optax.tree.norm`, used for clipping, relative to the norm in float64.
+    """Return a finding on the norm used to clip gradients: `optax.tree.norm` over the true norm.
+
+    The true norm is computed in float64. It is an error if the ratio differs from 1 by more than
+    two rounding errors of the narrowest dtype.
 
     Args:
-        gradients: pytree of arrays, in the dtype of the training loop.
+        gradients: pytree of arrays, in the dtypes of the training loop.
 
     Raises:
         ValueError: there are no gradients.
@@ -103,12 +106,12 @@ def audit_global_norm(gradients: Any) -> Finding:
 
 @lru_cache(maxsize=32)
 def remaining(dtype: str, beta2: float, steps: int) -> float:
-    """Return what optax leaves of a second moment of 1, stored in `dtype`, after zero gradients.
+    """Return the value to which optax decays a second moment of 1 over steps with gradient 0.
 
     Args:
-        dtype: name of the dtype.
+        dtype: name of the dtype in which the moment is stored.
         beta2: decay factor per step.
-        steps: number of steps with gradient 0. Exact arithmetic leaves beta2**steps.
+        steps: number of steps. Exact arithmetic gives beta2**steps.
 
     Raises:
         RuntimeError: this optax does not keep the moment in `dtype`.

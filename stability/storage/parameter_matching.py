@@ -19,7 +19,7 @@ import numpy as np
 from stability.core.parameter_leaves import Leaf
 
 LIMIT = 100_000
-"""Largest number of partial assignments to explore. With more, all parameters are called ambiguous:
+"""Largest number of partial assignments to explore. With more, all parameters count as ambiguous:
 so many arise only from many parameters of equal shape in unknown groups."""
 _UNDECAYED = re.compile(r"bias|norm|(^|\.)ln(_|\d|\.|$)|(^|\.)bn\d*\.", re.IGNORECASE)
 """Matches names of parameters that are usually excluded from weight decay: biases and norms."""
@@ -35,7 +35,7 @@ class Slot:
     """Shape of the moments; None if there are none, since the parameter never had a gradient."""
 
     def fits(self, leaf: Leaf) -> bool:
-        """Whether these moments can belong to the parameter."""
+        """Whether the slot's moments can belong to the parameter: no moments, or the same shape."""
         return self.shape is None or self.shape == leaf.shape
 
 
@@ -46,7 +46,7 @@ class Match:
     keys: dict[str, Any] = field(default_factory=dict)
     """`Slot.key` by parameter name, without parameters that have no moments."""
     ambiguous: tuple[str, ...] = ()
-    """Names of the parameters for which several slots fit, or one slot that may be another's."""
+    """Names of the parameters that fit several slots, or a slot that may be another parameter's."""
 
 
 Group: TypeAlias = Sequence[Slot]
@@ -63,10 +63,10 @@ def match(
         groups: groups of all optimisers; a parameter is in at most one.
         leaves: parameters that may have been trained.
         ordered: whether the leaves are in the module's order. Otherwise only shapes are compared.
-        decays: weight decay of each group. If there are two groups and the shapes are ambiguous,
-            the group with the larger decay (the first if equal) is tried as the one of all
-            parameters except biases and norms, as in transformers' Trainer. The result is used if
-            it is unambiguous.
+        decays: weight decay of each group, used only if there are two groups and the assignment is
+            ambiguous. The group with the larger decay (the first if equal) is then assumed to hold
+            all parameters except biases and norms, as in transformers' Trainer. This assignment is
+            returned if it is unambiguous.
     """
     fitting = _in_order if ordered else _by_shape
     found = fitting(groups, leaves, lambda leaf, group: True)
@@ -81,7 +81,7 @@ def match(
 
 
 def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
-    """Return the second copies of tied matrices: name of the copy -> name of the parameter.
+    """Return the leaves that are second copies of tied matrices: name of copy -> name of parameter.
 
     A leaf is a copy if it has two or more axes, is bytewise equal to an earlier leaf, and is not
     constant. Copies are sought only among shapes of which the model has more leaves than the

@@ -20,18 +20,19 @@ from stability.storage.simulate import GRADIENTS, Gradients, Known, Storage, Sur
 from stability.storage.update_rules import Optimiser
 
 ENOUGH = 0.05
-"""Largest |fidelity - 1| of a remedy that works. It acts like a wrong learning rate, and learning
-rates are rarely tuned to 5 %."""
+"""Largest |fidelity - 1| of a remedy that works. A fidelity of 0.95 acts like a learning rate 5 %
+too small, and learning rates are rarely tuned to 5 %."""
 ERRORS = 2.0
 """Standard errors within which two fidelities count as equal: a 95 % interval."""
 STEPS, SIZE = 1000, 1024
-"""Optimiser steps, and largest number of elements sampled per leaf. In 1,000 steps a norm weight at
-1 crosses about twenty bfloat16 values, so that the rounding of its end point is negligible."""
+"""Optimiser steps of a trial, and largest number of elements sampled per leaf. In 1,000 steps a
+norm weight at 1 crosses about twenty bfloat16 values, so that the rounding of its end point is
+negligible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way to store or update a parameter."""
+    """One way to store or update a parameter that may keep it from freezing."""
 
     name: str
     what: str
@@ -108,7 +109,8 @@ class Trial:
     lost_at_start: float
     """Relative L2 error of the initial values from their first rounding to storage."""
     idle: float = 0.0
-    """Fraction of the elements without a gradient; `survival` excludes them."""
+    """Fraction of the elements without a gradient, which `survival` excludes; 0 if no element has a
+    gradient, since all are then counted."""
 
     @property
     def miss(self) -> float:
@@ -149,7 +151,7 @@ class Trial:
         return alike and apart <= math.hypot(self.spread, other.spread)
 
     def describe(self, torch: bool = False) -> str:
-        """Describe the remedy and its measured effect, for JAX or for torch."""
+        """Return text with the instruction, for JAX or torch, and the remedy's measured effect."""
         what = (torch and self.remedy.torch) or self.remedy.what
         between = f" ± {self.spread:.3f}" if round(self.spread, 3) else ""
         of = " of those with a gradient" if self.idle else ""
@@ -181,8 +183,9 @@ def try_remedies(
         remedies: the remedies to try.
         gradients: distribution of synthetic gradients.
         steps: optimiser steps.
-        size: elements sampled per leaf.
-        known: known gradient statistics by leaf name, which replace `gradients`.
+        size: largest number of elements sampled per leaf.
+        known: known gradient statistics by leaf name, which replace `gradients`; None: no leaf has
+            them.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -215,7 +218,7 @@ def try_remedies(
 
 
 def ranks(trials: Sequence[Trial]) -> list[int]:
-    """Return the rank of each trial, from 1, of a list sorted by `rank`; ties share a rank."""
+    """Return the rank, from 1, of each trial in a list sorted by `rank`; ties share a rank."""
     found: list[int] = []
     leader = 0
     for place, trial in enumerate(trials):
@@ -225,7 +228,7 @@ def ranks(trials: Sequence[Trial]) -> list[int]:
 
 
 def rank(trials: Sequence[Trial]) -> list[Trial]:
-    """Sort trials: working remedies first, by memory; then the others, by fidelity."""
+    """Return trials sorted: working remedies first, by memory; then the others, by `Trial.miss`."""
 
     def key(t: Trial) -> tuple[bool, float, float, float]:
         return (not t.works, t.bytes, t.lost_at_start, t.miss) if t.works else (True, t.miss, 0, 0)

@@ -20,7 +20,7 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rates of a run, as factors on the largest one.
+    """Learning rates of a run, as factors on its largest learning rate.
 
     Raises:
         ValueError: the kind is unknown, the warmup is negative or not shorter than the run, or
@@ -34,7 +34,7 @@ class Schedule:
     warmup: int = 0
     """Initial steps over which the rate grows linearly from 0."""
     end: float = 0.0
-    """Factor after the last step; ignored for a constant rate."""
+    """Factor on the largest rate after the last step; ignored for a constant rate."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

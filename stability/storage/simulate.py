@@ -36,10 +36,10 @@ from stability.storage.narrow_optimisers import (
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
 STEPS, SAMPLE = 200, 2048
-"""Optimiser steps, and largest number of elements sampled per leaf. A fraction of 2,048 elements
-has a standard error of at most 1.1 %."""
+"""Counted optimiser steps, and largest number of elements sampled per leaf. A fraction of 2,048
+elements has a standard error of at most 1.1 %."""
 BURN_IN = 100
-"""Steps before the counted ones. They fill the optimiser's moments and do not change parameters.
+"""Optimiser steps before the counted ones; they fill the moments and do not change parameters.
 
 AdamW's first step from moments of zero is as large as the learning rate; later steps are about a
 third of it for these gradients. If the first step counted, it would move most elements once, and
@@ -53,8 +53,9 @@ ROWS = 16
 def cast_storage(
     inner: optax.GradientTransformation, beta2: float = 0.999
 ) -> optax.GradientTransformation:
-    """Round parameters and moments to nearest after each step, as training in few bits does.
+    """Wrap an optimiser so that parameters and moments are rounded to nearest after each step.
 
+    Training that stores everything in few bits does the same.
     A second moment is rounded twice, as in torch: after the multiplication by beta2, and after the
     addition of the squared gradient. A single rounding of the sum would decay differently.
 
@@ -106,7 +107,7 @@ WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTrans
 
 
 Known: TypeAlias = Mapping[str, RowGradients] | None
-"""Known gradient statistics by leaf name, or None."""
+"""Known gradient statistics by leaf name; None if none are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +180,11 @@ class Survival:
     """Effect of storage on the updates of one leaf over a run."""
 
     frozen: float
-    """Fraction that never changed of the elements with a nonzero intended displacement."""
+    """Fraction of the elements due to move (nonzero intended displacement) that never changed."""
     fidelity: float
     """Applied displacement divided by intended displacement, along the intended direction."""
     error: float = 0.0
-    """Relative L2 error of the applied displacement against the intended one."""
+    """L2 norm of applied minus intended displacement, divided by that of the intended one."""
     spread: float = 0.0
     """Standard error of the fidelity, from the scatter over elements (independent gradients)."""
 
@@ -203,11 +204,11 @@ class Simulated(NamedTuple):
     """Whether the element has a gradient, bool; only weight decay moves the others."""
 
     def survival(self) -> Survival:
-        """Return the frozen fraction, fidelity and error of the outcome."""
+        """Return the frozen fraction, fidelity and error of the run, over all elements."""
         return summary(self.first, self.last, self.intended, self.changed)
 
     def with_gradients(self) -> Simulated:
-        """Return the outcome of the elements with a gradient, or of all if no element has one."""
+        """Return the arrays of the elements with a gradient; of all elements if none has one."""
         if not self.pushed.any():
             return self
         return Simulated(*(part[self.pushed] for part in self))
@@ -238,7 +239,9 @@ FLOAT32 = Storage("plain", "float32")
 
 
 def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
-    """Return the survival of updates: applied displacement (last - first) against the intended.
+    """Return the survival of updates: compare the applied displacement with the intended one.
+
+    The applied displacement is `last - first`.
 
     Args:
         first, last: values before and after the run, any floating-point dtype.
@@ -275,7 +278,7 @@ def run(
     fill: bool = False,
     burn_in: int = BURN_IN,
 ) -> dict[str, Simulated]:
-    """Train a sample of every leaf on synthetic gradients and return the outcomes by name.
+    """Train a sample of every leaf on synthetic gradients; return values and displacements by name.
 
     Args:
         values: leaves by name, any shape. The name seeds sample, gradients and roundings. A `Leaf`
@@ -285,8 +288,9 @@ def run(
         gradients: distribution of synthetic gradients.
         steps: counted optimiser steps.
         size: largest number of elements sampled per leaf, see `parameter_leaves.sample`.
-        shapes: shapes of the whole leaves, if `values` are samples already.
-        known: known gradient statistics by leaf name, which replace `gradients`.
+        shapes: shapes of the whole leaves by name, if `values` are samples; None: they are not.
+        known: known gradient statistics by leaf name, which replace `gradients`; None: there are
+            none.
         fill: whether to repeat a leaf of at most half of `size` elements up to that size, with
             separate random draws for each copy. Matrices that the optimiser updates as a whole are
             not repeated.
@@ -339,7 +343,7 @@ def _run_rows(
     shape: Any,
     storage: Storage,
 ) -> dict[str, Simulated]:
-    """Run leaves stacked to `shape`; a sample is (values, gradient rms, gradient signal)."""
+    """Return the runs of leaves, stacked to `shape`; a sample is (values, gradient rms, signal)."""
     rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, (values, *push)) in enumerate(zip(names, samples, strict=True)):
@@ -459,7 +463,7 @@ def with_moments(state: Any, moments: Any) -> Any:
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
-    """Return the number of rows to stack for `count` leaves, padded to few distinct numbers.
+    """Return the number of rows to stack for `count` leaves: one of few numbers, with empty rows.
 
     Each number needs a compiled program, which costs more than empty rows, except for matrices.
     """
@@ -477,7 +481,7 @@ _SHORT = 128
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:
-    """Return the optimiser with a rate at which it steps on a part as far as on the whole leaf.
+    """Return the optimiser at the rate that makes its step on a part as long as on the whole leaf.
 
     The step of an optimiser such as Muon depends on the shape of the matrix.
     """

@@ -46,7 +46,8 @@ REMEDY = (
 def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
     """Return half the distance from p to its neighbour in `fmt` in the direction of u, float64.
 
-    From a power of two, the neighbour toward zero is half as far as the one away from zero.
+    A smaller update is lost. From a power of two, the neighbour toward zero is half as far as the
+    one away from zero.
 
     Args:
         p: numbers of the format.
@@ -61,7 +62,7 @@ def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
 
 
 def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Whether adding u leaves the stored p unchanged (round to nearest, ties to even)."""
+    """Return whether p + u, rounded to nearest even, is p for each stored number p, bool."""
     u = np.asarray(u, np.float64)
     gap = half_gap(p, u, fmt)
     even = np.rint(np.abs(np.asarray(p, np.float64)) / fmt.spacing(p)) % 2 == 0
@@ -85,14 +86,14 @@ def predict(
     decay: bool = False,
     rms: float = GRADIENT_RMS,
 ) -> Prediction:
-    """Predict the fraction of a leaf's updates that is lost, from all its distinct stored values.
+    """Predict which fraction of a leaf's elements loses a step, from all distinct stored values.
 
     Args:
         leaf: values of any shape, float32 or a narrow format.
         optimiser: determines the size of a step. A number means AdamW with that learning rate.
         fmt: the storage format.
         decay: whether weight decay applies to this leaf.
-        rms: root mean square of its gradients.
+        rms: root mean square of the leaf's gradients.
     """
     return predict_each(leaf, optimiser, (fmt,), decay, rms)[fmt.name]
 
@@ -130,7 +131,7 @@ def predict_each(
 
 
 def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
-    """Split a leaf into values with a gradient and values moved by decay alone, with their steps.
+    """Split a leaf into (values, step): values with a gradient, and values moved by decay alone.
 
     Values that no step moves, and empty parts, are left out.
     """
@@ -201,16 +202,18 @@ def measure(
         batches: data for the loss, one entry per step; token ids (steps, B, L) for a Megalodon.
         optimiser: the optimiser.
         fmt: storage format; None stores float32, the control.
-        loss: (parameters, batch) -> scalar; None uses a Megalodon's own loss.
-        gradients: distribution of synthetic gradients.
-        steps: optimiser steps on synthetic gradients.
-        size: elements sampled per leaf on synthetic gradients.
+        loss: (parameters, batch) -> scalar, for batches; None uses a Megalodon's own loss.
+        gradients: distribution of synthetic gradients, if there are no batches.
+        steps: optimiser steps, if there are no batches.
+        size: largest number of elements sampled per leaf, if there are no batches.
 
     Returns:
         Survival by parameter name.
 
     Raises:
-        ValueError: leaves are integers or not finite, there are none, or there is no loss.
+        ValueError: there are no leaves; a leaf holds integers, NaN or infinity; batches come
+            without a loss and the source is no Megalodon; or XLA cannot convert to `fmt` here.
+        RuntimeError: the compiler removed the rounding.
     """
     leaves = parameters_of(source)
     if batches is not None:
@@ -225,8 +228,8 @@ def probe(
 ) -> list[Finding]:
     """Train a model in bfloat16 and in float32; return findings on each leaf's frozen fraction.
 
-    Notes give the predicted frozen fraction, both fidelities and `min_lr`. If a leaf holds NaN or
-    infinity, nothing is trained, and each such leaf is an error finding.
+    Notes give the predicted frozen fraction, the fidelities in bfloat16 and float32, and `min_lr`.
+    If a leaf holds NaN or infinity, nothing is trained, and each such leaf is an error finding.
 
     Args:
         model: pytree of parameters.
@@ -235,7 +238,7 @@ def probe(
         loss: (parameters, batch) -> scalar; None uses a Megalodon's own loss.
 
     Raises:
-        ValueError: see `measure`.
+        ValueError, RuntimeError: see `measure`.
     """
     leaves = leaves_of(model)
     spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
@@ -258,7 +261,7 @@ def probe(
 def frozen_finding(
     name: str, share: float, message: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding:
-    """Return the finding on a leaf's frozen fraction; NaN means that it could not be measured."""
+    """Return the finding on a leaf's frozen fraction `share`; NaN if it could not be measured."""
     threshold, metric = FROZEN_SHARE, "frozen_fraction"
     return judge(
         "survival", name, metric, share, threshold, SOURCE, message, remedy, severity=severity
@@ -272,8 +275,8 @@ def survival_findings(
 
     Args:
         leaf: the leaf, in float32 or narrower.
-        narrow: measured with bfloat16 storage.
-        control: measured with float32 storage.
+        narrow: survival measured with bfloat16 storage.
+        control: survival measured with float32 storage.
         optimiser: the optimiser of both runs.
         megalodon: whether names are a Megalodon's, which decides on weight decay (see `decays`).
     """
@@ -288,7 +291,7 @@ def survival_findings(
 
 
 def numbers_of(narrow: Survival, control: Survival, predicted: Prediction) -> dict[str, float]:
-    """Return a leaf's predicted frozen fraction, both fidelities and `min_lr`, by metric name."""
+    """Return predicted frozen fraction, fidelity narrow and in float32, and `min_lr`, by metric."""
     return {
         "predicted_frozen_fraction": predicted.frozen,
         "fidelity": narrow.fidelity,

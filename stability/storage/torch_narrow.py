@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 CARRY = "kahan_carry"
-"""Key of a parameter's Kahan carry in the optimiser's state: its loss to rounding so far."""
+"""Key of a parameter's Kahan carry in the optimiser's state: the part of its updates lost to
+rounding, which is added at the next step."""
 
 
 class NarrowParameters:
@@ -92,15 +93,18 @@ def round_stochastically(optimizer: Any) -> NarrowParameters:
     """Round bfloat16 parameters up or down at random after each step, so that the mean is exact.
 
     Between steps no memory is needed beyond float32 moments. The roundings use torch's global
-    generator. An exact continuation needs its state in the checkpoint.
+    generator, whose state a checkpoint must hold for an exact continuation.
 
     Args:
-        optimizer: a new `torch.optim.Optimizer`. Load the state of an earlier run after this call,
-            which widens bfloat16 moments.
+        optimizer: a new `torch.optim.Optimizer`. Load the state of an earlier run only after this
+            call; its bfloat16 moments are then widened to float32.
+
+    Returns:
+        The attached hooks; `remove` detaches them.
 
     Raises:
-        ValueError: it is not an optimiser of torch 2.6 or newer, it has no bfloat16 parameter, or
-            it has bfloat16 moments already.
+        ValueError: `optimizer` is not an optimiser of torch 2.6 or newer, has no bfloat16
+            parameter, or has bfloat16 moments already.
     """
     return _attached(optimizer, carry=False)
 
@@ -112,6 +116,9 @@ def compensate(optimizer: Any) -> NarrowParameters:
 
     Args:
         optimizer: see `round_stochastically`.
+
+    Returns:
+        The attached hooks; `remove` detaches them.
 
     Raises:
         ValueError: see `round_stochastically`.

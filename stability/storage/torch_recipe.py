@@ -9,7 +9,7 @@ from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 
 
 def recipe(rule: Optimiser) -> list[str]:
-    """Return the remedies that apply updates in full, as lines of a torch training script.
+    """Return the remedies that apply updates in full, as lines of text and torch code.
 
     Args:
         rule: the optimiser, whose settings are written into the script.

@@ -1,4 +1,4 @@
-"""Optimiser states saved by torch: assignment to parameters, the optimiser's settings, an audit.
+"""Optimiser states saved by torch: assignment to parameters, settings and an audit of moments.
 
 `optimizer.state_dict()` numbers parameters in the order of its groups, and may store no names. A
 parameter without a name gets moments only if all fitting assignments agree. Source:
@@ -32,8 +32,9 @@ from stability.storage.update_rules import optimiser as optimiser_by_name
 _MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS
 IDLE = 'docs/stability.md "Unused rows"'
 UNDERFLOWN = 1e-3
-"""Largest fraction of the elements with a first moment whose second moment may be 0. The step of
-such an element is the first moment divided by epsilon, 1e8 times the first moment by default."""
+"""Among elements with a nonzero first moment, the fraction with a second moment of 0 above which
+there is an error. The step of such an element is the first moment divided by epsilon: 1e8 times
+the first moment by default."""
 
 
 _HOW_TO_NAME = """
@@ -61,14 +62,14 @@ class TorchState:
     """State of one optimiser, by parameter name where the assignment is certain."""
 
     place: str
-    """File that holds the state."""
+    """File, or place in a file, that holds the state."""
     groups: tuple[Mapping[str, Any], ...]
     """`param_groups` without the parameters' numbers."""
     moments: dict[str, dict[str, Any]]
     """State of each parameter: parameter name -> torch's key, such as `exp_avg` -> tensor or
     number. An entry that cannot be assigned with certainty is called `parameter <number>`."""
     identified: str = ""
-    """Way in which the parameters were identified, such as "by shape"; empty if they were not."""
+    """How the entries were assigned, such as "by shape"; empty if some are not assigned."""
     problem: str = ""
     """Why entries are not assigned to parameters, as a clause; empty if all are assigned."""
     ambiguous: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class TorchState:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is the state of other parameters than the model's, in any order."""
+        """Whether the state belongs to other parameters than the model's, in whatever order."""
         return bool(self.problem) and not self.ambiguous
 
     def check_settled(self) -> None:
@@ -104,8 +105,9 @@ class TorchState:
     def rule(self) -> Optimiser | None:
         """Return the optimiser and its settings, as far as the state shows them; None if unknown.
 
-        The learning rate is the initial one of a schedule. Settings are those of the first
-        parameter group, except weight decay, which is the largest of all groups.
+        Settings are those of the first parameter group, except weight decay: it is the largest of
+        all groups, and 0 for Adam with coupled decay. If a schedule changed the learning rate, the
+        result has the initial rate.
         """
         kept = {key for moments in self.moments.values() for key in moments}
         group = self.groups[0] if self.groups else {}
@@ -127,7 +129,7 @@ class TorchState:
         return None
 
     def schedule(self) -> list[str]:
-        """Return a list with one line on rates that a schedule has changed; empty if none has."""
+        """Return a list with one line on rates that a schedule changed; empty if there are none."""
         rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
                  if "initial_lr" in g}  # fmt: skip
         moved = sorted((first, now) for first, now in rates if first != now)
@@ -179,7 +181,7 @@ def read_state(
     """Read the state of one optimiser and assign its entries to the model's parameters.
 
     Args:
-        place: file that holds the state, for messages.
+        place: file, or place in a file, that holds the state; for messages.
         state: `optimizer.state_dict()`.
         leaves: the model's parameters by name.
         order: sources for the order of the parameters.
@@ -197,17 +199,18 @@ def read_states(
 ) -> list[TorchState]:
     """Read the states of a model's optimisers and assign their entries to its parameters.
 
-    Names are taken from the first source that has them: the states themselves; `order.names`; the
-    order of the leaves; shapes; the architecture in `order.folder`. The last three are used only
-    if all fitting assignments agree.
+    The first of these sources that settles a parameter's name is used: names in the states;
+    `order.names`; the order of the leaves; shapes; the architecture in `order.folder`. The last
+    three settle it only if all fitting assignments agree.
 
     Args:
-        states: `optimizer.state_dict()` by file name.
+        states: `optimizer.state_dict()` by file, or place in a file.
         leaves: the model's parameters by name.
         order: sources for the order of the parameters.
 
     Raises:
-        ValueError: `order.names` are not the names of these states' parameters.
+        ValueError: `order.names` does not fit these states: another number of names, a name that
+            the model lacks or that occurs twice, or another shape.
     """
     numbered = [_Numbered.read(i, place, each) for i, (place, each) in enumerate(states.items())]
     free = {leaf.name: leaf for leaf in leaves.values() if leaf.floating}
@@ -231,7 +234,7 @@ def read_states(
 
 @dataclass(frozen=True)
 class _Answer:
-    """An assignment of states to parameters, and how it was found."""
+    """An assignment of numbered entries to parameters, and how it was found."""
 
     match: Match
     how: str
@@ -300,7 +303,7 @@ class _Numbered:
                 if any(slot.key not in self.names for slot in group)]  # fmt: skip
 
     def state(self, answer: _Answer | None, model: int) -> TorchState:
-        """Return the state by parameter name; unnamed slots are assigned where it is certain.
+        """Return the state by parameter name; unnamed slots are assigned where that is certain.
 
         Args:
             answer: the assignment; None if no assignment fits.
@@ -412,8 +415,8 @@ def _settled(
 
 
 EXCHANGED = 100.0
-"""Factor by which moments must fit measured gradients better when exchanged between two parameters,
-to be reported. Gradients change far less within the memory of the moments."""
+"""Smallest factor by which the moments of two parameters must fit measured gradients better when
+exchanged, for the pair to be reported. Gradients change far less within the moments' memory."""
 
 
 def exchanged(
@@ -449,9 +452,10 @@ def trained_by(
     """Return the optimiser that trained a checkpoint, and the source of its settings as text.
 
     Args:
-        states: the checkpoint's optimiser states; the first with a supported optimiser is used. A
-            state of another model's parameters is not: its rate is another training's.
-        name: name of the optimiser, if the caller knows it.
+        states: the checkpoint's optimiser states. The first with a supported optimiser is used;
+            states of another model's parameters are skipped.
+        name: name of the optimiser, which takes precedence over the states; None: that of the
+            states, or AdamW if they show none.
         settings: settings such as `lr`, which replace those of the state.
 
     Raises:
@@ -475,7 +479,7 @@ def trained_by(
 
 
 def audit_torch(state: TorchState) -> list[Finding]:
-    """Return findings on the dtypes and values of a torch optimiser's moments; empty without any.
+    """Return findings on the dtypes and values of an optimiser's moments; empty without moments.
 
     Raises:
         ValueError: the state has entries but no tensor, or a beta is not in [0, 1).
@@ -499,7 +503,9 @@ def audit_torch(state: TorchState) -> list[Finding]:
 def idle_rows(
     state: TorchState, leaves: Mapping[str, Leaf], rule: Optimiser, fmt: Format
 ) -> list[Finding]:
-    """Return a finding for each matrix with rows that never had a gradient, as of unused tokens.
+    """Return a finding for each matrix with rows that never had a gradient, such as unused tokens.
+
+    It is a warning if narrow storage loses the decay of all these rows, else OK.
 
     Only weight decay moves such rows, by lr times decay times the value. That step is lost for
     every value if lr times decay is below 2^-(m + 2) for m mantissa bits: half of the smallest
@@ -508,7 +514,7 @@ def idle_rows(
     Args:
         state: the optimiser state; a second moment of 0 in the whole row means no gradient.
         leaves: the model's parameters by name.
-        rule: the optimiser. Without weight decay there are no findings.
+        rule: the optimiser; without weight decay there are no findings.
         fmt: the storage format.
     """
     decay = getattr(rule, "weight_decay", 0.0) * rule.lr

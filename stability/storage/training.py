@@ -44,11 +44,11 @@ def train_stored(
     fmt: Format | None,
     loss: Loss | None = None,
 ) -> dict[str, Survival]:
-    """Train one step per batch, round every leaf to `fmt` after each step, and return survival.
+    """Train one step per batch, round every leaf to `fmt` after each, and return survival by leaf.
 
     Args:
         model: initial pytree; it is not changed. The trained copy holds narrow leaves in float32.
-        batches: second argument of the loss, one per step.
+        batches: values for the second argument of the loss, one per step.
         optimiser: the optimiser, with float32 moments, so that only the storage differs.
         fmt: storage format; None stores float32, the control.
         loss: (model, batch) -> scalar; None uses a Megalodon's own loss.

@@ -1,4 +1,4 @@
-"""Optimisers for the update probes: each class wraps optax's steps and predicts their size.
+"""Optimisers for the survival probes: each class wraps an optax optimiser and predicts its steps.
 
 Source: docs/stability.md "Update survival"; each optimiser's update rule is in optax's docs.
 """
@@ -26,7 +26,8 @@ class Step:
     """Distribution of one optimiser step of an element."""
 
     size: float
-    """Size of the update u without decay: |u| if constant, its standard deviation if normal."""
+    """Size of the update u without decay: |u| if that is constant, the standard deviation of u if
+    normal."""
     normal: bool
     """Whether u is normally distributed around 0; otherwise it is +size or -size."""
     decay: float
@@ -45,7 +46,7 @@ class Optimiser:
     """
 
     name: ClassVar[str] = ""
-    """Name on the command line and for `optimiser`."""
+    """Name on the command line and in the function `optimiser`."""
     lr: float = 3e-4
     """Learning rate."""
 
@@ -73,13 +74,13 @@ class Optimiser:
 
         Args:
             shape: shape of the leaf.
-            decay: whether weight decay applies to it.
-            rms: root mean square of its gradients, if the step depends on it.
+            decay: whether weight decay applies to the leaf.
+            rms: root mean square of the leaf's gradients, for steps that depend on it.
         """
         raise NotImplementedError
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
-        """Whether the update of such a leaf depends on the matrix as a whole, as Muon's does."""
+        """Whether updates of leaves of this shape depend on the whole matrix, as Muon's do."""
         return False
 
     def describe(self) -> str:
@@ -133,7 +134,11 @@ class Lion(Optimiser):
 
 @dataclass(frozen=True)
 class SGD(Optimiser):
-    """Gradient descent with heavy-ball momentum: steps are proportional to the gradient."""
+    """Gradient descent with heavy-ball momentum: steps are proportional to the gradient.
+
+    Raises:
+        ValueError: see `Optimiser`; or the momentum is not in [0, 1).
+    """
 
     name: ClassVar[str] = "sgd"
     lr: float = 1e-1
@@ -200,7 +205,7 @@ class Muon(Optimiser):
         return replace(self, lr=lr, adam_lr=self.adam_lr * lr / self.lr)
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
-        """Whether the leaf is orthogonalised: two axes, both longer than 1."""
+        """Whether updates of this shape are orthogonalised: two axes, both longer than 1."""
         return len(shape) == 2 and min(shape) > 1
 
 

@@ -22,7 +22,7 @@ NAMES = ("stochastic rounding", "Kahan, bfloat16", "float32 parameters")
 
 
 def general() -> list[Remedy]:
-    """Return the remedies that work for any leaf, fewest bytes per parameter first."""
+    """Return the remedies named in `NAMES`, which work for any leaf, fewest bytes first."""
     return sorted((r for r in REMEDIES if r.name in NAMES), key=lambda r: r.bytes(BF16))
 
 
@@ -45,7 +45,7 @@ def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str
     vectors = [leaf for leaf in narrow if leaf[0] not in WIDE]
     count = sum(size for _, size, _ in vectors)
     families = " and ".join(dict.fromkeys(family for family, _, _ in vectors))
-    # Other leaves lose part of their updates without being frozen; this returns nothing of those.
+    # Other leaves lose part of their updates without being frozen; that part remains lost.
     wide = f"keep the {families} in float32 ({count:,} elements, {_bytes(2 * count)} more), which "
     wide += "recovers only their updates"
     options = [_described(remedy, framework) for remedy in general()]

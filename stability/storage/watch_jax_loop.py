@@ -28,7 +28,7 @@ class JaxLooks:
 
     Attributes:
         leaves: the watched leaves.
-        absent: always empty; `TorchLooks` has reasons here why parameters are not watched.
+        absent: always empty; in `TorchLooks` it has the reasons why parameters are not watched.
         step: number of recorded steps.
         skipped: due steps that were not inspected, since all updates were 0 or one was not finite.
         waited: seconds spent waiting for the device to finish the training's own work.
@@ -97,9 +97,9 @@ class JaxLooks:
     def record(self, sample: Any) -> None:
         """Count a step, and inspect its sample if the step is due.
 
-        A due step is skipped if its updates are all 0 or not all finite. `due` may then ask for the
-        next one. Updates are all 0 between two updates of `optax.MultiSteps`, and if
-        `optax.apply_if_finite` rejected a step.
+        A due step is skipped if its updates are all 0 or not all finite; the next step that `due`
+        accepts is inspected instead. Updates are all 0 between two updates of `optax.MultiSteps`,
+        and if `optax.apply_if_finite` rejected a step.
 
         Args:
             sample: result of `sample`; None for a step without one, which is only counted.
@@ -127,10 +127,11 @@ class JaxLooks:
 
 
 def meant(updates: np.ndarray) -> np.ndarray:
-    """Return a mask of the elements with an intended update: `SHARE` of the leaf's usual size.
+    """Return a mask of the elements with an intended update, bool (k,).
 
-    Smaller updates do not count. Only weight decay moves the rows of unused tokens, by so little
-    that even float32 may lose it, and that loss does not matter.
+    Such an update is at least `SHARE` times the root mean square of the nonzero updates. Weight
+    decay alone moves the rows of unused tokens, by so little that even float32 may lose it; that
+    loss does not matter.
 
     Args:
         updates: updates of the sampled elements of one leaf, (k,).

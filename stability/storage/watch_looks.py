@@ -24,9 +24,9 @@ from stability.storage.whole_run import family_of
 EVERY = 100
 """Default number of optimiser steps between two looks."""
 PATIENCE = 3
-"""Number of looks at which an element counts as frozen: each found an update due, and it has not
-changed in between. One look is not enough: an element that alternates between two stored numbers is
-found unchanged half of the time."""
+"""An element counts as frozen if an update of it was due at this number of looks, and it did not
+change from the first to the last of them. One look is not enough: an element that alternates
+between two stored numbers is found unchanged half of the time."""
 KEPT = 120
 """Largest number of stored looks. When exceeded, every second one is dropped: the stored document
 of a long run stays small, at half the time resolution."""
@@ -57,7 +57,7 @@ class Followed:
 
 
 def follow(name: str, shape: tuple[int, ...], dtype: str) -> Followed:
-    """Return the leaf with its sampled elements."""
+    """Return the leaf with its sampled elements, drawn by `frozen_watch.places`."""
     return Followed(name, shape, dtype, places(name, shape, FOLLOWED))
 
 
@@ -98,7 +98,7 @@ class Look:
     leaves: Mapping[str, LeafLook]
     """Results by leaf name."""
     families: Mapping[str, LeafLook]
-    """Averages by family (norms, matrices, ...), weighted by the leaves' numbers of elements."""
+    """Averages by family (norms, matrices, ...), weighted by leaf size; `elements` is the sum."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Watched:
     leaves: Mapping[str, Followed]
     """Watched leaves by name."""
     every: int = EVERY
-    """Optimiser steps between two looks."""
+    """Number of optimiser steps between two looks."""
     looks: list[Look] = field(default_factory=list)
     """Stored looks, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Watched:
         Args:
             step: optimiser steps so far.
             seen: sampled elements by leaf name, in the order of `Followed.places`.
-            absent: reason by name of each leaf that is not in `seen`.
+            absent: reason by name for each leaf that is not in `seen`; None: there is none.
         """
         absent, found = dict(absent or {}), {}
         for name, part in seen.items():

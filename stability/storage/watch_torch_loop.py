@@ -1,7 +1,7 @@
 """Watch of a torch training loop for frozen parameters, one step in N.
 
-A hook runs after each optimiser step. It samples every parameter before and after the inspected
-steps, and only counts the others. The values before a step are those after the previous one, so
+A hook runs after each optimiser step. It samples every parameter before and after an inspected
+step; other steps are only counted. The values before a step are those after the previous one, so
 that no hook before the step is needed. Samples stay on the device until both are taken. Source:
 docs/training.md "Watch a run while it trains".
 """

@@ -71,7 +71,7 @@ LONG = 2000
 
 
 class Missing(NamedTuple):
-    """Lost part of a leaf's displacement under a storage, by cause."""
+    """Lost part of a leaf's displacement under one kind of storage, by cause."""
 
     rounded: float
     """Fraction of the requested updates that rounding the parameter loses."""
@@ -123,7 +123,7 @@ class RunRemedy:
     high: float
     """Upper end of that range."""
     rank: int = 1
-    """Rank by `returns`, from 1; remedies that do not differ significantly share a rank."""
+    """Rank by `returns`, 1 is best; remedies that do not differ significantly share a rank."""
 
     @property
     def works(self) -> bool:
@@ -217,7 +217,7 @@ def whole_run(
     schedule: Schedule | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> WholeRun:
-    """Estimate what storage costs a run, and the fraction that each remedy avoids.
+    """Estimate what narrow storage costs a run, and the fraction of that which each remedy avoids.
 
     Args:
         leaves: all trained parameters by name.
@@ -231,6 +231,7 @@ def whole_run(
         say: called with a line of progress text.
 
     Raises:
+        ValueError: XLA cannot convert to the storage format on this processor.
         RuntimeError: the compiler removed the rounding.
     """
     say("estimating the whole run")
@@ -268,7 +269,7 @@ class _Estimate:
     """Remedies: description, losses by leaf with the remedy, bytes per parameter."""
 
     def returns(self) -> np.ndarray | None:
-        """Return the fraction of the cost each remedy avoids, (remedies, powers).
+        """Return the fraction of the cost that each remedy avoids, by power: (remedies, powers).
 
         None if storage costs nothing for one of the powers.
         """
@@ -279,12 +280,12 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy leaves the rounding loss of some leaves unchanged."""
+        """Whether a remedy, whose losses are `missing`, leaves a leaf's rounding loss unchanged."""
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 
 def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, ...]:
-    """Return the sorted remedies with ranges and ranks."""
+    """Return the remedies with ranges and ranks, in the order of `WholeRun.remedies`."""
     returns = whole.returns()
     if returns is None:
         return ()
@@ -339,7 +340,7 @@ class _Model:
     left_out: int | None = None
     """Index of the omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
     runs: dict[Any, Mapping[str, Simulated]] = field(default_factory=dict)
-    """Cache of simulated runs, of all sampled elements."""
+    """Cache of simulated runs of all sampled elements, by arguments of `outcomes`."""
     weights: dict[str, np.ndarray | float] = field(default_factory=dict)
     """Cache of gradient sizes by leaf, of all sampled elements."""
 
@@ -398,7 +399,7 @@ class _Model:
         return self._part(np.asarray(self.weights[name]))
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
-        """Return the losses of all leaves with float32 moments, simulated on one leaf per kind.
+        """Return the losses by leaf with float32 moments, simulated on one leaf per kind.
 
         Args:
             wrapper: key of `simulate.WRAPPERS`, such as "stochastic".
@@ -412,7 +413,7 @@ class _Model:
         return {n: missing[self.kinds[kind_of(n)]] for n in self.leaves}
 
     def stored(self, wrapper: str) -> dict[str, Missing]:
-        """Return the losses of parameters stored in the format, at one constant rate.
+        """Return the losses by leaf of parameters stored in the format, at one constant rate.
 
         Args:
             wrapper: `cast` for moments in the format, `nearest` for float32 moments.
@@ -427,7 +428,7 @@ class _Model:
     def scheduled(
         self, wrapper: str, schedule: Schedule
     ) -> tuple[dict[str, Missing], tuple[str, ...]]:
-        """Return the losses over a schedule, and text on when families lose more than half.
+        """Return the losses by leaf over a schedule, and text on when families lose more than half.
 
         Args:
             wrapper: as for `stored`.
@@ -450,7 +451,7 @@ class _Model:
         return missing, self._when(rounded)
 
     def _when(self, rounded: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Return a line on the parts of a run in which more than half of the updates are lost."""
+        """Return one line on the parts of a run in which each family loses most of its updates."""
         words = []
         for family in dict.fromkeys(self.families.values()):
             inside = [n for n in self.leaves if self.families[n] == family]
