@@ -100,8 +100,8 @@ class RowChange:
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
     """Return the rows that differ between two tables: added, removed, or changed in count.
 
-    They are sorted by identity.
-    Counts of a compiled program are not compared: they depend on fusion.
+    They are sorted by identity. Counts of a compiled program are not compared: they depend on
+    fusion.
     """
     left = {row.identity: row for row in aggregated(old)}
     right = {row.identity: row for row in aggregated(new)}
