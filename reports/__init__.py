@@ -1,4 +1,4 @@
-"""Storing, judging and showing runs: the run folder, history, verdict, page and command line.
+"""Stores, judges and shows runs: run folder, history, verdict, page and command line.
 
 Source: docs/reports.md, docs/verdicts.md.
 
@@ -13,7 +13,8 @@ import importlib.util
 from megalodon_jax.extras import install
 
 NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
-"""Packages of the extra `nightly`; the project's other packages work without them."""
+"""Modules that the extra `nightly` installs. `megalodon_jax`, `parity` and `stability` work without
+them."""
 
 
 def _check_extra() -> None:

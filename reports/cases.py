@@ -4,7 +4,7 @@ A case is a Python file with a docstring, three constants and functions. `REPORT
 the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain:
 part of the named source line or of the sentence, or `holds` if there is no bug. `port()` returns
 the comparison as reported, `mended()` the same with the cause removed; a case about storage has
-`diagnosis()` instead. Source: docs/cases.md.
+`diagnosis()` instead, which returns a `stability` diagnosis. Source: docs/cases.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "examples" / "cases"
 """Folder of the cases in a checkout; an installed package does not have it."""
 HOLDS = "holds"
+"""Value of `FOUND` for a case whose two sides agree: there is no bug to find."""
 _CONSTANTS = ("REPORT", "TRIED", "FOUND")
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+) \(.*\)")
 
@@ -42,8 +43,9 @@ class Case:
     report: str
     """URL of the public report of the difference."""
     tried: str
+    """How people searched for the cause, as a sentence."""
     found: str
-    """Text that the answer must contain; `HOLDS` if there is no bug."""
+    """Text that the named source line or the sentence must have; `HOLDS` if there is no bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,16 @@ class Answer:
     """Result of comparing or diagnosing a case."""
 
     sentence: str
-    """Sentence of the comparison; of a diagnosis the first line that contains `Case.found`."""
+    """Sentence of the comparison. For a diagnosis its first line with `Case.found`, or ""."""
     text: str
+    """Whole report of the comparison or diagnosis, several lines."""
     line: str
-    """The named source line without indentation; empty if none is named."""
+    """Source line that the report names first, without indentation; "" if it names none."""
     mended: str
-    """Sentence about the case with its cause removed; empty for a diagnosis."""
+    """Sentence of the comparison after the cause was removed; "" for a diagnosis."""
     as_reported: bool
-    """Whether the result contains `Case.found`, and the case without its cause passes."""
+    """Whether the result is as `Case.found` says. For a comparison also whether the case passes once
+    its cause is removed."""
     seconds: float
 
 
@@ -79,9 +83,10 @@ def cases(folder: Path = FOLDER) -> dict[str, Case]:
 def run(case: Case) -> Answer:
     """Compare the two sides of a case, as reported and with the cause removed, or diagnose it.
 
+    `diagnosis()` wins if the file has it; otherwise the file needs both `port()` and `mended()`.
+
     Raises:
-        UserFileError: the file cannot be loaded, or has neither `diagnosis()` nor both `port()` and
-            `mended()`.
+        UserFileError: the file cannot be loaded, or lacks these functions.
     """
     # Listing cases needs no JAX, whose import takes seconds.
     from parity.port import compare
@@ -132,7 +137,7 @@ def _diagnosed(case: Case, diagnosis: Any) -> tuple[str, str, str, str, bool]:
 
 
 def named_line(report: Report) -> str:
-    """Return the text of the source line that a report names first, or an empty string."""
+    """Return the text of the source line that a report names first; "" if it names none."""
     operation = report.place.operation
     lines = () if operation is None else operation.mask or operation.source
     found = _PLACE.fullmatch(str(lines[0])) if lines else None

@@ -1,7 +1,7 @@
 """Makes text from files safe to print in a terminal.
 
 A name in a stored run may contain escape sequences, which a terminal would execute, or characters
-that change the direction of a line. Every command prints such text through this module.
+that reverse the direction of text. Every command prints such text through this module.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _UNSAFE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return a text in which every character that a terminal would act on is escaped.
+    """Return `text` with every character that a terminal would act on escaped as \\uXXXX.
 
     Args:
         text: Any text, with one or more lines.
-        keep: Characters that are not escaped.
+        keep: Control characters to leave as they are; by default line breaks and tabs.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Formatting of numbers, names and edges, equal on the page and in the terminal.
+"""Formatting of numbers, names and edges (comparisons), for the page and the terminal alike.
 
 Source: docs/reports.md "The page".
 """
@@ -112,7 +112,7 @@ _METRICS = {
 
 
 def number(value: float | None) -> str:
-    """Format a measured number in scientific notation with two significant digits."""
+    """Format a measured number with two significant digits, such as "1.2e-05"; None as a dash."""
     if value is None:
         return "–"
     if math.isnan(value):
@@ -123,7 +123,11 @@ def number(value: float | None) -> str:
 
 
 def metric_value(metric: str, value: float) -> str:
-    """Format the value of a metric without tolerance as a deviation, a percentage or a count."""
+    """Format the value of a metric that has no tolerance.
+
+    A cosine is shown as its distance from 1, agreement and overlap in percent, `top1_flips` as a
+    count, and any other metric as by `number`.
+    """
     if not math.isfinite(value):
         return number(value)
     if metric == "cosine":
@@ -134,7 +138,7 @@ def metric_value(metric: str, value: float) -> str:
 
 
 def contrast(before: float | None, now: float | None) -> tuple[str, str]:
-    """Format two numbers with as many digits as are needed to distinguish them."""
+    """Format two numbers with enough digits to tell them apart, at most 17; None as a dash."""
     if before is None or now is None or not (math.isfinite(before) and math.isfinite(now)):
         return number(before), number(now)
     pairs = [(f"{before:.{digits}e}", f"{now:.{digits}e}") for digits in (1, 3, 6, 9, 16)]
@@ -143,7 +147,7 @@ def contrast(before: float | None, now: float | None) -> tuple[str, str]:
 
 
 def contrast_all(values: Sequence[float | None]) -> list[str]:
-    """Format numbers with as many digits as are needed to distinguish all of them."""
+    """Format numbers with enough digits to tell unequal ones apart, at most 17; None as a dash."""
     finite = {v for v in values if v is not None and math.isfinite(v)}
     for digits in (1, 3, 6, 9, 16):
         if len({f"{v:.{digits}e}" for v in finite}) == len(finite):
@@ -152,7 +156,7 @@ def contrast_all(values: Sequence[float | None]) -> list[str]:
 
 
 def share(value: float | None) -> str:
-    """Format a share of a tolerance in percent, or from 10 on as a multiple."""
+    """Format a fraction of a tolerance in percent, or from 10 on as a multiple; None as a dash."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -187,7 +191,7 @@ def edge_question(edge: str) -> str:
 
 
 def edge_rank(edge: str) -> tuple[int, str]:
-    """Return the sort key of an edge (comparison), in the order of their questions above."""
+    """Return the sort key of an edge (comparison): the order of `_QUESTIONS`, unknown ones last."""
     edges = list(_QUESTIONS)
     return (edges.index(edge) if edge in edges else len(edges), edge)
 
@@ -198,7 +202,7 @@ def metric_name(metric: str) -> str:
 
 
 def count(number_of: int, noun: str, plural: str = "") -> str:
-    """Format a count with its noun: "1 failure", "1,204 failures"."""
+    """Format a count with its noun: "1 failure", "1,204 failures". Default plural: noun + s."""
     return f"{number_of:,} {noun if number_of == 1 else plural or noun + 's'}"
 
 
@@ -209,15 +213,16 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
 
 
 def record_id(case: str, edge: str, quantity: str, metric: str) -> str:
-    """Return the anchor of a row in links: ten hexadecimal digits, equal in every night."""
+    """Return the id of a row of the page, for links: ten hexadecimal digits, equal in every run."""
     key = "\x1f".join((case, edge, quantity, metric))
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 
 
 def for_json(value: Any) -> Any:
-    """Convert a value, containers included, for JSON; numbers that are not finite become None.
+    """Convert a value for JSON: floats that are not finite become None, tuples and arrays lists.
 
-    JSON has no NaN and no infinity; other programs could not read them.
+    Containers are converted recursively. JSON has no NaN and no infinity; other programs could not
+    read them.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None

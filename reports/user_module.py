@@ -23,12 +23,18 @@ _OURS = ("megalodon_jax", "parity", "stability", "reports")
 
 
 class UserFileError(ValueError):
-    """A user's file is not as expected; the message says what was expected, with a traceback."""
+    """A user's Python file is missing, unusable or raised an error.
+
+    The message says what was expected, or shows the part of the traceback in the user's folder.
+    """
 
 
 @contextmanager
 def functions_of(path: Path, *names: str) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Context that provides the functions of a file with the given names.
+    """Context that yields those functions of a file that are called `names`, by name.
+
+    Names that the file lacks are left out; the caller checks for them. The first of `names` stands
+    for the expected function in error messages.
 
     Inside the context the file's folder comes first in `sys.path`. On exit, the folder and the
     modules imported from it are removed from `sys.path` and `sys.modules`.
@@ -85,11 +91,11 @@ def _module(path: Path, function: str) -> ModuleType:
 
 
 def guarded(path: Path, action: Callable[[], Any]) -> Any:
-    """Call an action of the user's file and return its result.
+    """Call a function that runs code of the user's file at `path`, and return its result.
 
     Raises:
-        UserFileError: the action raises an error; the message shows the user's part of the
-            traceback.
+        UserFileError: the code raises an error or exits; the message shows the part of the
+            traceback in the file's folder.
     """
     try:
         with os_exit_raises():
@@ -100,7 +106,7 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
 
 
 def _not_installed(error: BaseException) -> str:
-    """Return how to install a missing package that one of our extras has; "" for other errors."""
+    """Return how to install the missing package if one of our extras has it; else ""."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or package not in EXTRA_OF:
         return ""
@@ -108,7 +114,7 @@ def _not_installed(error: BaseException) -> str:
 
 
 def _own_traceback(path: Path, error: BaseException) -> str:
-    """Return a traceback that starts at the first frame in the file's folder."""
+    """Return the traceback from the first frame in the file's folder on, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
     folder = path.parent.resolve()
     own = [i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(folder)]
@@ -118,7 +124,7 @@ def _own_traceback(path: Path, error: BaseException) -> str:
 
 
 def _same_name(folder: Path, error: BaseException) -> str:
-    """Return advice if an import failed because the user's package has the name of one of ours."""
+    """Return advice if an import failed because a user's package has the name of ours; else ""."""
     if not isinstance(error, ImportError):
         return ""
     package = (error.name or "").partition(".")[0]
@@ -134,14 +140,14 @@ def _same_name(folder: Path, error: BaseException) -> str:
 
 
 def guarded_items(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of a user's generator, with errors handled as in `guarded`."""
+    """Yield the items of a user's generator; an error in it becomes a `UserFileError`."""
     iterator, end = guarded(path, lambda: iter(items)), object()
     while (item := guarded(path, lambda: next(iterator, end))) is not end:
         yield item
 
 
 def kind_of_answer(value: object) -> str:
-    """Describe the type of a user function's result."""
+    """Describe the type of a user function's result in words, such as "a list of int"."""
     if value is None:
         return "None"
     if isinstance(value, (list, tuple)):

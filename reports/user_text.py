@@ -12,12 +12,16 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
+"""Number of token ids that a model needs if the bytes of a text are its ids."""
 STEP = (2, 128)
-"""Rows, and tokens per row, of a single step."""
+"""Rows, and tokens per row, of one training step on a user's text."""
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
-    """Return token ids (2, 128) int32 for one step, from the start of a text or random.
+    """Return token ids (2, 128) int32 for one training step.
+
+    They are the first 256 bytes of `text`, or, if it is None, random ids below `vocab_size`, the
+    same in every call.
 
     Raises:
         FileNotFoundError: the text does not exist.
@@ -32,7 +36,7 @@ def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
 
 
 def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
-    """Check that the bytes of a text can be token ids of a model.
+    """Check that a text is long enough and that its bytes can be token ids of a model.
 
     Raises:
         FileNotFoundError: the text does not exist.
@@ -60,12 +64,14 @@ def read_ids(
         ids: Instead of `text`, an `.npy` file of integers (B, L) or (L,).
         folder: Folder of the checkpoint.
         config: Provides the vocabulary and the chunk size.
-        length: Tokens per row; None for 9/8 of a chunk, at most what the source has.
+        length: Tokens per row; None for 9/8 of a chunk (at least 5 more than a chunk), or for all
+            tokens of a shorter source.
 
     Raises:
-        ValueError: neither or both sources are given, the ids are not integers or out of range, the
-            vocabulary is smaller than 256, or there are fewer tokens than requested or than the two
-            that a loss needs.
+        FileNotFoundError: the text or the file of ids does not exist.
+        ValueError: neither or both sources are given, a file is unreadable, the ids are not
+            integers or out of range, the bytes of a text are to be ids of a vocabulary smaller than
+            256, or there are fewer tokens than requested or than the two that a loss needs.
     """
     if (text is None) == (ids is None):
         raise ValueError("parity: give exactly one of --text FILE and --ids FILE.npy.")
