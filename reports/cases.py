@@ -61,8 +61,8 @@ class Answer:
     mended: str
     """Sentence of the comparison after the cause was removed; "" for a diagnosis."""
     as_reported: bool
-    """Whether the result is as `Case.found` says. For a comparison also whether the case passes once
-    its cause is removed."""
+    """Whether the result is as `Case.found` says and, for a comparison, the case passes once its
+    cause is removed."""
     seconds: float
 
 

@@ -1,5 +1,4 @@
-"""The self-contained HTML page of a run: `sections` convert the run to plain data, templates draw
-it.
+"""Self-contained HTML pages of runs: `sections` convert a run to plain data, templates draw it.
 
 This module imports nothing, so commands can print the table of a section without loading the
 template engine. Source: docs/reports.md "The page".

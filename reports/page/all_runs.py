@@ -22,20 +22,28 @@ from reports.text import count, edge_name, label, record_id
 from reports.verdict.decide import Word
 
 STRIP = 90
-"""Newest runs shown in each row of the timeline, as many as a trend uses."""
+"""Number of newest runs drawn in each row of the timeline, as many as in a trend."""
 ROWS = 30
-"""Most rows of the timeline; a row is a kind of run, port and device."""
+"""Largest number of rows in the timeline; each row is one kind of run, set of ports and device."""
 EVENTS = 40
-"""Changed runs that are listed with their gates."""
+"""Largest number of runs that are listed with the gates that changed in them."""
 GROUPS = 6
-"""Groups of gates that are listed for each changed run."""
+"""Largest number of groups of gates that are listed for each of these runs."""
 MONTHS = 36
-"""Newest months in the table of counts."""
+"""Number of newest months in the table that counts runs by month and verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateGroup:
-    """Gates of one case and comparison that changed together, with the name of one of them."""
+    """Gates of one case and comparison (edge) that changed between the same two runs.
+
+    Attributes:
+        case: name of the case.
+        edge: the comparison, such as "jax32:oracle".
+        gates: number of these gates.
+        quantity: quantity of one of them, to which the page links.
+        metric: metric of that gate.
+    """
 
     case: str
     edge: str
@@ -51,8 +59,8 @@ class Event:
     Attributes:
         before: folder name of the earlier run.
         commits: description of the commits between the two.
-        began: gates that held and now do not.
-        ceased: gates that did not hold and now do.
+        began: gates that held in the earlier run and fail now.
+        ceased: gates that failed in the earlier run and hold now.
     """
 
     before: str
@@ -63,21 +71,29 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder of the list.
+    """One folder in the list of runs: a run, or a damaged folder (`why` is not empty).
 
     Attributes:
         name: name of the folder.
-        created: when the run began; for a damaged folder the date in its name, or "".
-        why: why it cannot be read; "" for a run.
-        verdict: verdict when it was stored; "" if it was not judged.
+        created: when the run began, ISO 8601; for a damaged folder the date in its name, or "".
+        why: why the folder cannot be read; "" if it can.
+        kind: kind of the run, a value of `RunKind`.
+        subject: names of the compared ports; empty for Megalodon's own runs.
+        device: class and name of the device.
+        reference: kind and shortened commit of the reference.
+        commit: commit of the measured code; "" if unknown.
+        dirty: whether that code had uncommitted changes.
+        fault: name of the planted fault; "" for none.
+        verdict: verdict given when the run was stored; "" if it was not judged.
         gates: number of measurements with a tolerance.
         broken: number of gates that do not hold.
         selected: number of selected cases; 0 if all were run.
-        page: whether its page exists.
-        events: changes, one entry per earlier run, the newest first.
+        page: whether the folder has a page to link to.
+        events: changes of gates since earlier runs, one entry per earlier run, the newest first.
         first: number of failing gates that no earlier run of the list measured.
-        dropped: number of gates that failed before and were not measured.
-        known: whether its failing gates could be read.
+        dropped: number of gates that failed in the previous complete run and that this run did
+            not measure.
+        known: whether the run's failing gates could be read; if not, its changes are unknown.
     """
 
     name: str
@@ -109,13 +125,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Display of a verdict: word, sign and style, distinguishable without colour."""
+    """Display of a run's verdict or state: word, sign and style, distinguishable without colour."""
 
     word: str
     sign: str
+    """One character shown beside the word."""
     slug: str
+    """CSS classes."""
     height: int
-    """Height of the verdict's bar in a timeline, in percent."""
+    """Height of the bar in a timeline, in percent; the worse the state, the higher."""
 
 
 _VERDICTS = {
@@ -137,7 +155,11 @@ _UNJUDGED = frozenset((RunKind.BENCH.value, RunKind.SHARD.value))
 
 
 def standing(entry: Entry) -> Standing:
-    """Return how to display a run: by its verdict, unless its numbers contradict it."""
+    """Return how to display a run.
+
+    By its verdict, except: damaged folders, benches and shards, which have no verdict, and passing
+    verdicts that the run's failing gates, or the lack of any gate, contradict.
+    """
     if entry.why:
         return DAMAGED
     if entry.kind in _UNJUDGED:
@@ -150,12 +172,12 @@ def standing(entry: Entry) -> Standing:
 
 
 def render(entries: Sequence[Entry], place: str, omitted: Sequence[Entry] = ()) -> str:
-    """Return the page of all runs as one HTML text; equal input gives equal bytes.
+    """Return the page of all runs as one HTML text; equal arguments give equal bytes.
 
     Args:
         entries: Runs to show, oldest first.
-        place: Name of the folder, for the title.
-        omitted: Older runs, which are only counted.
+        place: Name or address of the folder of runs, for the title.
+        omitted: Older runs, which appear only in the counts.
     """
     newest = list(reversed(entries))
     changed = [entry for entry in newest if entry.events or entry.first or entry.dropped]
@@ -188,12 +210,16 @@ def _judged(entry: Entry) -> bool:
 
 
 def _healthy(entry: Entry) -> bool:
-    """Return whether a run has a verdict, no planted fault and no selection of cases."""
+    """Return whether a run is of a kind with verdicts, without planted fault, and ran all cases."""
     return _judged(entry) and not (entry.fault or entry.selected)
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the word and sentence at the top of the page, from the newest complete night."""
+    """Return the word and sentence at the top of the page.
+
+    They are about the newest nightly run of all cases without a planted fault; if there is none,
+    about the newest such run of another kind.
+    """
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
     if not nights:
@@ -228,7 +254,10 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
-    """Name the newest runs of other kinds and devices that do not pass."""
+    """Return a sentence on rows of the timeline, except that of `latest`, whose newest run fails.
+
+    "" if there is no such row.
+    """
     newest = {entry.stream: entry for entry in reversed(whole) if entry.stream != latest.stream}
     red = [e for e in newest.values() if standing(e).slug not in ("pass", "changed")]
     if not red:
@@ -239,6 +268,7 @@ def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
 
 
 def _streak(newest: Sequence[Entry]) -> int:
+    """Return how many runs at the start of `newest` (newest first) have the same displayed word."""
     words = [standing(entry).word for entry in newest]
     return next((i for i, word in enumerate(words) if word != words[0]), len(words))
 
@@ -261,7 +291,7 @@ def _commit(entry: Entry) -> str:
 
 
 def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of the timeline: one per kind of run, set of ports and device."""
+    """Return the rows of the timeline, at most `ROWS`: one per `Entry.stream`."""
     by_stream: dict[tuple[str, ...], list[Entry]] = {}
     for entry in newest:
         if _judged(entry):
@@ -289,7 +319,7 @@ def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _strip(entries: Sequence[Entry]) -> Markup:
-    """Draw verdicts, oldest first, as bars that differ in height and mark as well as in colour."""
+    """Draw one bar per run, oldest first; verdicts differ in height and mark as well as colour."""
     width, high = 7, 30
     counts = Counter(standing(entry).word for entry in entries)
     said = ", ".join(f"{n:,} {word}" for word, n in counts.most_common())
@@ -399,7 +429,7 @@ def _groups(groups: Sequence[GateGroup], entry: Entry) -> dict[str, Any]:
 
 
 def _months(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Count the runs of each month by displayed verdict, the newest month first."""
+    """Return the counts of runs by month and displayed verdict, newest month first."""
     counts: dict[str, Counter[str]] = {}
     for entry in entries:
         month = entry.created[:7] if entry.created else "not known"

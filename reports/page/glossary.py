@@ -17,9 +17,9 @@ from jinja2.ext import Extension
 from markupsafe import Markup, escape
 
 ORDINARY = {"kind", "drift", "healthy"}
-"""Glossary words that the page also uses in their everyday meaning; not explained."""
+"""Glossary words that the page also uses in their everyday meaning, so they get no button."""
 IDIOMS = ("side by side",)
-"""Phrases that contain a glossary word in its everyday meaning."""
+"""Phrases in which a glossary word ("side") has its everyday meaning; they get no button."""
 _SKIPPED = "a|button|code|label|noscript|script|select|style|summary|template|title"
 _BUTTON = re.compile(
     r'<button type="button" class="word" popovertarget="([^"]+)"[^>]*>(.*?)</button>'
@@ -38,7 +38,7 @@ def glossary() -> dict[str, str]:
 
 
 def explain(text: str) -> Markup:
-    """Return data as markup; a glossary word becomes a button."""
+    """Return `text` as markup: a button if it is exactly a glossary word, else escaped."""
     return _word(text, text) if text in glossary() else escape(text)
 
 
@@ -54,7 +54,7 @@ def _word(word: str, text: str) -> Markup:
 
 
 def once(page: str) -> str:
-    """Return a page on which only the first use of each word is a button.
+    """Return `page` with only the first button of each word kept; later ones become text.
 
     Each button is a tab stop, and some tables would have one in every row.
     """
@@ -70,14 +70,14 @@ def once(page: str) -> str:
 
 
 class Words(Extension):
-    """Jinja extension that explains words in the text of a template, never in inserted data.
+    """Jinja extension that turns glossary words in a template's own text into buttons.
 
-    The first use in a section or macro becomes the button, on each path through conditions and
-    loops.
+    Inserted data is never changed. The first use in a section or macro becomes the button, on each
+    path through conditions and loops.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """Return the template source with its words explained."""
+        """Return the template source with buttons for its glossary words."""
         words = glossary().keys() - ORDINARY
         # A verdict in capitals matches only as written; other words may be capitalised or plural.
         forms = {word if word.isupper() else f"{word[0].upper()}{word[1:]}": word for word in words}

@@ -40,13 +40,15 @@ from reports.verdict.history import History
 from reports.verdict.replays import replays, suite_of
 
 DRILLED = 200
-"""Most failing tensors described element by element; those where a difference starts come first."""
+"""Largest number of failing tensors that are described element by element; the first divergences
+come first."""
 SHOWN = 6
-"""Number of those tensors that are visible at once, also without JavaScript."""
+"""Largest number of failing tensors that the page shows at once, also without JavaScript."""
 _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
 """Longest escape sequence that `label` puts in place of a single character."""
 _BY_SHARE = "% of the poles remember less"
+"""Label of the horizontal axis of charts over the quantiles of the poles' memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class SoFar:
     """Progress of a nightly run that has no verdict yet.
 
     Attributes:
-        measured: number of parts that are measured.
-        parts: number of parts of the night.
-        state: "running", or how it ended before everything was measured.
+        measured: number of parts that are measured so far.
+        parts: number of all parts of the night.
+        state: "running", or how the night ended before all parts were measured.
         time: time of this progress, ISO 8601 in UTC.
     """
 
@@ -72,20 +74,19 @@ class SoFar:
 
 
 def notice(text: str, seconds: int | None = None, href: str = "") -> str:
-    """Return a page of one sentence.
+    """Return an HTML page that shows one sentence, and optionally loads another page.
 
     Args:
         text: the sentence, without its full stop.
-        seconds: delay after which the browser loads `href`, or without it this page again; None
-            for never.
-        href: relative URL of another page.
+        seconds: delay in seconds after which the browser loads `href`; None: it loads nothing.
+        href: relative URL of the page to load; "" for this page again.
     """
     template = environment().get_template("notice.html.j2")
     return template.render(text=text, seconds=seconds, href=href)
 
 
 def stopped(page: str, state: str) -> str:
-    """Return the page of a running night, changed to say that the night stopped.
+    """Return the page of a running night, changed to say that the night stopped without verdict.
 
     Args:
         page: the page as it was last drawn, which may lack the newest parts.
@@ -147,7 +148,7 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Make control and direction characters of a text visible; markup is already safe.
+    """Escape control and direction characters of a text; return markup and other values unchanged.
 
     Every inserted value passes through here. Otherwise a name could reverse the text around it, or
     contain half a surrogate pair, which cannot be encoded.
@@ -158,7 +159,7 @@ def _visible(value: Any) -> Any:
 
 
 def _share_tick(level: float) -> str:
-    """Format a share of a tolerance, given as log10, briefly enough for the axis of a chart."""
+    """Format a share of a tolerance, given as its log10, as a short label of a chart's axis."""
     value = 10.0**level
     return f"{100 * value:.3g} %" if value < 10 else f"{value:.0e}×".replace("e+0", "e")
 
@@ -178,7 +179,10 @@ def _whole_numbers(text: str) -> Markup:
 def _drilled(
     run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
-    """Return the first `SHOWN` failing tensors as data, and the markup of the first `DRILLED`."""
+    """Return data of up to `SHOWN` first divergences, and the markup of up to `DRILLED` tensors.
+
+    Both are failing tensors with stored errors. The markup is by (case, edge, quantity).
+    """
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}
     tensors = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
@@ -195,16 +199,17 @@ def render(
     runs: str = "..",
     progress: SoFar | None = None,
 ) -> str:
-    """Return the page of a run as one self-contained HTML text: no network, fonts or current time.
+    """Return the page of a run as one HTML text, which loads no other file, font or address.
 
-    Equal input gives equal bytes. Names from the run are data and always escaped.
+    Equal arguments give equal bytes. Names from the run are data and always escaped.
 
     Args:
         run: the run.
-        decision: its verdict.
-        history: earlier runs.
+        decision: the verdict on the run.
+        history: earlier runs, for trends and the baseline.
         runs: relative URL from the page to the folder of runs, for links to other pages.
-        progress: progress of an unfinished night, whose page has no verdict; None if it is whole.
+        progress: progress of an unfinished night, whose page shows no verdict; None for any other
+            run.
     """
     if progress is not None:
         # Gates that are not measured yet must not be shown as missing.

@@ -1,4 +1,4 @@
-"""More than two runs as one HTML file: one column per run, one row per change.
+"""Page that compares more than two runs: one column per run, one row per gate that differs.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -19,16 +19,17 @@ from reports.text import contrast_all, edge_name, edge_rank, label, metric_name,
 from reports.verdict.several import Row, Several
 
 ROWS = 400
-"""Most rows of changes; the page says how many are omitted."""
+"""Largest number of rows in the table of changes; the page says how many are omitted."""
 CASES = 60
+"""Largest number of rows in the table of cases that fail in any of the runs."""
 
 
 def render(several: Several, folders: Sequence[str]) -> str:
-    """Return the page of several runs as one HTML text; equal input gives equal bytes.
+    """Return the page of several runs as one HTML text; equal arguments give equal bytes.
 
     Args:
         several: The runs, judged against the first.
-        folders: Relative URLs from the page to their folders, for links to their pages.
+        folders: Relative URL from the page to the folder of each run, in their order, for links.
     """
     runs, gravest = several.runs, several.gravest
     word = several.decisions[gravest].word
@@ -67,7 +68,7 @@ def _slug(word: str) -> str:
 
 
 def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each edge (comparison) how many of its gates hold in each run, and of how many."""
+    """Return for each edge (comparison) [passing gates, all gates] of each run, None without."""
     sides = []
     for run in runs:
         counts: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
-"""Two runs as one HTML file: facts about both, where each starts to fail, and what changed.
+"""Page that compares two runs: facts about both, where each starts to fail, and what changed.
 
-Uses the templates, names and colours of a run's own page. Source: docs/reports.md "Two runs side
+It uses the templates, names and colours of a run's own page. Source: docs/reports.md "Two runs side
 by side".
 """
 
@@ -23,20 +23,20 @@ from reports.verdict.replays import suite_of
 from stability.core.findings import Severity
 
 CASES = 60
-"""Most rows in the table of cases that fail in one of the runs."""
+"""Largest number of rows in the table of cases that fail in either run."""
 MAPS = 6
 """Maximal number of pairs of heat maps, one per edge."""
 
 
 def render(before: Run, then: Decision, after: Run, now: Decision, folders: tuple[str, str]) -> str:
-    """Return the page of two runs as one HTML text; equal input gives equal bytes.
+    """Return the page of two runs as one HTML text; equal arguments give equal bytes.
 
     Args:
         before: The earlier run.
-        then: Its verdict without a baseline, for where it starts to fail.
+        then: Verdict on the earlier run without a baseline; only its first divergences are shown.
         after: The later run.
-        now: Its verdict against the earlier run.
-        folders: Relative URLs from the page to both folders, for links to their pages.
+        now: Verdict on the later run, compared with the earlier one.
+        folders: Relative URLs from the page to the folders of both runs, for links.
     """
     first, second = before.manifest, after.manifest
     log = since.log_command(first, second)
@@ -64,7 +64,7 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
 
 
 def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
-    """Return facts about both runs: name, both values, and whether they differ."""
+    """Return facts about both runs: (name, earlier value, later value, whether they differ)."""
     columns = [facts_of(run) for run in (before, after)]
     return [
         (name, then, columns[1][name], then != columns[1][name])
@@ -73,7 +73,7 @@ def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Return facts about a run by name: time, verdict, gates, commit, machine and others."""
+    """Return facts about a run as text by name: time, verdict, gates, commit, machine, ...."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]
@@ -95,9 +95,10 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return one row per edge (comparison): for each run its passing gates and most important gate.
+    """Return one row per edge (comparison): passing gates and most important gate of each run.
 
-    That is the first divergence, or without one the gate closest to its tolerance.
+    The most important gate is the first divergence, or without one that closest to its tolerance.
+    A run without gates on the edge has None.
     """
     sides = [
         {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}
@@ -130,7 +131,7 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
 
 
 def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return every case and edge that fails in one of the runs, with both first divergences."""
+    """Return every case and edge that fails in either run, with its first divergence in each."""
     sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}
@@ -163,8 +164,9 @@ def _start(m: Measurement | None, judged: bool) -> dict[str, str]:
 
 
 def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return for each edge the heat maps of both runs for one case: the case in which the later run
-    starts to fail, else that of the earlier run.
+    """Return pairs of heat maps, one of each run, for one failing case per edge.
+
+    It is the first case that fails in the later run, else the first that fails in the earlier one.
     """
     starts_of = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     chosen: dict[str, str] = {}

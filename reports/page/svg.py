@@ -22,12 +22,12 @@ _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
 
 
 def _level(value: float) -> float:
-    """Return log10 of a share, clipped to the range of a sparkline; inf if it is not finite."""
+    """Return log10 of a share of a tolerance, clipped to -6 ... 12; inf if it is not finite."""
     return math.log10(min(max(value, 1e-6), 1e12)) if math.isfinite(value) else math.inf
 
 
 def sparkline(series: Sequence[float | None]) -> Markup:
-    """Draw shares of a tolerance over runs, oldest first, on a logarithmic scale.
+    """Draw shares of a tolerance over runs, oldest first, as a small logarithmic line chart.
 
     None is a gap, for a run without the measurement. A share that is above 1 or not finite is
     marked by a cross, and the tolerance by a dashed line if it is within the scale.
@@ -48,12 +48,16 @@ def trend(
     at_most: bool = False,
     changes: Sequence[ChangePoint] = (),
 ) -> Markup:
-    """Draw ratios over benches, oldest first, on a logarithmic scale.
+    """Draw one ratio of a bench over benches, oldest first, as a small logarithmic line chart.
 
-    None is a gap, for a bench without the ratio. A ratio that misses the goal (the smallest wanted
-    value, or with `at_most` the largest) is marked by a cross, and the goal by a dashed line if it
-    is within the scale. Without a goal (NaN) that line is at 1. Levels between `changes` are drawn
-    as horizontal lines.
+    A ratio that misses the goal is marked by a cross. The goal, or 1 without one, is a dashed line
+    if it is within the scale.
+
+    Args:
+        series: The ratio in each bench; None is a gap, for a bench without it.
+        goal: Smallest wanted ratio; NaN for none.
+        at_most: Whether `goal` is the largest wanted ratio instead.
+        changes: Changes of level in `series`; the levels between them are horizontal lines.
     """
     present = [v for v in series if v is not None]
     if len(present) < 2:
@@ -81,9 +85,14 @@ def _spark(
     decades: float,
     levels: Sequence[tuple[int, int, float]] = (),
 ) -> Markup:
-    """Draw `series` with a dashed line at 1, over at least `decades` powers of ten.
+    """Draw a small logarithmic line chart of positive values, with a dashed line at 1.
 
-    `levels` are horizontal lines: first position, last position, value.
+    Args:
+        series: Values, oldest first; None is a gap.
+        text: Description of the drawing, for tooltip and screen readers.
+        crossed: Whether a value is marked by a cross.
+        decades: Smallest height of the scale, in powers of ten.
+        levels: Horizontal lines as (first position, last position, value).
     """
     width, height, pad = 132.0, 26.0, 4.0
     logs = [_level(v) for v in series if v is not None and math.isfinite(v)]
@@ -155,7 +164,7 @@ def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) 
 
 
 SCALE = 1.2
-"""Pixels per unit of a heat map at full width; its text then has the size of a table's."""
+"""Screen pixels per SVG unit of a heat map; its text is then as large as that of tables."""
 
 
 def heat_map(heat: HeatMap) -> Markup:
@@ -199,14 +208,14 @@ Points = Sequence[tuple[float, float]]
 
 _Plot = tuple[float, float, float, float]
 _PLOT: _Plot = (52.0, 12.0, 636.0, 222.0)
-"""Left, top, right and bottom of the plotting area of a chart that is 260 high."""
+"""Left, top, right and bottom of the plotting area, in SVG units, of a chart 260 units high."""
 _NARROW: _Plot = (44.0, 12.0, 334.0, 222.0)
-"""The same for a narrow screen, where the names of curves stand below the plot."""
+"""Plotting area of a chart for narrow screens, where the names of curves stand below the plot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of a chart: name, CSS class for colour and dashes, and points."""
+    """One curve of a chart: name, CSS class for colour and dashes, and points (x, y)."""
 
     name: str
     style: str
@@ -241,7 +250,10 @@ def _axes(
 def _polyline(
     plot: _Plot, points: Points, x0: float, x1: float, y0: float, y1: float
 ) -> tuple[str, float]:
-    """Return the path of a curve and the height at which it ends."""
+    """Return a curve as SVG path data, and the y coordinate in SVG units at which it ends.
+
+    x0 to x1 and y0 to y1 are the ranges of the axes. The path is "" without a finite point.
+    """
     left, top, right, bottom = plot
     path, pen, y = [], "M", bottom
     for step, loss in points:
@@ -256,7 +268,7 @@ def _polyline(
 
 
 def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
-    """Return the heights of labels, moved apart so that none overlap."""
+    """Return the y coordinates of the curves' labels, moved to be at least 14 SVG units apart."""
     out: list[tuple[float, Line]] = []
     for y, line in sorted(ends, key=lambda end: end[0]):
         out.append((max(y, out[-1][0] + 14) if out else y, line))
@@ -278,7 +290,7 @@ def chart(
 
     Args:
         lines: At most 15, the number of names that fit.
-        text: Description of the drawing.
+        text: Description of the drawing, for screen readers.
         x_label: Label of the horizontal axis.
         tick_label: Formats a tick of the vertical axis, for example to undo a logarithm.
     """
@@ -313,7 +325,7 @@ _Drawing = tuple[float, float, list[str]]
 def _wide(
     lines: Sequence[Line], scales: _Scales, x_label: str, tick_label: Callable[[float], str]
 ) -> _Drawing:
-    """Return width, height and parts of a chart with the name of each curve at its end."""
+    """Return width, height and SVG elements of a chart with the name of each curve at its end."""
     parts, ends = _axes(_PLOT, *scales, x_label, tick_label), []
     for line in lines:
         path, end = _polyline(_PLOT, line.points, *scales)
@@ -331,7 +343,7 @@ def _wide(
 def _narrow(
     lines: Sequence[Line], scales: _Scales, x_label: str, tick_label: Callable[[float], str]
 ) -> _Drawing:
-    """Return width, height and parts of a chart with the names of its curves below it."""
+    """Return width, height and SVG elements of a chart with the names of its curves below it."""
     left, right, bottom = _NARROW[0], _NARROW[2], _NARROW[3]
     parts = _axes(_NARROW, *scales, x_label, tick_label)
     for i, line in enumerate(lines):
@@ -347,7 +359,7 @@ def _narrow(
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:
-    """Draw a histogram of errors with the count above each bar; `name` is that of the tensor."""
+    """Draw a histogram of the errors of the tensor `name`, with the count above each bar."""
     wide, base, tall = 46, 118.0, 92.0
     most = max(b.count for b in bins)
     parts = []

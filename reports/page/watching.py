@@ -15,7 +15,7 @@ STEP = "optimiser step"
 
 
 def render(run: Run) -> str:
-    """Return the page of a watched training as one HTML text; equal input gives equal bytes."""
+    """Return the page of a watched training as one HTML text; equal runs give equal bytes."""
     view = watching(run)
     charts = [
         ("Frozen share, % of elements", view["frozen"], "Frozen share in percent", "{:g}".format),

@@ -44,7 +44,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 
 def architectures(run: Run) -> dict[str, Any] | None:
-    """Return the data of the section, or None for a run with one architecture only."""
+    """Return the data of the section, or None for a run without the second architecture."""
     content = documents.second_architecture(run)
     second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not content and not second:
@@ -81,7 +81,7 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits(rows: Iterable[Measurement], *edges: str) -> str:
-    """Return the worst relative L2 of logits on some edges; a value that is not finite is worst."""
+    """Return the largest relative L2 error of logits on `edges` as text; NaN is the largest."""
     values = [
         m.value for m in rows if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
     ]

@@ -1,4 +1,4 @@
-"""Documents on the page: results that a command measured once, shown beside those of the run.
+"""Documents on the page: stored results that a command measured once, not in the shown run.
 
 Source: docs/reports.md "The page".
 """
@@ -12,20 +12,22 @@ from stability.core import documents
 
 
 def drill(run: Run) -> dict[str, Any]:
-    """Return the document of the training drill; empty for a run without probes."""
+    """Return the document of the training drill; {} if unreadable or if the run has no probes."""
     return _of(run, "drill") or _read(run, documents.DRILL)
 
 
 def second_architecture(run: Run) -> dict[str, Any]:
-    """Return the documents `defects` and `training` of the second architecture; empty unless both
-    exist and the run has probes."""
+    """Return the documents `defects` and `training` of the second architecture, by these names.
+
+    {} unless both exist and the run has probes.
+    """
     names = {"defects": documents.DEFECTS, "training": documents.TRAINING}
     content = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
     return content if all(content.values()) else {}
 
 
 def _of(run: Run, name: str) -> dict[str, Any]:
-    """Return the copy of a document that runs of earlier versions stored."""
+    """Return the copy of a document in run.json, which only earlier versions stored; else {}."""
     return run.manifest.stability.get(name) or {}
 
 

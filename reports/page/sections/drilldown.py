@@ -53,14 +53,17 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _breaking(tensor: Deviation) -> str:
-    """Say how many elements break the tolerance; empty for runs that did not count them."""
+    """Return a clause on how few elements break the tolerance; "" if they were not counted."""
     if not tensor.breaking:
         return ""
     return f"without the error of {count(tensor.breaking, 'element')} the tolerance would hold; "
 
 
 def _bins(tensor: Deviation) -> list[Bin]:
-    """Return the bars of the histogram, without empty ends and merged to at most `BARS`."""
+    """Return the histogram's bars: equal, at most `BARS` of errors in ULP, not finite if any.
+
+    Bars at both ends of the errors are dropped if empty, and neighbours are merged if too many.
+    """
     equal, *between, odd = tensor.histogram
     filled = [i for i, n in enumerate(between) if n] or [0]
     first, last = filled[0], filled[-1]
@@ -75,7 +78,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Format a power of 2, from 1,024 on with an exponent."""
+    """Format 2 to the power `exponent`, from 1,024 on with an exponent; "½" for a negative one."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"

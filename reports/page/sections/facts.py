@@ -20,7 +20,7 @@ from reports.verdict.change_points import FALSE_ALARM, LEAST_RUNS
 
 
 def moment(created: str) -> str:
-    """Format a time stamp; an invalid one is returned unchanged."""
+    """Format an ISO 8601 time stamp in UTC to the minute; an invalid one is shown as it is."""
     try:
         time = datetime.fromisoformat(created)
     except ValueError:
@@ -58,9 +58,9 @@ def machine(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return which host measured which parts of a night on several hosts, and which workers died.
+    """Return rows on which host measured which parts of a distributed night, and dead workers.
 
-    A host is identified by processor, threads and fingerprint.
+    A host is identified by node name, processor, threads and fingerprint. Empty for other runs.
     """
     parts: dict[str, list[str]] = {}
     for part in manifest.parts:
@@ -76,10 +76,15 @@ def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
-    """Return each setting of the environment beside the baseline's, split by whether they differ.
+    """Return each setting of the run's environment beside that of the baseline.
 
-    Each row is (name, then, now); `then` is "" without a baseline and "absent" if only this run has
-    the entry.
+    Each row is (name, baseline's text, this run's text). The first text is "" without a baseline;
+    a setting that a run lacks is "absent". Rows that differ are under "changed", others under
+    "same".
+
+    Args:
+        manifest: Manifest of the run.
+        before: Manifest of the baseline; None without one.
     """
     now = dict(_environment(manifest))
     then = dict(_environment(before)) if before is not None else {}
@@ -108,7 +113,7 @@ def _environment(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def cases(manifest: Manifest, rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return each case with its number of passing gates, and why others were not comparable."""
+    """Return each case with its number of passing gates, and why some were not comparable."""
     verdicts: dict[str, Counter[Verdict]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for m in rows:
@@ -146,7 +151,7 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
 
 
 def known_differences(manifest: Manifest) -> list[dict[str, str]]:
-    """Return every known difference from the reference; one that was not measured is "info"."""
+    """Return every known difference from the reference; the state "info" means not measured."""
     return [
         {
             "name": label(str(entry.get("id", "")), 60),
@@ -215,7 +220,10 @@ def checkpoint(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def bench(benches: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the newest of `benches` (oldest first) with trends over all; None if there is none."""
+    """Return the data of the newest bench with trends over all; None without any bench.
+
+    `benches` are ordered oldest first.
+    """
     if not benches:
         return None
     manifest, rows = benches[-1].manifest, speed.rows(benches)

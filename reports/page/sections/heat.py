@@ -1,4 +1,4 @@
-"""The heat map of a case: layers down, modules across, log10(error / tolerance) in every cell.
+"""Heat maps: one per case, layers down, modules across, log10(error / tolerance) in every cell.
 
 Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
@@ -22,7 +22,7 @@ from reports.text import edge_name, label, number, share
 from reports.verdict.decide import Decision
 
 MAPS = 16
-"""Maximal number of heat maps per edge (comparison), one per case."""
+"""Largest number of heat maps per edge (comparison); each map shows one case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class HeatCell:
         log10: log10 of error over tolerance; -inf for an error of 0, None for NaN or a stage that
             could not be compared.
         state: "pass", "fail" or "blocked" (not comparable).
-        first: whether it is the first divergence.
+        first: whether the stage is the first divergence of its case.
     """
 
     quantity: str
@@ -53,7 +53,7 @@ class HeatMap:
     edge: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
-    """Row label and one cell per column; a single cell spans the row."""
+    """Row label and one cell per column, None without a stage; a single cell spans the row."""
     summary: str
 
 
@@ -75,7 +75,12 @@ def _heat_cell(m: Measurement, first: Measurement | None) -> HeatCell:
 
 
 def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatMap:
-    """Build the heat map of one case and edge; `stages` are in order of computation."""
+    """Build the heat map of one case and edge.
+
+    Args:
+        stages: One gate per stage, in order of computation.
+        first: First divergence of the case, or None.
+    """
     layered = [re.fullmatch(r"layers\.(\d+)\.(.+)", m.quantity) for m in stages]
     columns = tuple(dict.fromkeys(match[2] for match in layered if match)) or ("",)
     rows: dict[str, list[HeatCell | None]] = {}
@@ -131,9 +136,9 @@ def heat_map_of(
 
 
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
-    """Return for each edge the most important heat map and those of the other cases.
+    """Return for each edge the heat map of the most important case, and those of other cases.
 
-    The most important case has the first divergence; without one, it is closest to its tolerance.
+    Failing cases come first, in the order of `decision.starts`; then those with the worst gate.
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}

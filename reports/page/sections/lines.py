@@ -1,4 +1,4 @@
-"""Source lines that a report blames for a difference: place, reason and an excerpt.
+"""Source lines that a report names as the cause of a difference: place, reason and an excerpt.
 
 Pure functions to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -12,7 +12,7 @@ from parity.engine.programs.source_lines import Line
 from reports.text import label
 
 FIRST = 1
-"""Lines of an excerpt shown before and after the named one on the first screen."""
+"""Number of lines shown before and after the named line in an excerpt on the first screen."""
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
@@ -42,6 +42,6 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line with its excerpt shortened for the first screen."""
+    """Return a row of `lines` with its excerpt shortened to `FIRST` lines around the named one."""
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

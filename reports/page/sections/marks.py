@@ -1,4 +1,4 @@
-"""Sections of the page that contain failures, for marks in the navigation.
+"""State of each section of the page that contains a problem, for marks in the navigation.
 
 See docs/reports.md.
 """
@@ -36,8 +36,10 @@ _PROBES = {"survival": "underflow", "poles": "poles"}
 def of_sections(
     rows: Iterable[Measurement], findings: Iterable[Finding], decision: Decision
 ) -> dict[str, str]:
-    """Return the state of each section with a problem: "fail", or "blocked" if nothing failed but
-    something could not be compared.
+    """Return the state of each section of the page that contains a problem, by the section's id.
+
+    "fail" if a gate failed, a probe found an error or a value regressed; else "blocked": a gate
+    could not be compared.
     """
     blocked = {section_of(m) for m in rows if m.verdict is Verdict.NOT_COMPARABLE}
     red = {section_of(m) for m in rows if m.verdict is Verdict.FAIL}
@@ -52,7 +54,7 @@ def of_sections(
 
 
 def section_of(m: Measurement) -> str:
-    """Return the section of the page that shows a measurement."""
+    """Return the id of the section of the page that shows a measurement."""
     if m.edge.startswith("jaxbf16"):
         return "precision"
     suite = suite_of(m)

@@ -12,7 +12,7 @@ from reports.text import edge_name, edge_rank, label, number, share
 from reports.verdict.replays import suite_of
 
 SUITE = "mesh"
-"""Name of the suite, as in `parity.mesh.suite`, which would import JAX."""
+"""Name of the suite. A copy: importing it from `parity.mesh.suite` would import JAX."""
 
 
 def meshes(run: Run) -> dict[str, Any] | None:
@@ -51,7 +51,7 @@ def _row(case: str, gates: Sequence[Measurement], edges: Sequence[str]) -> dict[
 
 
 def _cell(gates: Sequence[Measurement]) -> dict[str, Any] | None:
-    """Return the gate that uses most of its tolerance as a cell; None without any gate."""
+    """Return the gate with the largest share of its tolerance as a cell; None without gates."""
     if not gates:
         return None
     worst = max(gates, key=rank_of)

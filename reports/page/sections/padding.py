@@ -17,18 +17,18 @@ from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name, label
 
 VALID_ONLY = MegalodonEdge.JAX32_REFERENCE32
-"""Comparison that excludes padding, because megalodon-hf computes different values there."""
+"""Comparison that excludes padding, because megalodon-hf computes other values there than JAX."""
 NAMED = 3
-"""Most cases that the sentence names."""
+"""Largest number of cases that the sentence names."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Note about padding in the table of edges (comparisons); empty if it explains no disagreement.
+    """Notes about padding for the table of edges (comparisons); empty if padding explains nothing.
 
     Attributes:
-        scopes: positions that are compared, by edge.
-        sentence: why one edge fails while another passes.
+        scopes: text on which positions an edge compares, by edge.
+        sentence: why one edge fails while another passes, for people; "" if empty.
     """
 
     scopes: dict[str, str] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Padding:
 
 
 def padding(rows: Iterable[Measurement], tensors: Sequence[Deviation]) -> Padding:
-    """Explain why a comparison fails in a padded case while the one without padding passes.
+    """Return notes for padded cases in which `VALID_ONLY` passes while another comparison fails.
 
     Args:
         rows: Measurements of a run.
-        tensors: Failing tensors of the run, with the elements at which they differ.
+        tensors: Failing tensors of the run, with the positions of the elements that differ.
     """
     verdicts: dict[str, dict[str, set[Verdict]]] = defaultdict(lambda: defaultdict(set))
     for m in rows:

@@ -1,4 +1,4 @@
-"""Section of the page about users' ports: the result, where a difference starts, and the pairing.
+"""Section of the page about users' ports: result, first wrong stage, matched parameters.
 
 Pure functions from the documents that `reports.ports.document` stored in run.json to plain data.
 Source: docs/your-own-port.md "Reading a report".
@@ -19,11 +19,11 @@ from reports.store.runs import Run
 from reports.text import edge_name, edge_question, edge_rank, label, number, share
 
 AROUND = 4
-"""Stages shown before and after the one where a difference starts; a collapsed list has all."""
+"""Number of stages shown before and after the first wrong one; a collapsed list has all."""
 WORST = 5
-"""Elements shown of the stage where the difference starts."""
+"""Largest number of elements shown of the first wrong stage, those that differ most."""
 ROWS = 400
-"""Maximal number of rows of a table; run.json has all of them."""
+"""Largest number of rows of a table; run.json has more."""
 
 
 def ports(run: Run) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def ports(run: Run) -> list[dict[str, Any]]:
 
 
 def only_ports(run: Run) -> bool:
-    """Return whether a run has no measurement of Megalodon, so that no section about it applies."""
+    """Return whether a run measured ports only, so that no section about Megalodon applies."""
     if run.manifest.without_megalodon:
         return True
     names = {document["name"] for document in run.manifest.ports}
@@ -114,7 +114,7 @@ def _stage(stage: Mapping[str, Any], culprit: str) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float:
-    """Return a number of run.json, in which null stands for NaN and infinity."""
+    """Return a number of run.json as a float; null, which stands for NaN and infinity, as NaN."""
     return math.nan if value is None else float(value)
 
 
@@ -219,12 +219,14 @@ ROLES = {
     "state": ("updated buffer", "updated buffers"),
     "derivative by input": ("derivative by an input", "derivatives by inputs"),
 }
-"""Names of the roles of `parity.port.ledger`, singular and plural."""
+"""Words for the roles of entries in `parity.port.ledger`, singular and plural."""
 
 
 def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return which results and derivatives of the original were compared, and why others were not;
-    None for runs of versions that did not store this."""
+    """Return which results and derivatives of the original were compared, and why others were not.
+
+    None for runs of earlier versions, which did not store this.
+    """
     if "not_compared" not in document:
         return None
     # Runs of later versions store the reasons, but not yet which results were compared.
@@ -249,7 +251,7 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
 def _count(
     role: str, compared: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Say how many results or derivatives were compared; "" if there are none."""
+    """Return in words how many entries of a role were compared; "" if there are none."""
     one, many = ROLES[role]
     held = sum(entry["role"] == role for entry in compared)
     # An entry such as `grad/*` stands for all derivatives.
@@ -273,8 +275,10 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the bfloat16 errors of both sides by stage, the largest port / original ratio first;
-    None without such a run."""
+    """Return the bfloat16 errors of both sides by stage, the largest ratio port / original first.
+
+    None if the sides were not run in bfloat16.
+    """
     if not stages:
         return None
     rows = [_narrow(stage) for stage in stages]

@@ -17,19 +17,22 @@ from reports.text import label, number
 from stability.core.findings import Severity
 
 STYLES = 9
-"""Number of line styles in the style sheet; a tenth curve would look like the first."""
+"""Largest number of curves in a chart: the style sheet has nine line styles."""
 _SHOWN = (0.05, 0.5, 0.95, 1.0)
 """Quantiles of the memory shown in the table; the chart shows all of them."""
 
 
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the memory of the EMA's poles in steps by layer and storage, with two charts.
+    """Return the memory of the EMA's poles in steps by layer and state, with two charts.
 
+    A state is a storage format, before or after training. None if the poles were not probed.
     Each layer also has the fraction of stored poles that round to 1 ("collapsed").
 
     Args:
-        run: The run; `stability["poles"]` of its manifest holds the rows of `memory_rows`.
-        drilled: The training drill, for the effect of real training on the memory.
+        run: The run; `stability["poles"]` of its manifest holds the rows of
+            `stability.storage.ema_pole_findings.memory_rows`.
+        drilled: Document of the training drill, for the effect of real training on the memory; {}
+            for none.
     """
     rows = _section(run, "poles")
     if not rows:
@@ -65,7 +68,7 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def steps(memory: float | None) -> str:
-    """Format a memory length in steps; a pole that never forgets has an infinite one."""
+    """Format a memory length in steps; an infinite one as "forever", None or NaN as a dash."""
     if memory is None or math.isnan(memory):
         return "–"
     if math.isinf(memory):
@@ -74,7 +77,10 @@ def steps(memory: float | None) -> str:
 
 
 def remedies(run: Run) -> dict[str, Any] | None:
-    """Return a table of remedies by kind of parameter, with the effect on the worst parameter."""
+    """Return the table of remedies by kind of parameter, with effects on the worst of each kind.
+
+    None if no remedy was tried.
+    """
     trials = _section(run, "remedies")
     kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))
     if not kinds:
@@ -110,7 +116,10 @@ def _remedy_cell(row: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 
 def drill(run: Run) -> dict[str, Any] | None:
-    """Return the training drill: conclusion, curves, and one row per variant."""
+    """Return the data of the training drill: conclusion, curves, and one row per variant.
+
+    None if there is no drill document.
+    """
     content = documents.drill(run)
     if not content.get("variants"):
         return None
@@ -160,7 +169,7 @@ def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:
 def _gap_lines(
     variants: Sequence[Mapping[str, Any]], control: Mapping[str, Any] | None
 ) -> list[Line]:
-    """Return each variant's loss minus the control's at the same step, on the same batch."""
+    """Return a curve per variant: its loss minus that of the control (float32) at each step."""
     base = {x: _memory(y) for x, y in control["loss"]} if control else {}
     return [
         Line(line.name, line.style, [(x, y - base[x]) for x, y in line.points if x in base])

@@ -59,7 +59,7 @@ def _survival_row(subject: str, metrics: dict[str, Finding], names: Sequence[str
 
 
 def survival(run: Run) -> dict | None:
-    """Return the fraction of each parameter that bfloat16 storage freezes; None if not probed.
+    """Return the frozen fraction of each parameter in bfloat16 storage; None if not probed.
 
     `worst` holds the eight worst parameters; `groups` all of them by kind of module, worst first.
     """
@@ -122,7 +122,7 @@ def _asks(f: Finding) -> bool:
 
 
 def audits(run: Run) -> list[dict]:
-    """Return one entry per probe except survival: counts by severity, and its findings.
+    """Return one entry per probe except survival: counts by severity, and findings, worst first.
 
     The dtype and value audits come first, and are listed even without any finding.
     """

@@ -1,4 +1,4 @@
-"""Every row of a run as data for the page's script: compressed, sorted worst first, with ids.
+"""All measurements and findings of a run as rows for the page's script, compressed, worst first.
 
 Pure functions from a run to text, without markup. Source: docs/reports.md "The page".
 """
@@ -24,12 +24,12 @@ COLUMNS = (
     "id", "suite", "case", "edge", "quantity", "metric", "value", "tolerance", "verdict", "dtype",
     "device", "note",
 )  # fmt: skip
-"""Columns of a row, in the order of the download. For a finding the case is its probe, the quantity
-its subject, and the tolerance its threshold."""
+"""Columns of a row, in the order of the page's download. A finding has its probe as case, its
+subject as quantity, and its threshold as tolerance."""
 TRENDS = 10_000
-"""Gates whose trend is stored in the page, the worst first."""
+"""Largest number of gates whose trend is stored in the page; the worst gates have priority."""
 LONGEST = 400
-"""Maximal number of characters of a text in a row; real names are shorter."""
+"""Largest number of characters of a text in a row; longer texts are shortened."""
 
 _SEVERITY = {
     Severity.OK: "pass",
@@ -56,14 +56,14 @@ def embed(
     history: History,
     drilldowns: Mapping[tuple[str, str, str], str],
 ) -> str:
-    """Return the rows of a run, their trends and their drill-downs as base64 of gzip of JSON.
+    """Return rows, trends and drill-downs of a run as base64 of gzipped JSON.
 
     Args:
-        rows: The measurements.
-        run: Its findings and its manifest.
-        history: A trend is a list of hundredths of log10 of the share of tolerance used; null for a
-            run without the gate, "x" for a value that is not finite.
-        drilldowns: Markup by case, edge and quantity.
+        rows: Measurements of the run.
+        run: The run, for its findings and manifest.
+        history: Earlier runs. A trend has one entry per run: the share of tolerance used, as
+            100 log10 rounded to an integer; null without the gate, "x" if it is not finite.
+        drilldowns: Markup of failing tensors, by case, edge and quantity.
     """
     ranked: list[tuple[float, tuple[Any, ...]]] = [(rank_of(m), _measurement(m)) for m in rows]
     ranked += [_finding(f) for f in run.findings]
@@ -103,7 +103,7 @@ def embed(
 
 
 def suites(run: Run) -> list[str]:
-    """Return the suites that the table of rows can be filtered by."""
+    """Return the names of the run's suites, by which the page can filter the rows."""
     names = dict.fromkeys(suite_of(m) for m in run.measurements)
     return [*names, *(["stability"] if run.findings else [])]
 
@@ -122,7 +122,7 @@ def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
-    """Return numbers and ids as a list, and texts as the distinct texts with an index per row."""
+    """Return a column as JSON: numbers and ids as a list, texts as distinct texts and indices."""
     if name == "id":
         return list(values)
     if name in ("value", "tolerance"):

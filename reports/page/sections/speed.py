@@ -1,4 +1,4 @@
-"""The table of a bench (timed comparison), one line per piece of work, for page and terminal.
+"""The table of a bench (timed comparison), one line per ratio, for page and terminal.
 
 Pure functions from runs to plain data, without markup.
 """
@@ -47,17 +47,17 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "token_ratio": (", time per token over the shortest", "jax_seconds", "", _seconds),
     "token_bytes_ratio": (", memory per token over a short one's", "program_bytes", "", _bytes),
 }
-"""For each ratio: suffix of the line's name, metrics of its two sides ("" if missing), and the
-function that formats them."""
+"""For each ratio that has a line: suffix of the line's name, metrics shown as JAX and as
+megalodon-hf ("" for none), and the function that formats these two."""
 _LEVELS = (*_PARTS, "floor_ratio")
 """Metrics that are tested for changes of level: ratios, which do not depend on machine load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the lines of the last of `benches`, with the trend over all of them, oldest first.
+    """Return the table's lines for the last of `benches` (oldest first), with trends over all.
 
-    Ratios are megalodon-hf over JAX, of seconds or of bytes. `series` holds one ratio per bench,
-    None for a bench without one of the same identity.
+    The main ratios are megalodon-hf / JAX, of seconds or bytes; `_PARTS` names the others. `series`
+    of a line has its ratio in each bench, None for a bench that did not measure the same work.
     """
     table = {(t.work, t.metric): t for t in benches[-1].timings}
     return [_line(table, t, benches) for t in table.values() if t.metric in _PARTS]
@@ -75,15 +75,15 @@ def markdown(run: Run) -> str:
 
 
 def notes(shown: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the distinct reasons why something was not run."""
+    """Return the distinct reasons why ratios in these lines (from `rows`) were not measured."""
     return list(dict.fromkeys(row["note"] for row in shown if row["note"]))
 
 
 def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the lasting changes of each ratio over `benches`, the newest change first.
 
-    Each entry has the ratio's name, both medians, the first run at the new level, and the commits
-    between (`reports.verdict.change_points`).
+    Each entry has the ratio's name, the medians before and after, the first run at the new level,
+    and the commits since the last run at the old one (`reports.verdict.change_points`).
     """
     out: list[tuple[int, dict[str, Any]]] = []
     for timing in benches[-1].timings:
@@ -108,7 +108,7 @@ def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def watched(benches: Sequence[Run]) -> int:
-    """Return the number of series that `changes` tests; each may give a false alarm."""
+    """Return the number of ratios that `changes` tests; each may cause a false alarm."""
     return sum(t.metric in _LEVELS and not math.isnan(t.value) for t in benches[-1].timings)
 
 

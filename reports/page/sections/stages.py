@@ -1,4 +1,4 @@
-"""Errors of one stage as a row of a table, for ports and for the model's own cases.
+"""Errors of one stage as a row of a table, for users' ports and for Megalodon's cases.
 
 Pure functions from numbers to plain data. Source: docs/parity.md "First divergence".
 """
@@ -11,7 +11,7 @@ from typing import Any
 from reports.text import label, number, share
 
 SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
-"""Upper limits of the colours of the heat map, as log10 of the share of a tolerance."""
+"""Upper limits of the heat map's colour classes h0, h1, ..., as log10 of the share of tolerance."""
 
 
 def stage_row(
@@ -21,11 +21,11 @@ def stage_row(
 
     Args:
         name: Name of the stage.
-        free: Relative L2 error with inputs that the side itself computed.
-        forced: Relative L2 error with the right inputs.
+        free: Relative L2 error of the stage when its inputs were computed by its own side.
+        forced: Relative L2 error of the stage when it is given the right inputs.
         tolerance: Largest `forced` that passes.
         here: Whether the difference starts at this stage.
-        original: Name of the stage on the other side, if it differs.
+        original: Name of the stage on the other side; "" if equal or unknown.
     """
     of = forced / tolerance if tolerance else (0.0 if forced == 0.0 else math.inf)
     return {
@@ -42,7 +42,7 @@ def stage_row(
 
 
 def _heat(of: float) -> str:
-    """Return the colour class of a share of a tolerance, as in the heat map."""
+    """Return the heat map's CSS class for a share of a tolerance; "fail" above 1 or for NaN."""
     if not of <= 1.0:
         return "fail"
     level = math.log10(of) if of > 0 else -math.inf

@@ -1,7 +1,6 @@
-"""First divergences: the first failing stage of every case, since when it fails, and the
-explanation of the case that was made during the run.
+"""First divergences: the first failing stage of every case, since which run it fails, and why.
 
-Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
+The run itself stores the explanations of its cases. Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from reports.verdict.replays import account_commands, command, suite_of
 from stability.core.findings import Severity
 
 ROWS = 40
-"""Most first divergences (a case and an edge each) that are listed."""
+"""Largest number of first divergences listed, each of one case and edge."""
 CASES = 12
-"""Most failing cases that are shown with their explanation."""
+"""Largest number of failing cases shown with their explanations."""
 AROUND = 3
-"""Stages shown before and after the first wrong one; a collapsed list has all."""
+"""Number of stages shown before and after the first wrong one; a collapsed list has all."""
 
 
 def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[str, Any]:
-    """Return where each difference starts, and the explanations of the first `CASES` failing cases.
+    """Return the first divergences, and the explanations of the first `CASES` failing cases.
 
     Args:
         run: The run, with the explanations made during it.
-        decision: Its verdict.
-        history: Earlier runs.
+        decision: Verdict on the run.
+        history: Earlier runs, to find since when a gate fails.
         runs: Relative URL from the page to the folder of runs, for links to their pages.
     """
     rows = [_row(m, run, history, runs) for m in decision.starts[:ROWS]]
@@ -83,8 +82,10 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
 
 
 def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the data of the first failure on the first screen: the wrong elements, the line of
-    code behind them, since when, the parameters that act there, and the command that explains it.
+    """Return what the first screen shows about the first failing case.
+
+    These are the positions of the wrong elements, the source line that computed them, since which
+    run the case fails, the parameters that act there, and the command that explains the case.
     """
     case = cases[0] if cases else {"account": None, "commands": []}
     account = case["account"] or {"parameters": [], "where": "", "lines": []}
@@ -99,7 +100,7 @@ def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str,
 
 
 def target(decision: Decision) -> str:
-    """Return the link target of the section that the verdict's sentence is about; "" for a pass."""
+    """Return the HTML id of the section that the verdict's sentence is about; "" for a pass."""
     failed = decision.counts.new + decision.counts.persisting
     if decision.word is Word.REGRESSED and not failed:
         return group_id(_worse(decision))
@@ -120,7 +121,7 @@ def _worse(decision: Decision) -> What:
 
 
 def counts(decision: Decision) -> list[dict[str, Any]]:
-    """Return the numbers under the verdict, with names and the sections that they link to."""
+    """Return the numbers shown under the verdict, with their names and link targets."""
     c = decision.counts
     # Without an earlier run no failure can be called new.
     new = "new failures" if decision.baseline_id else "failures"
@@ -142,7 +143,7 @@ def counts(decision: Decision) -> list[dict[str, Any]]:
 
 
 def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
-    """Return the baseline with a link to its page, and the commits since; None without one."""
+    """Return the baseline's name, a link to its page and the commits since it; None without one."""
     if history.baseline is None:
         return None
     manifest = history.baseline.manifest
@@ -154,7 +155,7 @@ def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
 
 
 def page_link(folder: str, manifest: Manifest) -> str:
-    """Return the URL of the page in a run's folder; "" for a kind without one."""
+    """Return the URL of the page in a run's folder; "" for a kind of run that has no page."""
     return f"{folder}/{PAGE}" if manifest.kind in (RunKind.NIGHTLY, RunKind.PORT) else ""
 
 
@@ -206,7 +207,7 @@ def _case(
 
 
 def _notes(failing: Sequence[Measurement], case: str) -> list[str]:
-    """Return the notes on the measurements of a case, such as the collective that differs."""
+    """Return the notes on a case's failing measurements, such as the collective that differs."""
     notes = (m.note for m in failing if m.case == case and m.note)
     return [label(note, 400) for note in dict.fromkeys(notes)]
 

@@ -34,10 +34,11 @@ from reports.verdict.changes import Change, What
 from reports.verdict.history import History, worst_over
 
 ROWS = 120
-"""Maximal number of rows of a table; the worst come first, and the page counts the omitted ones."""
+"""Largest number of rows of a table. The worst have priority; the page counts the omitted ones."""
 
 FOLDED = 30
-"""Fewest characters of a common ending of all notes that is moved above the table."""
+"""Smallest length, in characters, of an ending common to all notes that is shown once, above the
+table."""
 
 _METRICS = (
     "max_abs",
@@ -58,7 +59,7 @@ _METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement as shown in a table: value, tolerance, share used, and whether it holds."""
+    """One measurement as text for a table: value, tolerance, share of tolerance used, state."""
 
     value: str
     tolerance: str
@@ -75,8 +76,10 @@ class Cell:
 
 
 def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
-    """Return one row per measurement, with the share of tolerance used as `used` and a `rank` whose
-    largest value is the worst: not finite or not comparable, then failures, then by share.
+    """Return the measurements as a table, one row each, with the fields of `Measurement`.
+
+    Further columns: `used`, the share of tolerance used; `rank` (`rank_of`); `row`, the position in
+    `rows`; and `measurement`, the object itself.
     """
     names = [field.name for field in fields(Measurement)]
     data = pd.DataFrame([[getattr(m, name) for name in names] for m in rows], columns=names)
@@ -88,7 +91,11 @@ def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
 
 
 def rank_of(m: Measurement) -> float:
-    """Return a sort key, largest for the worst: cannot be judged, then failures, then by share."""
+    """Return a sort key, largest for the worst measurement.
+
+    Infinity for one that is not comparable or has no finite share; then failures, then passing
+    gates, both by the share of tolerance used; -1 for a measurement without a tolerance.
+    """
     if m.verdict is Verdict.INFO:
         return -1.0
     fraction = m.fraction
@@ -139,18 +146,18 @@ def cell(m: Measurement) -> Cell:
 
 
 def gates_of(data: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have a tolerance or could not be compared."""
+    """Return the rows of gates: measurements that have a tolerance or could not be compared."""
     return data[data["verdict"] != Verdict.INFO]
 
 
 def _worst(data: pd.DataFrame) -> Measurement:
-    """Return the worst gate; among equal ones the earliest in order of computation."""
+    """Return the gate with the largest `rank`; of equal ones the first in order of computation."""
     top = data[data["rank"] == data["rank"].max()]
     return min(top["measurement"], key=lambda m: (m.stage < 0, m.stage))
 
 
 def edges_of(data: pd.DataFrame) -> list[str]:
-    """Return the edges of the data, in the order of `reports.text`."""
+    """Return the distinct edges of the data, in the order of `reports.text.edge_rank`."""
     return sorted(set(data["edge"]), key=edge_rank)
 
 
@@ -160,11 +167,17 @@ def overview(
     starts: Sequence[Measurement] = (),
     scopes: Mapping[str, str] | None = None,
 ) -> list[dict[str, object]]:
-    """Return one row per edge (comparison): passing gates, their trend, the most important gate.
+    """Return one row per edge (comparison): passing gates, the most important gate, and a trend.
 
-    The most important gate of an edge in `starts` is the first divergence, not the worst gate: an
-    error grows downstream, and a flipped token is an infinite share of a tolerance of 0. On other
-    edges it is the worst gate. `scopes` describes by edge which positions are compared.
+    The most important gate is the first divergence if `starts` has one on the edge, else the worst
+    gate. The worst gate would mislead: errors grow downstream, and a flipped token is an infinite
+    share of a tolerance of 0.
+
+    Args:
+        data: Measurements of the run, from `frame`.
+        history: Earlier runs; the trend is that of the edge's worst share of tolerance.
+        starts: First divergences.
+        scopes: Text by edge on which positions it compares; None for no such text.
     """
     rows = []
     first = {m.edge: m for m in reversed(starts)}
@@ -191,7 +204,10 @@ def overview(
 
 
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
-    """Return a table of cases by edges; a cell is the worst gate of `kind`, None without one."""
+    """Return a table of cases by edges; a cell is the worst gate of a kind, None without gates.
+
+    Only the kind's main metric counts: `disagreement` for tokens, else `rel_l2`.
+    """
     metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
     part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
     edges = edges_of(part)
@@ -223,7 +239,7 @@ def _summary(part: pd.DataFrame) -> dict[str, object]:
 
 
 def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
-    """Return for each edge a table of the gates of `kind`, worst first, with all their metrics."""
+    """Return a table per edge: relative L2 gates of a kind, worst first, with all other metrics."""
     part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
     info = part[part["metric"] != "rel_l2"]
     part = part[part["metric"] == "rel_l2"]
@@ -305,7 +321,10 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return the errors in bfloat16 of logits and loss per case and side, smallest error first."""
+    """Return a row per case and side run in bfloat16: errors of logits and loss by the oracle.
+
+    The rows of a case are sorted by the error of the logits, smallest first.
+    """
     part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
     values = {m.key: m.value for m in part["measurement"]}
     rows = []
@@ -350,12 +369,12 @@ _STANDING = {
 
 
 def group_id(what: What) -> str:
-    """Return the link target of the table with the changes of one kind."""
+    """Return the HTML id of the table with the changes of one kind."""
     return f"changes-{what.name.lower().replace('_', '-')}"
 
 
 def _id(c: Change) -> str:
-    """Return the id of the row that a change is about; "" if this run has no such row."""
+    """Return the HTML id of the row that a change is about; "" if this run has no such row."""
     if c.what is What.GONE or c.kind:
         return ""
     case = c.case if c.edge else c.case.removeprefix("probe ")
@@ -363,11 +382,11 @@ def _id(c: Change) -> str:
 
 
 def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
-    """Split notes of a table into their common part and the remainders.
+    """Split the notes of a table into their common endings and the remainder of each note.
 
-    A note consists of parts separated by semicolons. For each part, the words at its end that are
-    the same in all notes are returned once. Nothing is folded if that saves little, or if the notes
-    have different numbers of parts.
+    A note consists of parts separated by semicolons. For each part, the words at its end that all
+    notes share are moved to the first result. An ending shorter than `FOLDED` stays in the notes,
+    and so does everything if the notes have different numbers of parts.
     """
     parts = [note.split("; ") for note in notes]
     if len(notes) < 2 or len({len(part) for part in parts}) != 1:
@@ -389,9 +408,12 @@ def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
 def change_rows(
     changes: Sequence[Change], baseline: bool = True, limit: int = 60
 ) -> list[dict[str, object]]:
-    """Return changes by kind, most severe kind first, with at most `limit` of each kind.
+    """Return one table per kind of change, most severe kind first.
 
-    Without a `baseline` no failure is called new.
+    Args:
+        changes: All changes.
+        baseline: Whether there is a baseline; without one no failure is called new.
+        limit: Largest number of rows of each table.
     """
     groups = []
     for what in What:

@@ -1,4 +1,4 @@
-"""Trends over nights: the worst gate of each comparison per night, and the gates that moved most.
+"""Trends over nights: the worst gate of each edge (comparison) per night, and gates that moved.
 
 Pure functions from a history to plain data. Source: docs/reports.md "The page".
 """
@@ -22,15 +22,16 @@ from reports.text import count, edge_name, share
 from reports.verdict.history import History, worst_over
 
 DRIFTS = 12
-"""Most gates listed as having moved."""
+"""Largest number of gates listed as moved away from their median."""
 STEADY = 1.05
-"""A gate within this factor of its median counts as steady."""
+"""A gate whose share of tolerance is within this factor of its median over earlier nights counts as
+steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return curves of the worst share of tolerance of each edge, and the gates that moved most.
+    """Return curves of the worst share of tolerance on each edge, and the gates that moved most.
 
-    None without an earlier night.
+    None without an earlier night, or without a gate.
     """
     nights = len(history.runs)
     gates = gates_of(data)
@@ -74,7 +75,10 @@ def _sentence(nights: int, moved: int, gates: int) -> str:
 
 
 def _points(series: Sequence[float | None], top: float) -> list[tuple[float, float]]:
-    """Return (nights before this one, log10 of the share, at most `top`); NaN interrupts a line."""
+    """Return points (night, log10 of the share clipped to 1e-6 ... `top`); this night is 0.
+
+    The log10 is NaN, which interrupts a line, for a night without the gate or with a NaN.
+    """
     last = len(series) - 1
     return [
         (i - last, math.nan if v is None or math.isnan(v) else math.log10(min(max(v, 1e-6), top)))

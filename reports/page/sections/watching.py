@@ -1,5 +1,6 @@
-"""Page of a watched training: headline, curves over the steps, and a row per parameter. A look is
-one step at which the watch compared the parameters before and after the update.
+"""Data of the page of a watched training: headline, curves over steps, and a row per parameter.
+
+A look is one step at which the watch compared the parameters before and after the update.
 
 Pure functions from a run to plain data. Source: docs/training.md "Watch a run while it trains".
 """
@@ -16,14 +17,14 @@ from reports.text import count, label, share
 from stability.storage.survival import FROZEN_SHARE
 
 SHOWN = 60
-"""Parameters in the table, those with the largest frozen share first."""
+"""Largest number of parameters in the table; the largest frozen shares come first."""
 LIMIT = 0.01
-"""Share of the training time that a watch should not exceed."""
+"""Largest fraction of the training time that a watch should take; above, the page gives advice."""
 _NO_LOOK = "no look was made"
 
 
 def watching(run: Run) -> dict[str, Any]:
-    """Return what the page of a watched training shows: verdict, curves, parameters and facts."""
+    """Return the data of the page: headline, curves, rows of parameters, and facts."""
     document: Mapping[str, Any] = run.manifest.stability.get("watch") or {}
     leaves = list(document.get("leaves") or ())
     steps = list(document.get("steps") or ())
@@ -89,12 +90,15 @@ def _headline(
 
 
 def _text(text: str, limit: int) -> str:
-    """Return a text without the back quotes that mark commands in a terminal, as a label."""
+    """Return a text as a label, without the back quotes that mark commands in a terminal."""
     return label(text.replace("`", ""), limit)
 
 
 def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
-    """Return the step since which more than half of a leaf was frozen at every look, or None."""
+    """Return the step since which every look that measured a leaf found more than half frozen.
+
+    None if it was not so at the newest of these looks.
+    """
     first = None
     for step, value in zip(steps, leaf["frozen"], strict=True):
         if value is not None:
@@ -138,7 +142,7 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve per family of parameters: value times `scale`, or log10 if `scale` is 0."""
+    """Return a curve per family of parameters over steps: `scale` x value, or log10 if it is 0."""
     steps = document.get("steps") or []
     lines = []
     for i, (family, series) in enumerate((document.get("families") or {}).items()):

@@ -1,4 +1,4 @@
-"""Cost of low-precision products for a checkpoint: in the terminal, as JSON, and on the page.
+"""Errors that low-precision products would cause: for the terminal, as JSON and on the page.
 
 Source: docs/formats.md "What would it cost?", docs/reports.md "The page".
 """
@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
-    """Return the cost of each format for each product of the checkpoint at `path`.
+    """Return the error of each product of a checkpoint in each low-precision format.
 
     Args:
         path: A folder, or a weights file with its `config.json` beside it.
@@ -51,13 +51,13 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
 
 
 def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
-    """Return the costs, and the rules that follow for `gemm_backend`, as JSON values."""
+    """Return the costs, and the `gemm_backend` rules that follow from them, as JSON values."""
     rules = [list(rule) for rule in what_if.rules(costs)]
     return {"costs": what_if.rows(costs), "gemm_backend": rules}
 
 
 def as_text(costs: Sequence[Cost]) -> str:
-    """Return the worst cost of each kind of matrix and direction, and the resulting rules."""
+    """Return text with the worst cost per kind of matrix and direction, and the resulting rules."""
     groups: dict[tuple[str, str], list[Cost]] = {}
     for cost in costs:
         groups.setdefault((_kind(cost.gemm), cost.direction), []).append(cost)
@@ -74,7 +74,10 @@ def as_text(costs: Sequence[Cost]) -> str:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Return the data of the section: heat maps of narrow formats, and a table of all formats."""
+    """Return the data of the section: heat maps of narrow formats, and a table of all formats.
+
+    None if the run did not examine products.
+    """
     rows = list(run.manifest.stability.get("what if") or ())
     if not rows:
         return None
@@ -140,7 +143,7 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 
 def _used(row: Mapping[str, Any]) -> float:
-    """Return the share of its bounds that a product uses; infinite for NaN or null.
+    """Return the share of its bounds that a product uses; infinity for NaN or null.
 
     run.json cannot hold NaN: it has null for operands that are not finite.
     """
@@ -149,7 +152,7 @@ def _used(row: Mapping[str, Any]) -> float:
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return a column with NaN for null, which NumPy's maximum and median propagate."""
+    """Return a column as floats, null as NaN, which NumPy's maximum and median propagate."""
     return [math.nan if row[name] is None else float(row[name]) for row in rows]
 
 
