@@ -1,4 +1,4 @@
-"""Speed and peak memory compared with megalodon-hf.
+"""Bench: speed and peak memory of JAX compared with megalodon-hf.
 
 This module imports nothing: `workloads` runs as a process whose memory is measured.
 """

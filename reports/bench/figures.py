@@ -27,16 +27,17 @@ GOALS = {
     ("generate", "ratio"): 1.0,
     ("train_step", "peak_ratio"): 2.0,
 }
-"""Smallest wanted ratios megalodon-hf / JAX of seconds (or peak bytes), on two CPU cores."""
+"""Smallest wanted ratios megalodon-hf / JAX of seconds (or peak bytes) on two CPU cores, by work
+and metric."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
-"""Limits of the cost per token of a long sequence, relative to a short one."""
+"""Largest wanted cost per token of a long sequence relative to a shorter one, by metric."""
 VERSION = 3
-"""Increased when the timed work or the method changes: trends then leave out earlier runs."""
+"""Version of the timed work and the method. Increase it with either: trends then start anew."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one piece of work per round, by side; empty for a side that did not run."""
+    """Seconds of one piece of work in each round, by side; () for a side that did not run."""
 
     first: float
     """Seconds of JAX's first call, which compiles."""
@@ -49,13 +50,13 @@ class Times:
 
 
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:
-    """Return the rows of one piece of work; without the reference its rows are NaN.
+    """Return the rows of one piece of work; those of a missing reference are NaN.
 
     Args:
         work: Name of the work.
         times: Measured seconds.
-        missing: Why the reference was not run.
-        shared: Dtype, device and identity.
+        missing: Why the reference was not run; "" if it was.
+        shared: Dtype, device and identity of all rows.
     """
     ours, floor = median(times.jax), median(times.floor)
     return (
@@ -75,7 +76,16 @@ def compared(
     missing: str,
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of another side, "reference" or "other": its seconds, and theirs / JAX's."""
+    """Return two rows about another side: its seconds, and its seconds / JAX's.
+
+    Args:
+        work: Name of the work.
+        side: "reference" or "other" (PyPI's megalodon-jax).
+        ours: Seconds of JAX in each round.
+        theirs: Seconds of the side in each round; empty if it did not run, which gives NaN.
+        missing: Why it did not run.
+        shared: Dtype, device and identity of the rows.
+    """
     ratio = "ratio" if side == "reference" else f"{side}_ratio"
     paired = tuple(t / j for j, t in zip(ours, theirs, strict=False))
     return (
@@ -91,13 +101,13 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows about a variant of some work: its seconds, and the base's seconds / its own.
+    """Return two rows about a variant of some work: its seconds, and the base's seconds / these.
 
     Args:
         work: Name of the work and of the variant.
-        metric: Name of the speed: `default_ratio` or `float32_ratio`.
-        base: Seconds of the base, measured alternately with `rounds`.
-        rounds: Seconds of the variant.
+        metric: Name of the ratio: `default_ratio` or `float32_ratio`.
+        base: Seconds of the unchanged work in each round, measured alternately with `rounds`.
+        rounds: Seconds of the variant in each round.
         shared: Dtype, device and identity.
     """
     paired = tuple(b / r for b, r in zip(base, rounds, strict=True))
@@ -110,7 +120,11 @@ def variant_timings(
 def memory_timings(
     peaks: Mapping[str, float | str], shared: Mapping[str, str]
 ) -> tuple[Timing, ...]:
-    """Return the rows about peak memory, from bytes by side or the reason why there are none."""
+    """Return the rows about the peak memory of a training step.
+
+    `peaks` has for the sides "jax" and "reference" the bytes, or the reason why they were not
+    measured; rows without bytes are NaN.
+    """
     why = next((peak for peak in peaks.values() if isinstance(peak, str)), "")
     ours, other = (
         math.nan if isinstance(peaks[side], str) else float(peaks[side])
@@ -129,12 +143,15 @@ def length_timings(
     sizes: Mapping[int, float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of some work at several lengths: seconds, bytes, and cost per token.
+    """Return the rows of some work at several lengths: seconds, bytes, and costs per token.
+
+    Seconds per token are relative to the shortest length. Memory per token is the growth beyond the
+    shortest length, and its ratio is to that of the second shortest.
 
     Args:
         work: Name of the work.
-        rounds: Seconds of one call by length, with equal numbers of rounds.
-        sizes: Bytes of the program by length.
+        rounds: Seconds of one call in each round, by length; equally many rounds per length.
+        sizes: Memory of the compiled program in bytes, by length.
         shared: Dtype, device and identity.
     """
     lengths = sorted(rounds)
@@ -161,7 +178,7 @@ def identity(config: MegalodonConfig, length: int, environment: Environment, *mo
     """Return a hash of all that determines the duration of the work, except code and versions.
 
     All fields of the processor count, since processors of one name can have different vector units.
-    `more` is anything else that the work depends on.
+    `more` has further values that the work depends on.
     """
     device, threads = asdict(environment.device), environment.threads
     host = sorted(environment.host.items())
@@ -179,7 +196,10 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row with its goal (NaN except on a CPU); `note` is kept only if `value` is NaN."""
+    """Return one row with its goal; NaN if there is none, and always on a GPU.
+
+    `note` says why `value` is NaN and is dropped for other values.
+    """
     goal = math.nan
     if shared["device"] == "cpu":
         # "generate, 8 rows" has the goal of generate; decoding 8 rows has no goal.

@@ -1,4 +1,4 @@
-"""The work of a JAX model that a bench times, for this project's package or another.
+"""The work of a JAX model that a bench times, for this project's model or PyPI's megalodon-jax.
 
 Imports no model: `reports.bench.other` loads this file by its path, in a process whose
 `megalodon_jax` is another package.
@@ -25,18 +25,18 @@ def jax_work(
     generate: Callable[[Any, jax.Array, int], Any],
     **loss: Any,
 ) -> dict[str, Work]:
-    """Return the pieces of work by name; each takes a number of repetitions and blocks until done.
+    """Return functions that do one piece of work each, by name.
 
-    forward, train_step (loss, backward, AdamW), prefill (with a cache), decode (single tokens after
-    a prefill) and generate (`count` tokens after the prompt, greedy).
+    Each takes a count and blocks until done: the number of repetitions of forward, train_step
+    (loss, backward, AdamW) and prefill (with a cache); the number of single tokens for decode
+    (after a prefill); the number of tokens after the prompt for generate (greedy).
 
     Args:
         model: An Equinox module; `model(tokens, return_cache=...)` returns logits and a cache, and
             `model.compute_loss(tokens, tokens)` a loss. train_step trains a copy.
         tokens: Token ids (B, L) int32.
-        decode_step: Maps model, cache and ids (B,) to logits and the next cache; may donate the
-            cache.
-        generate: Maps model, prompt and a number of tokens to ids.
+        decode_step: Maps (model, cache, ids (B,)) to (logits, next cache); may donate the cache.
+        generate: Maps (model, prompt, number of tokens) to ids.
         loss: Further arguments of `compute_loss`.
     """
     prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))
@@ -58,8 +58,9 @@ def jax_work(
 
 
 def program_bytes(name: str, model: Any, tokens: jax.Array, **loss: Any) -> int:
-    """Return the memory of a compiled forward or train_step, in bytes: arguments, results and the
-    peak of temporaries. Compiles the program.
+    """Return the bytes that a compiled "forward" or "train_step" needs; compiles the program.
+
+    They are arguments, results and the peak of temporaries; donated arguments count once.
     """
     if name == "forward":
         lowered = _forward().lower(model, tokens)

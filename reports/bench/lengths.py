@@ -1,7 +1,7 @@
 """Cost per token in longer sequences: time and memory.
 
-Each length runs in a separate process, also for `megalodon-jax` of the package index, so that none
-reuses memory that a longer one allocated.
+Each length runs in a separate process, also for PyPI's `megalodon-jax`, so that none reuses memory
+that a longer one allocated.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from reports.bench.workloads import SIZES, arguments, in_turn
 from reports.store.timings import Timing
 
 MOST_CALLS = 8
-"""Most calls of a shorter length in a round. Several calls make its rounds long enough to average
-over the same disturbances as those of the longest; the limit bounds the time of the bench."""
+"""Largest number of calls per round of a shorter length. With several calls its rounds last as long
+as those of the longest and average over as much other load; the limit bounds the bench's time."""
 WORKS = ("forward", "train_step")
+"""Work that is timed at each length."""
 
 
 def bench_lengths(
@@ -33,8 +34,15 @@ def bench_lengths(
 
     Memory is that of the compiled programs, not of the process: for a short sequence compiling
     needs more than the work does. Weights and optimiser states are the same at each length, so the
-    cost per token follows from differences. The other package runs after ours has ended, because
-    one of them may need all the memory; therefore its rounds are not paired with ours.
+    memory per token follows from differences. PyPI's megalodon-jax runs after our processes ended,
+    because either may need all the memory; so its rounds are not paired with ours.
+
+    Args:
+        lengths: Tokens per sequence, at least two lengths.
+        repeats: Number of rounds.
+        other: Where PyPI's megalodon-jax is installed (`start_other`); None to leave it out.
+        shared: Dtype, device and identity of the rows.
+        report: Receives lines of progress.
 
     Raises:
         WorkerError: one of our processes ended early, for example for lack of memory.
@@ -68,7 +76,10 @@ def _other_at(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Time the other package at one length, one call per round, with as many rounds as ours."""
+    """Return the rows of PyPI's megalodon-jax at one length, with as many rounds as ours.
+
+    Without it, or if it fails, the rows are NaN with the reason.
+    """
     theirs: dict[str, tuple[float, ...]] = {}
     missing, beside = ABSENT, dict(shared)
     if place is not None:

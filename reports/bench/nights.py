@@ -1,8 +1,8 @@
-"""Cost of a whole night, compared with that of another commit on the same machine.
+"""Cost of a whole night of this version, compared with another commit on the same machine.
 
 Both versions run with recordings, in turn: a first night, which compiles every program, and a
-second one, which finds them stored. Seconds are those of all processors, since the wall time of two
-processes depends on what else the machine does.
+second one, which finds the programs stored. Seconds are processor seconds, since wall time depends
+on what else the machine does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ RECORDED = ("--reference", "recorded")
 DONE = (0, 1, 4)
 """Exit codes of a night that ran all its parts, whatever its verdict."""
 NONE = "no compiled programs were stored"
+"""Reason for a missing ratio of numbers of programs."""
 _PACKAGES = ("megalodon_numerics", "reports.cli")
-"""Packages whose program has the command, the newer name first."""
+"""Packages that `python -m` runs with the command `nightly`; a version has one of them. The newer
+name comes first."""
 
 
 class NightsError(ValueError):
@@ -40,17 +42,19 @@ def bench_nights(
     """Return the rows of a first and a second night of this version and of another commit.
 
     Args:
-        commit: the other commit, as git names it.
+        commit: name or hash of the other commit.
         shared: dtype, device and identity of the rows.
         report: called with a line after each night.
-        options: options of `nightly` for both versions, such as `--case plain`; none: all parts.
+        options: options of `nightly` for both versions, such as `--case plain`; empty for a whole
+            night.
 
     Raises:
         NightsError: this is no checkout, the commit does not exist, or a night stores no run.
     """
     with tempfile.TemporaryDirectory(prefix="nights-") as folder:
         known = check_commit(commit)
-        # Not the name that was given: `main` is another commit tomorrow, and no trend is of both.
+        # The hash, not the given name: `main` is another commit tomorrow, and a trend must not mix
+        # both.
         name = known[:9]
         trees = {"ours": ROOT, "theirs": _checkout(known, Path(folder) / "tree")}
         for tree in trees.values():
@@ -92,7 +96,7 @@ def _checkout(commit: str, tree: Path) -> Path:
 
 
 def _git(commit: str, *arguments: str) -> str:
-    # GIT_DIR, which hooks have, would lead to the user's checkout, whatever -C says.
+    # Git hooks set GIT_DIR, which overrides -C and would make git work on the user's checkout.
     environment = {n: v for n, v in os.environ.items() if not n.startswith("GIT_")}
     done = subprocess.run(
         ("git", *arguments), capture_output=True, text=True, check=False, env=environment
@@ -107,11 +111,11 @@ def _git(commit: str, *arguments: str) -> str:
 
 
 def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]:
-    """Run a night; return its seconds on all processors, and how many programs are stored after it.
+    """Run a night; return its processor seconds, and how many compiled programs are then stored.
 
     Raises:
-        NightsError: the night stored no run, or not all parts ran. A red night is measured: it did
-            all the work.
+        NightsError: the night stored no run, or not all parts ran. A night with a failing verdict
+            counts: it did all the work.
     """
     package = _package(tree)
     programs, runs = place / "programs", place / "runs"
@@ -119,7 +123,7 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
         "PYTHONPATH": os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH")))),
         "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_ENABLE_COMPILATION_CACHE": "1",
-        # Older versions leave small programs out by themselves; both shall store the same.
+        # Older versions do not store small programs by default; both must store all.
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     before, stored = _processor_seconds(), _runs(runs)
@@ -134,17 +138,17 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
     seconds = _processor_seconds() - before
     if done.returncode not in DONE or _runs(runs) == stored:
         raise NightsError(
-            f"the night of {tree} was not done, or stored no run (exit {done.returncode}): "
+            f"the night of {tree} did not run all parts or stored no run (exit {done.returncode}): "
             f"{(done.stderr or done.stdout).strip()[-300:]}"
         )
     return seconds, sum(path.name.endswith("-cache") for path in programs.glob("*"))
 
 
 def _package(tree: Path) -> str:
-    """Return the package of a checkout whose program has the command.
+    """Return the package in a checkout that `python -m` runs with the command `nightly`.
 
     Raises:
-        NightsError: it has none.
+        NightsError: the checkout has none of `_PACKAGES`.
     """
     found = [p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir()]
     if not found:
@@ -157,6 +161,6 @@ def _runs(folder: Path) -> int:
 
 
 def _processor_seconds() -> float:
-    """Return user and system seconds of all child processes that ended, and of their children."""
+    """Return user plus system seconds of all ended child processes and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,6 +1,6 @@
-"""Starts a process with PyPI's `megalodon-jax`, which a bench times as a third side.
+"""Starts a process with PyPI's package `megalodon-jax`, which a bench times as a third side.
 
-Its import name is that of this project's model, so it is installed separately and runs in a
+The package has the import name of this project's model, so it is installed separately and runs in a
 separate process (`reports.bench.other_child`).
 """
 
@@ -22,25 +22,27 @@ INSTALL = "pip install --target FOLDER --no-deps megalodon-jax==0.2.2"
 ABSENT = (
     f"megalodon-jax of the package index is not installed: {INSTALL}, then bench --other FOLDER"
 )
+"""Reason for missing times of the package if no place was given."""
 _CHILD = Path(__file__).with_name("other_child.py")
 
 
 def start_other(
     place: Path, config: MegalodonConfig, length: int, rows: int = 1, **loss: Any
 ) -> Worker:
-    """Start a process that does the bench's work with the other package.
+    """Start a process that does the bench's work with PyPI's megalodon-jax.
 
     Args:
-        place: Folder it is installed in, or an environment (or its Python) that has it.
+        place: Folder in which the package is installed, or an environment (or its Python) that has
+            it.
         config: Sizes, dtype of products, and whether activations are recomputed in the backward
-            pass; everything else is the other package's default.
+            pass; everything else is the package's default.
         length: Tokens per row.
         rows: Rows of the batch.
-        loss: Further arguments of the loss, by our names.
+        loss: Further arguments of the loss, by the names in this project.
 
     Raises:
-        WorkerError: the package is not there, its process does not start, or its matrices have
-            another number of parameters than ours.
+        WorkerError: `place` has no such package or this project's, the process does not start, or
+            the package's matrices have another number of parameters than ours.
     """
     python, path = _interpreter(place)
     sizes = {**config.to_dict(), "tied": config.tied}
@@ -57,7 +59,7 @@ def start_other(
 
 
 def _interpreter(place: Path) -> tuple[str, str]:
-    """Return the Python to run, and the folder to put before its packages or ""."""
+    """Return the Python to run, and the folder for PYTHONPATH or ""."""
     if (place / "megalodon_jax").is_dir():
         return sys.executable, str(place.resolve())
     # Not resolved: the Python of an environment is a link, and is identified by its location.

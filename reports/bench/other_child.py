@@ -1,15 +1,15 @@
-"""Runs the bench's work with `megalodon-jax` of the package index, in a separate process.
+"""Runs the bench's work with PyPI's package `megalodon-jax`, in a separate process.
 
-Both packages are imported as `megalodon_jax`, so this file is run by its path, with the other
-package first on `PYTHONPATH`; of this project it only loads `worker.py` and `jax_work.py`, also by
-their paths. Tested with version 0.2.2.
+That package and this project's model are both imported as `megalodon_jax`. So this file is run by
+its path, with PyPI's package first on `PYTHONPATH`, and loads of this project only `worker.py` and
+`jax_work.py`, also by their paths. Tested with version 0.2.2.
 
     python -P reports/bench/other_child.py CONFIG LENGTH ROWS LOSS
 
-CONFIG is the JSON of the fields that both packages know, LOSS that of further arguments of the
-loss. It uses its own initial weights: that package follows the original release and ours follows
-megalodon-hf, so equal weights would give different logits. It reports the number of parameters in
-its matrices, which the parent compares with ours.
+CONFIG is JSON with configuration fields of this project, LOSS JSON with further arguments of the
+loss. The model has its own initial weights: that package follows the original release and ours
+follows megalodon-hf, so equal weights would give different logits. The process reports the number
+of parameters in the model's matrices, which the parent compares with ours.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ SHARED = (
 )  # fmt: skip
 """Configuration fields with equal name and meaning in both packages."""
 LOSS = {"loss_chunk": "loss_chunk_size"}
-"""Arguments of the loss with another name in that package."""
+"""Names in that package of arguments of the loss that are called differently here, by our name."""
 DISTRIBUTION = "megalodon-jax"
 
 
 def main(config: str, length: str, rows: str, loss: str) -> None:
-    """Report version and facts, then serve requests for work."""
+    """Report version, file and number of parameters, then serve requests for work (`worker.serve`).
+
+    The arguments are those of the command line.
+    """
     # This project's `megalodon_jax` belongs to a distribution of another name.
     version, file = importlib.metadata.version(DISTRIBUTION), str(megalodon_jax.__file__)
     sizes: dict[str, Any] = json.loads(config)

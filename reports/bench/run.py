@@ -50,7 +50,7 @@ from reports.store.runs import Run, RunKind
 from reports.store.timings import Timing
 
 PASSES = {"forward": 1, "prefill": 1, "train_step": 3}
-"""Cost of each work in forward passes: the products of the backward pass count twice."""
+"""Matrix products of each work, in forward passes: a backward pass has twice those of a forward."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,30 @@ class Options:
     """Options of a bench, which always times forward, training step, prefill and decoding."""
 
     repeats: int = 3
+    """Number of rounds."""
     memory: bool = True
+    """Whether to measure peak memory."""
     lengths: tuple[int, ...] = ()
-    """Lengths in tokens whose cost per token is compared, at least two."""
+    """Lengths in tokens whose cost per token is compared, at least two; () for none."""
     rows: tuple[int, ...] = ()
-    """Numbers of rows that are decoded and generated at a time."""
+    """Batch sizes, in rows, at which decoding and generation are also timed; () for none."""
     bfloat16: bool = False
+    """Whether to time products in bfloat16 too."""
     nights: str = ""
-    """Commit whose nights are compared with this version's (`reports.bench.nights`); "" is none."""
+    """Commit whose nights are compared with this version's (`bench.nights`); "" for none."""
     other: Path | None = None
-    """Folder or environment with PyPI's `megalodon-jax` (`reports.bench.other`)."""
+    """Folder or environment with PyPI's `megalodon-jax` (`reports.bench.other`); None for none."""
 
 
 def bench(options: Options, report: Log) -> Run:
-    """Measure speed, and peak memory if requested; return the run for the store.
+    """Measure what `options` ask for, and return it as a run that can be stored.
 
     All sides run on JAX's device, CPU or GPU, with float32 products and without TF32. Programs are
     traced without checks on values, since megalodon-hf has none.
+
+    Raises:
+        NightsError: `options.nights` is no commit, or its nights could not be measured.
+        WorkerError: one of our processes ended early.
     """
     if options.nights:
         check_commit(options.nights)
@@ -126,7 +133,10 @@ def measure(
 ) -> tuple[dict[str, Times], str]:
     """Time every piece of work that has a floor (lower bound), alternating between the sides.
 
-    Returns the times by work, and why the reference is missing ("" if it is not).
+    The sides are JAX, megalodon-hf if it can run here, and `other` if given.
+
+    Returns:
+        The times by name of the work, and why megalodon-hf is missing ("" if it ran).
     """
     model, ids = inputs(config, length)
     theirs: Mapping[str, Work] = {}
@@ -154,7 +164,7 @@ def measure(
 
 @contextmanager
 def _other(place: Path | None, report: Log) -> Iterator[tuple[Worker | None, str]]:
-    """Yield the process of PyPI's megalodon-jax and "", or None and why there is none."""
+    """Context that yields the process of PyPI's megalodon-jax and "", or None and the reason."""
     with ExitStack() as stack:
         worker, why = None, ABSENT
         if place is not None:

@@ -28,7 +28,7 @@ from reports.store.timings import Timing
 FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
 """GEMM backends whose training step is timed against the default one."""
 PROMPT, NEW_TOKENS = 64, 32
-"""Tokens per row before the timed ones, and number of tokens that `generate` adds."""
+"""For `bench_rows`: tokens per row of the prompt, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
 """Work that the process of PyPI's megalodon-jax can do."""
 Shared = Mapping[str, str]
@@ -37,7 +37,7 @@ Shared = Mapping[str, str]
 def bench_backends(
     config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Log
 ) -> list[Timing]:
-    """Time a training step with each GEMM backend, alternating with the default backend."""
+    """Time a training step with each backend of `FORMATS`, alternating with the default backend."""
 
     def step(backend: GemmBackend) -> Work:
         return jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]
@@ -62,11 +62,13 @@ def bench_bfloat16(
     beside: Shared,
     report: Log,
 ) -> list[Timing]:
-    """Time forward and training step with products in bfloat16, and the reference's autocast.
+    """Time forward and training step with products in bfloat16, and the reference under autocast.
 
-    All variants take turns: JAX and the reference, each in float32 and in bfloat16, and the other
-    package in bfloat16. The rows of the latter share `beside`, which includes its version, so that
-    a new version starts new series for itself only.
+    All variants take turns: JAX and the reference, each in float32 and in bfloat16, and PyPI's
+    megalodon-jax in bfloat16 if `other` says where it is installed.
+
+    `shared` has dtype, device and identity of the rows. `beside` has those of the rows about PyPI's
+    package; its identity includes the version, so that a new version starts new trends only there.
     """
     narrow = replace(config, compute_dtype=jnp.bfloat16)
     model, ids = inputs(config, length)
@@ -101,7 +103,10 @@ def bench_bfloat16(
 def _other_side(
     stack: ExitStack, place: Path | None, config: MegalodonConfig, length: int, rows: int = 1
 ) -> tuple[dict[str, dict[str, Work]], str]:
-    """Return the other package's work under the key "other", or {} and why there is none."""
+    """Return {"other": work of PyPI's megalodon-jax} and "", or {} and why that is missing.
+
+    `stack` ends its process.
+    """
     if place is None:
         return {}, ABSENT
     try:
@@ -119,7 +124,10 @@ def bench_rows(
     shared: Shared,
     report: Log,
 ) -> list[Timing]:
-    """Time decoding and generation of several rows at a time, alternating between the sides."""
+    """Time decoding and generation with each batch size in `counts`, alternating between the sides.
+
+    The sides are JAX, megalodon-hf if it can run here, and PyPI's megalodon-jax at `other`, if any.
+    """
     rows: list[Timing] = []
     for count in counts:
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A separate process that does a bench's work on request, to isolate its memory or its packages.
+"""A worker: a process that does a bench's work on request, with its own memory and packages.
 
 Parent and child exchange one JSON line per request and answer; other output of the child goes to
 its stderr. This file imports only the standard library, so that a child with another package called
@@ -26,19 +26,19 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """The parent's side of a worker process; leaving its context ends the process.
+    """The parent's handle of a worker process; leaving its context ends the process.
 
     Args:
-        arguments: Arguments after the interpreter on its command line.
-        python: Its interpreter.
-        environment: Its environment variables; None for those of this process.
+        arguments: Command line of the process after the interpreter.
+        python: Interpreter that the process runs.
+        environment: Environment variables of the process; None for those of this one.
 
     Raises:
-        WorkerError: the process cannot start. Each request raises it too if the process has ended.
+        WorkerError: the process cannot start. Requests raise it too if the process has ended.
     """
 
     facts: dict[str, Any]
-    """Facts that the process reported when it was ready."""
+    """Facts that the process reported when it was ready, the argument `facts` of its `serve`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Worker:
             raise
 
     def work(self, name: str) -> Work:
-        """Return a function that makes the process repeat the named work, and waits for it."""
+        """Return a function that makes the process do the named work `count` times, and waits."""
 
         def work(count: int) -> None:
             self._ask({"work": name, "count": count})
@@ -75,7 +75,7 @@ class Worker:
         return work
 
     def number(self, name: str) -> float:
-        """Return a number that the process measures, such as "peak_bytes"; `serve` defines them."""
+        """Return a number that the process measures, by its name in the `numbers` of `serve`."""
         return float(self._ask({"number": name})["value"])
 
     def close(self) -> None:
@@ -120,9 +120,9 @@ def serve(
     """Answer requests on the standard input until it ends; runs in the child.
 
     Args:
-        facts: Facts to report first.
+        facts: Facts to report first, as JSON values.
         works: Work that can be requested, by name.
-        numbers: Functions of the numbers that can be requested, by name.
+        numbers: Functions that measure the numbers that can be requested, by name; None for none.
     """
     sys.stdout.flush()
     # Redirect stdout to stderr, so that output of libraries is not taken for an answer.

@@ -1,4 +1,4 @@
-"""The work that a bench times, the same on both sides, and its lower bounds.
+"""The work that a bench times, the same for JAX and megalodon-hf, and lower bounds of its time.
 
 Run as `python -m reports.bench.workloads jax|reference LENGTH SIZES`, it is the child of a
 `reports.bench.worker.Worker`. It does not import store or page, whose memory would count.
@@ -43,7 +43,9 @@ CONFIG = MegalodonConfig(
     norm_num_groups=32,
 )
 LENGTH = 2048
+"""Tokens of the timed row."""
 DECODE_STEPS = 16
+"""Number of single tokens that one timed decoding adds."""
 LONG = replace(
     CONFIG,
     model_dim=256,
@@ -54,19 +56,19 @@ LONG = replace(
     use_checkpoint=True,
     scan_layers=True,
 )
-"""Sizes for sequences of up to 131,072 tokens on two cores, with both ways to save memory: without
-the loop over layers XLA recomputes nothing on a CPU, and rematerialisation saves nothing."""
+"""Sizes for sequences of up to 131,072 tokens on two cores. Rematerialisation and the loop over
+layers save memory; without the loop XLA recomputes nothing on a CPU, and nothing is saved."""
 SIZES: dict[str, tuple[MegalodonConfig, dict[str, Any]]] = {
     "bench": (CONFIG, {}),
     # The loss computes the logits of one chunk at a time; `deterministic` would disable
     # rematerialisation.
     "long": (LONG, {"loss_chunk": LONG.chunk_size, "deterministic": False}),
 }
-"""Configurations that a worker can run, with further arguments of the loss."""
+"""Configurations that a worker can run, by name, each with further arguments of the loss."""
 
 
 def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> dict[str, Work]:
-    """Return the JAX side of `parity.megalodon.reference.LiveReference.workloads`.
+    """Return the JAX side's work by name, equal to that of `LiveReference.workloads`.
 
     Args:
         model: Model with parameters and configuration.
@@ -81,8 +83,9 @@ def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> 
 
 
 def gemm_floor(config: MegalodonConfig, length: int, rows: int = 1) -> Work:
-    """Return work that does only the matrix products of one forward pass, in the config's dtypes.
+    """Return work that does only the matrix products of a forward pass on (rows, length) tokens.
 
+    Operands and accumulation have the dtypes of `config`.
     Results are written into the buffers of the previous call: allocating memory for all of them,
     which no model needs, would add a fifth to a half of the products' time (docs/speed.md).
     """
@@ -124,9 +127,10 @@ def gemm_floor(config: MegalodonConfig, length: int, rows: int = 1) -> Work:
 
 
 def copy_floor(nbytes: int, rounds: int, megabytes: int = 256) -> tuple[float, ...]:
-    """Return the seconds to copy `nbytes` bytes, per round, from copies of `megabytes` MiB.
+    """Return the seconds that copying `nbytes` bytes takes, one value per round.
 
-    Read and write count once. The copies are made on JAX's device.
+    They are extrapolated from copies of `megabytes` MiB on JAX's device. A byte that is read and
+    written counts once.
     """
     on_host = device_kind() == "cpu"
     # A GPU copies 256 MiB in less time than it takes to start a program and to wait for it, so many
@@ -172,9 +176,10 @@ def seconds(work: Work, count: int = 1) -> float:
 def in_turn(
     sides: Mapping[str, Work], count: int, repeats: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return the seconds of each side's first call, which may compile, and of every round.
+    """Return the seconds of each side's first call, which may compile, and of its later rounds.
 
-    Each round runs every side once, so that other load on the machine affects all of them.
+    Each of the `repeats` rounds calls every side once with `count`, so that other load on the
+    machine affects all sides.
     """
     first = {side: seconds(work, count) for side, work in sides.items()}
     rounds = [{side: seconds(work, count) for side, work in sides.items()} for _ in range(repeats)]
@@ -192,7 +197,9 @@ def inputs(
 def reference_workloads(
     model: MegalodonForCausalLM, ids: np.ndarray, autocast: bool = False
 ) -> dict[str, Work]:
-    """Return the reference's work with the weights of `model`; `autocast` to bfloat16.
+    """Return megalodon-hf's work by name, with the weights of `model`.
+
+    With `autocast` it runs under torch's autocast to bfloat16.
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run here.
@@ -211,7 +218,7 @@ def peak_memory(side: str) -> float:
         side: "jax" or "reference".
 
     Raises:
-        WorkerError: the process did not finish; the message ends with the last line of its stderr.
+        WorkerError: the process ended early; the message ends with the last line of its stderr.
     """
     with Worker(arguments(side, LENGTH, "bench")) as worker:
         worker.work("train_step")(3)
@@ -219,11 +226,11 @@ def peak_memory(side: str) -> float:
 
 
 def arguments(side: str, length: int, sizes: str) -> tuple[str, ...]:
-    """Return the interpreter arguments of a process that serves the work of one side.
+    """Return the arguments for Python to start a worker process (`Worker`) of one side.
 
     Args:
         side: "jax" or "reference".
-        length: Tokens of its single row.
+        length: Tokens of the single row.
         sizes: A key of `SIZES`.
     """
     return ("-P", "-m", "reports.bench.workloads", side, str(length), sizes)

@@ -1,4 +1,4 @@
-"""The command line: one module per family of commands, and `views` for their output."""
+"""The command line `megalodon-numerics`: a module per family of commands, `views` for output."""
 
 from reports.cli.program import main
 

@@ -1,4 +1,4 @@
-"""Compares two checkpoints on a text, as one model or layer by layer, and decides the verdict.
+"""Compares a torch and a JAX checkpoint on a text, whole or layer by layer, with a verdict.
 
 Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
 """
@@ -35,14 +35,14 @@ from reports.user_text import read_ids
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
 INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
 WHOLE_WORK = 2e9
-"""Largest tokens x parameters for the whole-model mode; its gradients then take minutes."""
+"""Largest tokens x parameters for which the whole model is compared; its gradients take minutes."""
 TAPE_PER_STATE = 128
 """Bytes that the oracle's reverse-mode derivative keeps per EMA state and token."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `megalodon-numerics parity`, explained in its help."""
+    """Options of `megalodon-numerics parity`; its help explains each."""
 
     torch: Path
     jax: Path | None = None
@@ -60,7 +60,7 @@ class Result:
     """Result of comparing two checkpoints: weights, measurements and the verdict."""
 
     how: dict[str, str] = field(default_factory=dict)
-    """Description of the comparison, by topic: both sides, text, megalodon-hf and mode."""
+    """Description of what is compared, by topic: both sides, text, megalodon-hf and mode."""
     weights: list[WeightRow] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
     layers: LayerwiseResult | None = None
@@ -68,6 +68,7 @@ class Result:
     verdict: tuple[str, int] = NOTHING
     """Word of the verdict, such as "PASS", and exit code."""
     sentence: str = ""
+    """Explanation of the verdict, for people."""
 
     @property
     def unequal(self) -> list[WeightRow]:
@@ -81,7 +82,10 @@ class Result:
 
 
 def compare(options: Options, report: Log) -> Result:
-    """Compare two checkpoints: weights by name, then the text, whole or layer by layer.
+    """Compare two checkpoints: their weights by name, then both models on the text.
+
+    The models run whole or layer by layer, chosen by the options, size and free memory. `report`
+    receives lines of progress.
 
     Raises:
         FileNotFoundError: a file does not exist.
@@ -128,7 +132,7 @@ def compare(options: Options, report: Log) -> Result:
 def available_memory() -> float:
     """Return the bytes that this process may still allocate; infinity if no limit can be read.
 
-    The smaller of the system's available memory and what the control group leaves.
+    It is the smaller of the system's available memory and the rest of the control group's limit.
     """
     limits = []
     meminfo = Path("/proc/meminfo")
@@ -147,7 +151,11 @@ def available_memory() -> float:
 
 
 def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]:
-    """Return whether to compare layer by layer, and a description of the mode."""
+    """Return whether to compare layer by layer, and a description of the chosen mode.
+
+    Raises:
+        ValueError: gradients were requested, but only the layer-by-layer mode is possible.
+    """
     config, free = theirs.config, available_memory()
     states = ids.size * config.num_layers * config.model_dim * config.cema_ndim
     reason = None
@@ -195,7 +203,10 @@ def _refuse_misfit(theirs: Stored) -> None:
 
 
 def _decide(result: Result, missing: str | None) -> None:
-    """Set the verdict and sentence of `result`: the most severe problem decides."""
+    """Set the verdict and sentence of `result` by its most severe problem.
+
+    `missing` is the reason why megalodon-hf did not run although it was requested, else None.
+    """
     unequal, gates = result.unequal, result.gates
     broken = [m for m in gates if m.verdict is not Verdict.PASS]
     if any(row.verdict is Verdict.NOT_COMPARABLE for row in unequal):

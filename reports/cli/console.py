@@ -1,4 +1,4 @@
-"""Shared parts of all commands: exit codes, options, progress on stderr, and help texts."""
+"""Shared parts of all commands: exit codes, options, progress on stderr, tables, help texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ RUN = "RUN is a folder, an id or its beginning, `latest`, or `pinned`, the newes
 
 
 def examples(*lines: str, codes: bool = False, about: str = "") -> str:
-    """Return the end of a help text: `about`, example commands, and if `codes` the exit codes."""
+    """Return the end of a help text: `about`, examples and, if `codes`, the table of exit codes.
+
+    `lines` are commands without the program's name.
+    """
     parts = [about] if about else []
     shown = "\n".join(f"  megalodon-numerics {line}" for line in lines)
     parts.append(f"\b\nExamples:\n{shown}")
@@ -40,28 +43,28 @@ def examples(*lines: str, codes: bool = False, about: str = "") -> str:
 
 
 def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a run in the folder given with --out."""
+    """Return names of runs in the folder of --out that start with `incomplete`, for completion."""
     root = Path(ctx.params.get("out") or "runs")
     names = [p.name for p in root.iterdir() if (p / "run.json").is_file()] if root.is_dir() else []
     return [n for n in ("latest", "pinned", *sorted(names)) if n.startswith(incomplete)]
 
 
 class RunsFolder(click.Path):
-    """Type of an option that names a folder of runs, or shared storage with a local copy."""
+    """Type of an option that names a folder of runs, here or by an address of shared storage."""
 
     def __init__(self, exists: bool = False, patterns: bool = False, copied: bool = True) -> None:
         """Configure the type.
 
         Args:
             exists: whether the folder must exist.
-            patterns: whether a pattern of folders is allowed.
-            copied: whether the runs of shared storage must be copied to this machine.
+            patterns: whether a pattern with `*` or `?` is allowed in place of a folder.
+            copied: whether runs on shared storage are copied to this machine first.
         """
         super().__init__(path_type=Path, exists=exists, file_okay=patterns)
         self.patterns, self.copied = patterns, copied
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """Return a local path, for an address the local copy; a pattern is returned unchanged."""
+        """Return a local path, for an address that of its local copy; a pattern stays a text."""
         text = str(value)
         if isinstance(value, str) and ":" in text:
             from reports.store.addresses import check_address
@@ -92,7 +95,7 @@ def _runs_option(kind: RunsFolder) -> Callable[..., Any]:
 
 runs_option = _runs_option(RunsFolder())
 listed_runs_option = _runs_option(RunsFolder(copied=False))
-"""Like `runs_option`, for a command that only lists runs and does not copy them."""
+"""Like `runs_option`, but does not copy runs from shared storage: for commands that only list."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -103,13 +106,16 @@ def count_option(name: str, default: int, text: str, **more: Any) -> Callable[..
 
 
 def choice_option(name: str, choices: Sequence[str], text: str, **more: Any) -> Callable[..., Any]:
-    """Return an option for one of `choices`; the first is the default."""
+    """Return an option for one of `choices`; the first is the default. `text` is its help."""
     kind, first = click.Choice(choices), choices[0]
     return click.option(name, type=kind, default=first, show_default=True, help=text, **more)
 
 
 def reference_option(text: str) -> Callable[..., Any]:
-    """Return the option --reference, which selects the live reference or its recordings."""
+    """Return the option --reference: compare with the live reference or its recordings.
+
+    `text` is its help.
+    """
     return choice_option("--reference", ("auto", "live", "recorded"), text)
 
 
@@ -134,14 +140,14 @@ summary_option = click.option(
 )
 
 EVERY = 30.0
-"""Minimal seconds between two progress lines that state the remaining time."""
+"""Smallest number of seconds between two progress lines that state the remaining time."""
 
 
 class Progress:
-    """Progress lines on stderr, with a bar below them in a terminal.
+    """Progress of a command on stderr: lines, with a bar below them in a terminal.
 
-    Call it with a line; call `step` with the number of finished parts, the total, and the time
-    left.
+    Call the object with each line, and `step` after each finished part. With `quiet` nothing is
+    written.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -196,17 +202,17 @@ class Progress:
 
 
 def progress(quiet: bool) -> Progress:
-    """Return the progress of the running command; the bar is removed when the command ends."""
+    """Return a `Progress` for the running command; its bar is removed when the command ends."""
     report = Progress(quiet)
     click.get_current_context().call_on_close(report.stop)
     return report
 
 
 def unchecked() -> None:
-    """Disable checks on traced values in the running command, whose inputs are known to be valid.
+    """Disable the model's checks on traced values until the running command ends.
 
-    A check calls back into Python, and a program that does so is not stored in the compilation
-    cache.
+    The inputs of commands are known to be valid. A check calls back into Python, and a program that
+    does so is not stored in the compilation cache.
     """
     from megalodon_jax import traced_checks
 
@@ -223,7 +229,7 @@ def append(path: Path, text: str) -> None:
 
 
 def show(table: Any) -> None:
-    """Print a table of the package rich; piped output is 200 columns wide."""
+    """Print a `rich` table to stdout; if piped, 200 columns wide."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200).print(table)
@@ -254,14 +260,14 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:
-    """Print a verdict and `lines`, or the verdict and `more` as JSON; exit with the verdict's code.
+    """Print a verdict with details as text or JSON, and exit with the verdict's code.
 
     Args:
         ctx: context of the running command.
         decision: verdict to print (`reports.verdict.decide.Decision`).
         as_json: whether to print JSON.
-        lines: further lines of the text output.
-        more: further keys of the JSON output.
+        lines: further lines of the text output; ignored with `as_json`.
+        more: further keys of the JSON output; ignored without `as_json`.
     """
     from reports.registry.lookup import as_document
 

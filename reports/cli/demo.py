@@ -1,4 +1,4 @@
-"""The demonstration: a healthy run, the same run with a planted bug, and their pages."""
+"""The command `demo`: a healthy run, the same run with a planted bug, and their pages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
 
 
 def _what_to_look_at(healthy: Any, broken: Any, fault: Any) -> list[str]:
-    """Return three lines that explain the two pages: both verdicts, and the heat map of the bug."""
+    """Return three lines on what to see on the pages: both verdicts and the second's heat map."""
     from reports.text import count
 
     start = broken.starts[0].quantity if broken.starts else "nothing"

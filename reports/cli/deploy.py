@@ -1,4 +1,4 @@
-"""The command that writes and verifies a folder for megalodon-hf."""
+"""The command `export-model`: writes and verifies a model folder for megalodon-hf."""
 
 from __future__ import annotations
 

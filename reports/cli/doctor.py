@@ -1,4 +1,4 @@
-"""Facts about this machine: versions, devices, reference, and flags that change numbers.
+"""Facts for the command `doctor`: versions, devices, reference, and flags that change numbers.
 
 Source: docs/reports.md "Command line".
 """
@@ -41,7 +41,7 @@ OPTIONAL = {
     "megalodon-hf": "",
     "playwright": "",
 }
-"""Advice for each optional package if it is missing; "" if another line has the advice."""
+"""Optional packages, each with the advice if it is missing; "" if another line has the advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,21 @@ class Line:
     topic: str
     value: str
     advice: str = ""
-    """What to do about the fact; empty if nothing is wrong."""
+    """What to do about the fact; "" if nothing."""
     optional: bool = False
-    """Whether numbers are correct even without following the advice."""
+    """Whether results are correct even if the advice is not followed."""
 
 
 UNREAD = {"cpu": "no readable /proc/cpuinfo", "cuda": "no nvidia-smi for memory and driver"}
-"""Reasons for a missing fingerprint (hash of all that decides how a device rounds), by device."""
+"""Reason why the fingerprint (hash of all that decides how a device rounds) is missing, by device
+class."""
 
 
 def examine(out: Path) -> list[Line]:
-    """Return all facts about this machine and about `out`, the folder of runs. Writes nothing."""
+    """Return all facts about this machine and about `out`, the folder of runs.
+
+    Writes no file. On a GPU it sets XLA_FLAGS as a nightly run does.
+    """
     # Sets the flags that a nightly run sets, so that the facts are those that it would store.
     repeatable()
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
@@ -129,7 +133,7 @@ def _numerics() -> list[Line]:
 
 
 def _denormals() -> Line:
-    """Report whether NumPy and XLA keep denormals: halve the smallest normal float32 number."""
+    """Return whether NumPy and XLA keep denormals, found by halving the smallest normal float32."""
     smallest = np.finfo(np.float32).tiny
     with np.errstate(all="ignore"):
         here = bool(smallest * np.float32(0.5) > 0)
@@ -141,7 +145,7 @@ def _denormals() -> Line:
 
 
 def _optimisations() -> Line:
-    """Report whether LLVM's optimisations are on, as they are in nightly runs."""
+    """Return whether LLVM's optimisations are on, as they should be in nightly runs."""
     name = "JAX_DISABLE_MOST_OPTIMIZATIONS"
     off = os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
     advice = f"sums round differently than in other nights: unset {name}" if off else ""
@@ -187,7 +191,7 @@ def _check_access(out: Path) -> None:
 
 
 def _pinned() -> list[Line]:
-    """Return one line per pinned run: its reason, and how this machine differs from the run's."""
+    """Return one line per pinned run: its reason, and how this machine differs from its machine."""
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:

@@ -1,4 +1,4 @@
-"""Commands for other tools: export of a stored run, and schemas of the output of --json."""
+"""Commands `export` and `schema`: a stored run for other tools, and schemas of --json output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 TEXTS = ("junit", "openmetrics")
 ARROW = "arrow"
 TRACKERS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_PROJECT and WANDB_DIR"}
-"""Experiment trackers, and the environment variables that set the destination."""
+"""Experiment trackers, each with the environment variables that set its destination."""
 
 
 @click.command(
@@ -92,9 +92,10 @@ def _write(folder: Path, form: str, to: Path) -> None:
 
 
 def _track(folder: Path, form: str, earlier: bool) -> str:
-    """Log a run to an experiment tracker and return where it was logged.
+    """Log a run to an experiment tracker, and return a description of where it was logged.
 
-    With `earlier` the runs before it are logged as earlier steps, each judged by its predecessors.
+    With `earlier`, the runs in its history are logged as earlier steps, each judged by the runs
+    before it; unreadable ones are named on stderr and skipped.
     """
     from reports.exports import step, to_mlflow, to_wandb
     from reports.registry.lookup import judge_stored
@@ -114,7 +115,7 @@ def _track(folder: Path, form: str, earlier: bool) -> str:
 
 
 def schema_names() -> list[str]:
-    """Return the commands with --json, by the names of their schemas."""
+    """Return the names of the schemas: one per command with --json, such as "parity-faults"."""
     return sorted(path.stem for path in SCHEMAS.glob("*.json"))
 
 

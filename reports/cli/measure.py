@@ -1,4 +1,4 @@
-"""Commands that measure: the nightly, whole or in shards, and the bench."""
+"""Commands `nightly`, `merge` and `bench`: they measure a night, whole or in shards, and speed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 
 def _night(ctx, report, executor, address, resume, **asked):
-    """Run a nightly in this process or on an executor, by default the latter for a whole night."""
+    """Run a nightly in this process, or on an executor if one is named or to share a whole night.
+
+    A whole night without --executor uses local processes if there are several processors.
+    """
     from parity.device import device_kind
     from parity.executors.item import accelerators
     from reports.nightly.run import Options
@@ -202,7 +205,7 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
 
 
 def _integers(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Parse "1,8,64" as distinct integers of at least 1, sorted."""
+    """Parse a text such as "1,8,64" as distinct integers of at least 1, sorted; "" as none."""
     try:
         numbers = {int(part) for part in text.split(",") if part.strip()}
     except ValueError:
@@ -220,7 +223,14 @@ def _lengths(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple
 
 
 def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> Callable[..., Any]:
-    """Return an option for a list of integers, parsed by `read`; "all" stands for `every`."""
+    """Return an option for a list of integers, empty by default.
+
+    Args:
+        name: Name of the option.
+        read: Callback that parses the text.
+        every: Text that the value "all" stands for.
+        text: Help of the option.
+    """
 
     def value(ctx: click.Context, parameter: click.Parameter, given: str) -> tuple[int, ...]:
         return read(ctx, parameter, every if given == "all" else given)

@@ -1,4 +1,4 @@
-"""Parameter types for names: cases, faults, families and tables, with completion and suggestions.
+"""Types of command-line parameters that are names, such as cases and faults, with completion.
 
 Source: docs/commands.md "Names".
 """
@@ -14,11 +14,11 @@ from click.shell_completion import CompletionItem
 # Everything heavy is imported inside the functions: help and usage errors must be instant.
 
 FEW = 30
-"""Largest number of names that an error message lists; above, it names the listing command."""
+"""Largest number of names that an error message lists; for more it names the listing command."""
 
 
 class Name(click.ParamType):
-    """One of a fixed set of names.
+    """Type of a parameter that is one of a fixed set of names.
 
     An unknown name is a usage error with suggestions; TAB completes in a shell.
     """
@@ -36,7 +36,8 @@ class Name(click.ParamType):
             what: noun for messages, such as "case".
             names: function that returns the valid names.
             listed: command that lists the names, for messages if there are more than `FEW`.
-            absent: function that returns a sentence about names that this installation lacks.
+            absent: function that returns a sentence about names that this installation lacks, or
+                "" (the default); it ends the error message.
         """
         self.name, self.names, self.listed, self.absent = what, names, listed, absent
 
@@ -62,7 +63,11 @@ class Name(click.ParamType):
 
 
 def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> str:
-    """Return the error message for an unknown name: close names, the listing command, or all."""
+    """Return the error message for an unknown name.
+
+    It suggests similar names. Without any it names the command `listed` if there are more than
+    `FEW` names, and else lists all names. `what` is the noun, such as "case".
+    """
     from reports.text import closest
 
     if close := closest(value, names):
@@ -130,7 +135,10 @@ TABLE = Name("pinned table", _tables)
 
 
 def stored_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a case in the stored runs; after a case, of one of its quantities."""
+    """Return names of cases in stored runs that start with `incomplete`, for the shell.
+
+    If the command already has a case, return names of its quantities instead.
+    """
     from reports.registry.lookback import measured_names
 
     place = ctx.params.get("place") or "runs"

@@ -1,4 +1,4 @@
-"""Commands about users' ports: compare them, or capture one side for another environment."""
+"""Commands `port` and `capture`: compare a user's ports, or capture one side as files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def port(
 
 
 PLACE = ("culprit", "original", "last_right", "source", "mask")
-"""Fields of the JSON output about where a port diverges."""
+"""Keys of a port's `place` (its first wrong stage) that --json prints."""
 
 
 def _copy(page: Path, to: Path) -> None:
@@ -127,7 +127,7 @@ def _copy(page: Path, to: Path) -> None:
 
 
 def _answers(documents) -> list[dict[str, object]]:
-    """Return the part of each port's result that --json prints; run.json holds the whole result."""
+    """Return the part of each port's stored result that --json prints; run.json has all of it."""
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices", "not_compared")},

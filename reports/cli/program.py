@@ -1,4 +1,4 @@
-"""The command line: progress on stderr, the verdict on stdout, its meaning as the exit code.
+"""The program `megalodon-numerics`: progress on stderr, answers on stdout, verdict as exit code.
 
 Exit codes: 0 pass, 1 regression, 2 usage or bad input, 3 incomplete, 4 not comparable, 5 nothing
 selected, 6 internal error. Source: docs/reports.md "Command line".
@@ -50,7 +50,7 @@ FORMER = {
     ("subject", "train"): f"{_EXPERIMENTS} guard",
     **{(n,): f"{_EXPERIMENTS} {n}" for n in ("train", "drill", "founding-case", "gemm-drill")},
 }
-"""Current names of renamed commands, by their former names, as typed."""
+"""Current name of each renamed command, by the words of its former name."""
 
 
 SECTIONS = {
@@ -59,7 +59,7 @@ SECTIONS = {
         "case": "differences people reported, reproduced in seconds",
         "doctor": "what to change on this machine, and its facts",
         "nightly": "run every suite, store the run, write its page",
-        "port": "the same for your own port and its original",
+        "port": "compare your own port with its original",
     },
     "Ask stored runs": {
         "list": "all runs, with their verdicts",
@@ -93,7 +93,7 @@ SECTIONS = {
         "schema": "the JSON Schema of what --json prints",
     },
 }
-"""Every command with a short description that fits a terminal line, by purpose."""
+"""Every command, by purpose, with a description that fits one line of the help."""
 
 
 class Guarded(click.Group):
@@ -112,7 +112,11 @@ class Guarded(click.Group):
                 formatter.write_dl(more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Return the requested command; for a renamed one raise an error with its new name."""
+        """Return the requested command.
+
+        Raises:
+            click.UsageError: the command was renamed; the message has its new name.
+        """
         for words, name in FORMER.items():
             # Shell completion also calls this and must get no errors.
             if tuple(args[: len(words)]) == words and not ctx.resilient_parsing:
@@ -120,7 +124,7 @@ class Guarded(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; bad input, interruption and bugs have different exit codes."""
+        """Run a command; exit with a message and 2 (bad input), 3 (interrupted) or 6 (a bug)."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -153,7 +157,7 @@ class Guarded(click.Group):
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Return the third-party package that could not be imported; "" for one of our modules."""
+    """Return the name of the package that could not be imported; "" for one of our own."""
     name = (error.name or "").partition(".")[0]
     own = ("megalodon_jax", "megalodon_numerics", "parity", "reports", "stability")
     return "" if name in own else name
@@ -211,11 +215,11 @@ for module in (
 
 
 def _store_programs(small: bool = True) -> None:
-    """Enable JAX's compilation cache unless it is configured: a probe of 200 million parameters
-    takes a quarter less time with it.
+    """Enable JAX's compilation cache, unless it is configured or its folder cannot be written.
 
-    Each machine has a separate folder, since several may share a home, and a program compiled for
-    the instructions of one processor can crash on another.
+    A probe of 200 million parameters takes a quarter less time with it. Each machine has a separate
+    folder, since several may share a home, and a program compiled for the instructions of one
+    processor can crash on another.
 
     Args:
         small: whether to store also programs that compile in less than a second.

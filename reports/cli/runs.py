@@ -1,4 +1,4 @@
-"""Commands about stored runs: list, gate, report, open; and doctor for the machine."""
+"""Commands `list`, `gate`, `report` and `open` about stored runs; `doctor` about the machine."""
 
 from __future__ import annotations
 

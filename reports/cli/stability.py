@@ -1,4 +1,4 @@
-"""Commands about precision: diagnosis of a checkpoint, activation ranges."""
+"""Commands `stability` and `activations`: effects of low precision on a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
 @click.option(
-    "--size", default="small", show_default=True, help="Of --subject: its size, if without PATH."
+    "--size", default="small", show_default=True, help="With --subject: model size, if no PATH."
 )
-@click.option("--batch-size", type=int, default=2, show_default=True, help="Of --subject: rows.")
+@click.option("--batch-size", type=int, default=2, show_default=True, help="With --subject: rows.")
 @click.option(
-    "--block-size", type=int, default=128, show_default=True, help="Of --subject: bytes per row."
+    "--block-size", type=int, default=128, show_default=True, help="With --subject: bytes per row."
 )
 @click.option(
-    "--fp8-params", type=bool, default=False, show_default=True, help="Of --subject: use float8."
+    "--fp8-params", type=bool, default=False, show_default=True, help="With --subject: use float8."
 )
 @click.option(
     "--optimiser",
@@ -151,7 +151,10 @@ _OF_CHECKPOINT = (
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:
-    """Reject options that would be ignored: those for --subject without it, the others with it."""
+    """Raise a usage error for given options that would be ignored.
+
+    These are options for --subject without it, and options for a checkpoint with it.
+    """
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {
         p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE

@@ -1,4 +1,4 @@
-"""Commands about many stored runs: history, pin, retire, prune."""
+"""Commands `history`, `pin`, `retire` and `prune`, which use many stored runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about other architectures than Megalodon: `subject`, and `stability --subject`."""
+"""Commands about a second architecture, MLA + MoE: `subject`, and `stability --subject`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def examine_subject(
     block_size: int,
     fp8_params: bool,
 ) -> int:
-    """Run `stability --subject`: print the findings and return the exit code."""
+    """Run `stability --subject`: examine a model, print the findings and return the exit code.
+
+    `path` is a checkpoint; None examines random weights of the given `size`.
+    """
     unchecked()
     from reports.text import for_json
     from stability.moe.examine import examine
@@ -69,7 +72,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 
 
 def _fit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of `Options` that a user may set; an unset one stays None."""
+    """Add an option for each entry of `_FIT`; its value is None if the user does not set it."""
     for name, kind, text in reversed(_FIT):
         command = click.option(f"--{name}", type=kind, help=text)(command)
     return command
@@ -142,7 +145,7 @@ def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) ->
 
 
 def _ended(train: Callable[[], Any], folder: Path) -> str:
-    """Train, and return a description of the result; exit with code 1 if it did not recover."""
+    """Call `train` and return its result as text; exit with code 1 if training did not recover."""
     from stability.recovery.rollback import RecoveryFailedError
 
     try:

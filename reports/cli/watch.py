@@ -14,10 +14,11 @@ import click
 from parity.executors.interrupts import end_with
 
 ROOT = Path(__file__).parents[2]
-"""Folder that contains the packages, in a checkout or as installed."""
+"""Folder that contains this project's packages, in a checkout or as installed."""
 MODEL = ROOT / "megalodon_jax"
+"""Folder whose changes repeat a `nightly`."""
 POLL = 0.5
-"""Seconds between checks of the files; a check is a few hundred stat calls, some milliseconds."""
+"""Seconds between two checks for changed files; a check takes some milliseconds."""
 
 watch_option = click.option(
     "--watch",
@@ -32,10 +33,10 @@ def without_watch() -> list[str]:
 
 
 def watch(folder: Path, arguments: Iterable[str]) -> int:
-    """Run a command, and again after each change below `folder`; return the last exit code.
+    """Run a command now and after each change of a Python file below `folder`, until Ctrl-C.
 
-    Each run is a new process, because imported and compiled programs do not change with their
-    source.
+    Return the exit code of the last run. `arguments` follow the program's name. Each run is a new
+    process, because imported and compiled programs do not change with their source.
     """
     arguments, code = list(arguments), 0
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""A stored run in the formats of other tools: JUnit XML, OpenMetrics, Arrow, MLflow, W&B.
+"""Exports of stored runs for other tools: JUnit XML, OpenMetrics, Arrow, MLflow, W&B.
 
 Source: docs/commands.md "For other tools".
 """

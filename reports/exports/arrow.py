@@ -21,9 +21,9 @@ def arrow_file(run: Run, decision: Decision, folder: Path, to: Path) -> None:
     """Write the Arrow IPC file (Feather version 2) of a stored run.
 
     Args:
-        run: The run; facts about it are columns of every row.
-        decision: Its current verdict.
-        folder: Its folder.
+        run: The run; facts about it are written as constant columns.
+        decision: Verdict on the run, one of these facts.
+        folder: Folder of the run, with measurements.parquet.
         to: File to write.
     """
     rows = pq.read_table(folder / MEASUREMENTS)

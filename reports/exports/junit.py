@@ -20,11 +20,11 @@ from reports.verdict.replays import suite_of
 from stability.core.findings import Finding, Severity
 
 SHOWN = 50
-"""Most rows listed in a failing test."""
+"""Largest number of lines listed in a failing test."""
 STABILITY = "stability"
-"""Name of the suite of probes in a run."""
+"""Name in run.json of the suite of probes."""
 SKIPPED = "skipped"
-"""Outcome of a comparison without a tolerance: neither passed nor failed."""
+"""JUnit's outcome for a comparison in which no measurement has a tolerance."""
 
 
 def junit(run: Run, decision: Decision) -> str:
@@ -114,7 +114,7 @@ def _test(group: str, name: str, tag: str = "", message: str = "", text: str = "
 
 
 def _timed(test: ET.Element, seconds: object) -> ET.Element:
-    """Return a test with its time, or without one if the time is missing or invalid."""
+    """Set the duration of a test in seconds, unless missing or invalid, and return the test."""
     # A stored run may contain any JSON value.
     if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
         test.set("time", f"{seconds:.3f}")

@@ -12,14 +12,14 @@ from parity.engine.measure.measurement import Measurement, Verdict
 from reports.verdict.replays import suite_of
 
 Group = tuple[str, str, str, str]
-"""Suite, case, edge, kind of quantity."""
+"""Suite, case, edge and kind of quantity of a group of gates."""
 
 
 def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
-    """Return the largest share of its tolerance that a gate uses, by group.
+    """Return for each group of gates the largest share of its tolerance that one of them uses.
 
-    The share is infinite for a gate that failed without exceeding its tolerance: NaN, not
-    comparable, or a tolerance that is not finite.
+    The share is infinite for a gate whose value or tolerance is not finite, and for one that does
+    not hold although its value is within the tolerance, such as one that was not comparable.
     """
     shares: dict[Group, float] = {}
     for m in measurements:
@@ -31,7 +31,7 @@ def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
 
 
 def _share(m: Measurement) -> float:
-    """Return the share of its tolerance that a gate uses; above 1 unless the gate holds."""
+    """Return the share of its tolerance that a gate uses; above 1 if it does not hold."""
     measured = math.isfinite(m.value) and math.isfinite(m.tolerance)
     # A failed gate may have a value below its tolerance: tensors of different shapes have no
     # distance, and their stored 0 would look like equality.

@@ -19,13 +19,13 @@ BATCH = 1000
 
 
 def to_mlflow(steps: Sequence[Step], folder: Path) -> str:
-    """Log runs, oldest first, as the steps of one MLflow run, with the files of the last.
+    """Log stored runs as the steps of one MLflow run, and attach the files of the last one.
 
-    The MLflow run is marked FAILED if the exit code of the last run is not 0. If logging fails, the
-    MLflow run is deleted.
+    The MLflow run is marked FAILED if the exit code of the last stored run is not 0. If logging
+    fails, the MLflow run is deleted.
 
     Args:
-        steps: Runs converted by `reports.exports.step`, at least one.
+        steps: Runs converted by `reports.exports.step`, oldest first, at least one.
         folder: Folder of the last run.
 
     Returns:

@@ -21,6 +21,7 @@ from reports.text import label
 from reports.verdict.decide import Decision
 
 PREFIX = "megalodon_numerics"
+"""Beginning of the names of all metrics."""
 
 
 def openmetrics(run: Run, decision: Decision) -> str:
@@ -99,7 +100,8 @@ def openmetrics(run: Run, decision: Decision) -> str:
 
 
 def _visible(name: str | None) -> str:
-    """Return a name as a label value, in full, with control characters escaped: the text is printed
-    to the terminal by default.
+    """Return a name as a label value, not shortened, with control characters escaped; None as "".
+
+    By default the OpenMetrics text is printed to the terminal.
     """
     return label(name or "", 1 << 16)

@@ -1,4 +1,4 @@
-"""A stored run as one step of an experiment tracker, with one number per curve.
+"""Stored runs as steps of an experiment tracker: each step has one number per curve.
 
 Curves are named by suite, edge and kind of quantity, never by case or run, so there are only dozens
 and every night continues them. Source: docs/commands.md "For other tools".
@@ -22,11 +22,11 @@ from reports.verdict.decide import Decision
 from reports.verdict.replays import suite_of
 
 PROJECT = "megalodon-numerics"
-"""Default project, unless the tracker's own variable names another project or experiment."""
+"""Name of the tracker's project or experiment if its own environment variable names none."""
 LONGEST = 60
-"""Maximal number of characters in a part of a curve's name; MLflow allows 250 in total."""
+"""Largest number of characters of a part of a curve's name; MLflow allows 250 in all."""
 LONGEST_FACT = 2000
-"""Maximal number of characters in a fact."""
+"""Largest number of characters of a fact's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ class Step:
     created: datetime
     exit_code: int
     values: Mapping[str, float]
-    """Values by name of the curve; infinite for a gate that could not be compared."""
+    """Values by name of the curve. A curve `tolerance_used/...` is infinite if a gate of its group
+    could not be compared."""
     facts: Mapping[str, str]
-    """Facts about this run: verdict, commit, device, reference, planted fault."""
+    """Texts about this run by name: verdict, commit, device, reference, planted fault, ...."""
 
 
 def step(run: Run, decision: Decision) -> Step:
@@ -91,7 +92,10 @@ def _values(run: Run, decision: Decision) -> dict[str, float]:
 
 
 def _losses(manifest: Manifest) -> dict[str, float]:
-    """Return the final losses of the probed checkpoint's training, in nats per token."""
+    """Return the final losses of the probed checkpoint's training, in nats per token, by curve.
+
+    {} if they are unknown.
+    """
     training = (manifest.checkpoint and manifest.checkpoint.training) or {}
     ends = {
         "train": (training.get("train_loss") or (None,))[-1],
@@ -109,5 +113,5 @@ def curve(*parts: str) -> str:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files of a stored run, page included, to attach to its numbers."""
+    """Return the files of a stored run, page included, to attach to the tracker's run."""
     return sorted(path for path in folder.iterdir() if path.is_file())

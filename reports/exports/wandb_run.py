@@ -16,16 +16,16 @@ from reports.exports.steps import PROJECT, Step, curve, files
 
 
 def to_wandb(steps: Sequence[Step], folder: Path) -> str:
-    """Log runs, oldest first, as the steps of one W&B run, with the files of the last.
+    """Log stored runs as the steps of one W&B run, and attach the files of the last one.
 
-    The W&B run is marked failed if the exit code of the last run is not 0.
+    The W&B run is marked failed if the exit code of the last stored run is not 0.
 
     Args:
-        steps: Runs converted by `reports.exports.step`, at least one.
+        steps: Runs converted by `reports.exports.step`, oldest first, at least one.
         folder: Folder of the last run.
 
     Returns:
-        The URL of the W&B run, or offline its folder.
+        The URL of the W&B run; without a URL (offline) the local folder of that run.
 
     Raises:
         ValueError: W&B's client is not installed, or rejects the run.

@@ -1,4 +1,4 @@
-"""Users' ports: the file that defines them, their comparison, and the data that a run stores."""
+"""Users' ports: loads the file that defines them, compares them, stores the results as a run."""
 
 from reports.ports.document import document_of
 from reports.ports.files import as_ports, ports_of, side_of

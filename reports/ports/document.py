@@ -1,4 +1,4 @@
-"""Results of comparing a port as plain data, for run.json and the page."""
+"""Converts the results of comparing a port to plain data, for run.json and the page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from parity.sides import CapturedSide
 from reports.text import for_json
 
 LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
-"""Libraries whose versions affect the numbers of a side, if they were loaded."""
+"""Packages whose versions are stored if they were loaded: they affect a side's numbers."""
 STAGES = 2000
-"""Maximal length of each stored list, since listing runs reads the whole of run.json."""
+"""Largest length of each stored list: listing runs reads all of run.json, so it must stay small."""
 
 
 def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
@@ -26,7 +26,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
     Args:
         port: The compared port.
         report: Result of the comparison.
-        file: File that defines the port, for the command that repeats it.
+        file: File that defines the port, for the command that compares it again; "" if unknown.
     """
     partners = {pair.port: pair.original for pair in report.alignment.pairs}
     return for_json(
@@ -64,7 +64,10 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 
 
 def versions(port: Port) -> dict[str, str]:
-    """Return the versions of the loaded `LIBRARIES`, here or where a side was captured."""
+    """Return the versions of `LIBRARIES` that are loaded here, or were loaded for a captured side.
+
+    The capture's version wins.
+    """
     found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
     for side in (port.port, port.original):
         there = side.versions if isinstance(side, CapturedSide) else {}

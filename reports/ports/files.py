@@ -1,4 +1,4 @@
-"""Loads a user's ports from a file: a script with a function `port()`."""
+"""Loads users' ports and sides from a Python file with a function `port()` or `side()`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ SIDE = "side"
 
 @contextmanager
 def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
-    """Context that provides the ports returned by `port()` of a file: one `Port`, or several.
+    """Context that yields the ports that the function `port()` of a file returns, at least one.
 
     Inside the context the file's folder comes first in `sys.path`. On exit, the folder and the
     modules imported from it are removed from `sys.path` and `sys.modules`.
 
     Raises:
-        UserFileError: the file does not exist, fails, or has no `port` that returns ports.
+        UserFileError: the file does not exist, raises an error, or has no `port` that returns
+            ports.
     """
     with functions_of(path, FUNCTION, SIDE) as functions:
         if FUNCTION not in functions:
@@ -37,16 +38,18 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
 
 @contextmanager
 def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port | None]]:
-    """Context that provides one side that a file defines, and its port (None if from `side()`).
+    """Context that yields one side that a file defines, and its port.
+
+    A function `side()` wins over `port()`; its result has no port (None).
 
     Args:
         path: A file with a function `side()` or `port()`.
-        which: `original` or `port`: the side of the port to take.
-        case: Title or case of the port; "" if there is only one.
+        which: "original" or "port": which side of a port to take; ignored for `side()`.
+        case: Title or case of the port; "" if the file has only one.
 
     Raises:
-        UserFileError: the file does not exist, fails, has neither function, or `case` does not
-            select one port.
+        UserFileError: the file does not exist, raises an error, or has neither function; or `case`
+            does not select exactly one port.
     """
     with functions_of(path, FUNCTION, SIDE) as functions:
         if SIDE in functions:
@@ -74,10 +77,15 @@ def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port
 
 
 def as_ports(answer: object, whose: str) -> tuple[Port, ...]:
-    """Return the result of `port()` as a tuple of ports.
+    """Return the result of a user's `port()` as a tuple of ports.
+
+    Args:
+        answer: The result.
+        whose: Function and file, for error messages.
 
     Raises:
-        UserFileError: it is neither a `Port` nor a sequence of ports with different titles.
+        UserFileError: the result is neither a `Port` nor a sequence of at least one port with
+            different titles.
     """
     ports = (answer,) if isinstance(answer, Port) else answer
     if not isinstance(ports, Sequence) or not all(isinstance(port, Port) for port in ports):

@@ -25,32 +25,38 @@ from reports.store.runs import Run
 from reports.store.schema import RunKind
 
 REFUSALS = (PortError, AlignmentError, SideError, ExitError)
-"""Errors by which a comparison refuses a port; their messages are for the author of the port."""
+"""Errors that a comparison raises if it cannot compare a port; the messages are for its author."""
 ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
-"""Libraries whose versions are stored as those of the reference, by the original's framework."""
+"""Libraries whose versions are stored as those of the reference, by kind of the original."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a comparison; with the defaults it compares everything."""
+    """Options of a comparison of ports; the defaults compare everything."""
 
     out: Path
+    """Folder of runs, in which the results are stored."""
     file: Path
+    """Python file that defines the ports."""
     cases: tuple[str, ...] = ()
-    """Titles or cases of the ports to compare; empty for all."""
+    """Titles, cases or names of the ports to compare; () for all."""
     gradients: bool = True
+    """False: compare no derivatives of any port. True: as each port says."""
     bfloat16: bool = True
+    """False: do not run any port in bfloat16. True: as each port says."""
     pins: Path | None = None
-    """File of pins (`parity.pins`) that replaces the pins of every port."""
+    """File of pins (`parity.pins`) to use instead of the pins of every port; None for their own."""
 
 
 @dataclass
 class Comparisons:
-    """Results of comparing several ports: for each its `parity.port.Report`, or an error."""
+    """Results of comparing several ports."""
 
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     found: list[tuple[Port, Report]] = field(default_factory=list)
+    """Each compared port, with its result."""
     refused: list[tuple[Port, Exception]] = field(default_factory=list)
+    """Each port that could not be compared, with the error."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of the comparisons in seconds, by the port's name."""
 
@@ -61,10 +67,10 @@ class Comparisons:
 
 
 def select(ports: Sequence[Port], options: Options) -> list[Port]:
-    """Return the selected ports, with parts of their comparison switched off as requested.
+    """Return the ports that `options.cases` selects, changed as the other options say.
 
     Raises:
-        ValueError: no port has one of the names.
+        ValueError: one of `options.cases` is not the title, case or name of any port.
         AlignmentError: the file of pins is invalid.
     """
     pins = read_pins(options.pins) if options.pins else ()
@@ -97,8 +103,8 @@ def compare_ports(
 
     Args:
         ports: Ports to compare.
-        report: Receives a line as each is compared.
-        step: Receives the number of compared ports, and the total.
+        report: Receives a line after each port.
+        step: Called before each port with the number of finished ports, and the total.
     """
     done = Comparisons()
     for turn, port in enumerate(ports):
@@ -126,7 +132,7 @@ def compare_ports(
 
 
 def store_ports(options: Options, done: Comparisons, report: Callable[[str], None]) -> Outcome:
-    """Store the results as a run, judge it by the ports' own history, and write its page.
+    """Store the results as a run, judge it against earlier runs of the same ports, write its page.
 
     Raises:
         ValueError: no port could be compared.
@@ -139,7 +145,7 @@ def store_ports(options: Options, done: Comparisons, report: Callable[[str], Non
 
 
 def manifest_of(options: Options, done: Comparisons) -> Manifest:
-    """Return the manifest of the run: its ports, their code, and the machine."""
+    """Return the manifest of the run: results of the ports, version of their code, and machine."""
     code = options.file.parent.resolve()
     documents = [document_of(*pair, str(options.file)) for pair in done.found]
     manifest = new_manifest(done.started, RunKind.PORT, code, options.out)
@@ -156,7 +162,9 @@ def manifest_of(options: Options, done: Comparisons) -> Manifest:
 
 
 def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return `manifest` with the fields of a run that measured only ports.
+    """Return `manifest` with the fields that a run of ports has besides those of any run.
+
+    They are the results, the libraries' versions, the originals as reference, and the tolerances.
 
     Args:
         manifest: Manifest with the fields of any run.
@@ -186,7 +194,7 @@ def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -
 
 
 def slug(names: Iterable[str]) -> str:
-    """Return names joined to a valid part of a folder name, at most 60 characters long."""
+    """Return the names joined as a part of a folder's name: at most 60 letters, digits, . and -."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(names)).strip("-.")[:60] or "port"
 
 

@@ -1,6 +1,6 @@
-"""Watches, which find parameters that stop changing: for torch, transformers' Trainer and optax.
+"""Watches that find parameters which stop changing: for torch, transformers' Trainer and optax.
 
-Wrong arguments raise when the watch is created, before the training; nothing raises after that.
+A watch raises only when it is created, before the training; later errors are reported.
 Source: docs/training.md "Watch a run while it trains".
 """
 
@@ -18,11 +18,14 @@ from stability.storage.watch_torch_loop import TorchLooks
 
 
 class TrainingWatch:
-    """Handle of a watch, which samples parameters while they train; a context that closes it.
+    """Handle of a watch, which samples parameters while they train.
+
+    As a context manager it closes the watch on exit. In a distributed training the handles of
+    processes of rank > 0 measure nothing.
 
     Attributes:
-        warned: the warning, if there was one; else empty.
-        stopped: why the watch switched itself off; else empty.
+        warned: text of the warning; "" if none was given so far.
+        stopped: why the watch switched itself off or could not store its run; "" if neither.
     """
 
     def __init__(self, session: Session | None) -> None:
@@ -30,21 +33,21 @@ class TrainingWatch:
 
     @property
     def warned(self) -> str:
-        """Return the warning; empty if there was none."""
+        """Return the text of the warning; "" if none was given so far."""
         return self._session.warned if self._session else ""
 
     @property
     def stopped(self) -> str:
-        """Return why the watch switched itself off; empty if it did not."""
+        """Return why the watch switched itself off or could not store its run; "" if neither."""
         return self._session.stopped if self._session else ""
 
     @property
     def page(self) -> Path | None:
-        """Return the path of the run's page; None before the first look, and where rank > 0."""
+        """Return the path of the run's page; None before the first look, and always at rank > 0."""
         return self._session.page if self._session else None
 
     def close(self) -> None:
-        """End the watch: remove its hook and store the run as finished."""
+        """End the watch: remove its hook from the optimiser and store the run as finished."""
         if self._session:
             self._session.close()
 
@@ -63,17 +66,18 @@ def watch_optimizer(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> TrainingWatch:
-    """Watch a torch training for parameters that stop changing; the loop needs no change.
+    """Watch a torch training for parameters that stop changing; the training loop needs no change.
 
-    Create the watch after `round_stochastically` or `compensate`, so that it sees the values they
-    store. In a distributed training only the process of rank 0 watches.
+    If `round_stochastically` or `compensate` is used on the optimiser, create the watch after it,
+    so that the watch sees the values that are stored. In a distributed training only the process of
+    rank 0 watches.
 
     Args:
         optimizer: A `torch.optim.Optimizer`.
         named_parameters: `model.named_parameters()`.
-        out: Folder of runs.
+        out: Folder of runs on this machine; the watch stores its run there.
         every: Optimiser steps between two looks (measurements).
-        report: Receives the warning, and the error if there is one.
+        report: Receives the text of the warning, and of an error that ends the watch.
 
     Raises:
         ValueError: there is nothing to watch, or an argument is invalid.
@@ -125,11 +129,11 @@ class UpdatesWatch(TrainingWatch):
 
     @property
     def due(self) -> bool:
-        """Whether the next step is a look, that is measured; other steps need no `sample`."""
+        """Whether the next step is a look (measured); other steps need no `sample`."""
         return self._own.on and self._own.due(self._looks.step + 1)
 
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
-        """Return the values that a look needs, as one small array; works inside jit.
+        """Return the values that a look needs, as one small array for `record`; works inside jit.
 
         Args:
             before: Parameters before the step.
@@ -146,7 +150,11 @@ class UpdatesWatch(TrainingWatch):
             return jnp.zeros((3, 0))
 
     def record(self, sample: Any = None) -> None:
-        """Count a step; if it is a look, evaluate `sample`. Pass None for a step without one."""
+        """Count a step, and evaluate its sample if the step is a look.
+
+        Args:
+            sample: Result of `sample` in this step; None for a step without it.
+        """
         self._record(sample)
 
 
@@ -157,16 +165,17 @@ def watch_updates(
     every: int = EVERY,
     report: Callable[[str], None] = to_stderr,
 ) -> UpdatesWatch:
-    """Watch an optax loop: call `sample` in the step, jitted or not, and `record` after it.
+    """Watch an optax loop for parameters that stop changing.
 
-    Sampling adds some percent to a step. If the step takes `due` as a static argument and samples
-    only if it is true, it is compiled twice and other steps cost nothing.
+    Call the watch's `sample` in each step, jitted or not, and `record` after it. Sampling adds some
+    percent to a step. If the step takes `due` as a static argument and samples only if it is true,
+    it is compiled twice and other steps cost nothing.
 
     Args:
         params: The parameters, or the model that holds them.
-        out: Folder of runs.
+        out: Folder of runs on this machine; the watch stores its run there.
         every: Steps between two looks (measurements).
-        report: Receives the warning, and the error if there is one.
+        report: Receives the text of the warning, and of an error that ends the watch.
 
     Raises:
         ValueError: there is nothing to watch, or an argument is invalid.
@@ -190,13 +199,13 @@ def trainer_callback(
 ) -> Any:
     """Return a transformers `TrainerCallback` that watches a training as `watch_optimizer` does.
 
-    If a watch is impossible, for example with an optimiser of DeepSpeed, that is reported and the
-    training goes on.
+    If a watch is impossible, for example with an optimiser of DeepSpeed, the reason is reported and
+    the training goes on.
 
     Args:
-        out: Folder of runs.
-        every: Optimiser steps between two looks.
-        report: Receives the warning, and the error if there is one.
+        out: Folder of runs on this machine; the watch stores its run there.
+        every: Optimiser steps between two looks (measurements).
+        report: Receives the text of the warning, and of an error that ends or prevents the watch.
 
     Raises:
         ImportError: transformers is not installed.
@@ -214,7 +223,7 @@ def trainer_callback(
         watch: TrainingWatch | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Attach the watch to the optimiser."""
+            """End the watch of an earlier training, if any, and watch this one's optimiser."""
             self.on_train_end(args, state, control)
             try:
                 parameters = kwargs["model"].named_parameters()

@@ -39,14 +39,15 @@ class Facts:
 
     Attributes:
         framework: a key of `PACKAGES`.
-        steps: optimiser steps so far.
-        skipped: steps that a loss scaler or a guard skipped.
-        seconds: duration of the watch.
-        cost: seconds spent by the watch itself.
-        closed: whether the training closed it.
-        stopped: why it switched itself off, or "".
-        warned: the warning, or "".
-        remedied: whether this project's rounding is active on the optimiser.
+        steps: number of optimiser steps so far.
+        skipped: number of these steps that a loss scaler or a guard skipped.
+        seconds: time since the watch began, in seconds.
+        cost: part of this time that the watch itself took, in seconds.
+        closed: whether the watch was closed, so that the training has ended.
+        stopped: when and why the watch switched itself off, such as "after step 9 by ...", or "".
+        warned: text of the warning, or "".
+        remedied: whether the optimiser uses this project's stochastic rounding or Kahan summation,
+            so that unchanged elements lose nothing.
     """
 
     framework: str
@@ -61,7 +62,14 @@ class Facts:
 
 
 def new_watch_manifest(started: datetime, root: Path, framework: str, device: Device) -> Manifest:
-    """Return the manifest of a watch that starts: the training's commit, and the machine."""
+    """Return the manifest of a watch that starts: the training's commit, and the machine.
+
+    Args:
+        started: when the watch started, in UTC.
+        root: folder of runs, which does not count as a change of the checkout.
+        framework: a key of `PACKAGES`.
+        device: device of the parameters; one without a name gets that of the processor.
+    """
     commit, dirty = git_state(Path.cwd(), root)
     here = host()
     versions = {"python": platform.python_version()}
@@ -88,7 +96,10 @@ def new_watch_manifest(started: datetime, root: Path, framework: str, device: De
 
 
 def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
-    """Return a watch, finished or in progress, as a run that can be stored."""
+    """Return the results of a watch, finished or in progress, as a run that can be stored.
+
+    `facts` is its state. An unfinished, failed or empty watch is a suite that is not complete.
+    """
     reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
     if not (reason or facts.closed):
         reason = "not closed: the training is still running, or was killed"
@@ -118,7 +129,10 @@ def words(framework: str) -> str:
 
 
 def document_of(watched: Watched, facts: Facts, reason: str) -> dict[str, Any]:
-    """Return the data of the page as JSON values; None for values that were not measured."""
+    """Return the data for the page as JSON values, None for values that were not measured.
+
+    `reason` says why the watch is not complete; "" if it is.
+    """
     steps = [look.step for look in watched.looks]
     still = set(watched.frozen())
     latest = watched.latest()

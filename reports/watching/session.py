@@ -1,7 +1,7 @@
 """State of one watch of a training: when to look, the single warning, and the stored run.
 
-The training comes first: an error in the watch is reported once, the watch switches itself off, and
-the run stores the step after which nothing was measured.
+The training has priority: after an error the watch reports it once and switches itself off, and the
+run stores the step after which nothing was measured.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from stability.storage.watch_looks import Seen, Watched
 from stability.storage.watch_torch_loop import TorchLooks
 
 WRITING = 0.005
-"""Fraction of the time that writing the run may take: half of the one percent that a watch may
-cost. The first look, the warning and the end are always written."""
+"""Largest fraction of the training time spent on writing the run: half of the one percent that a
+watch may cost. After the first look, the warning and the end the run is always written."""
 P = ParamSpec("P")
 Source: TypeAlias = TorchLooks | JaxLooks
 
@@ -51,8 +51,9 @@ class Session:
     Attributes:
         watched: the measurements.
         folder: folder of the run; None until the first look.
-        warned: the warning, if there was one.
-        stopped: why the watch switched itself off; empty if it did not.
+        warned: text of the warning; "" if none was given so far.
+        stopped: why the watch switched itself off or could not store its run; "" if neither.
+        on_close: called once when the watch ends, to remove its hook.
     """
 
     def __init__(
@@ -62,7 +63,13 @@ class Session:
         framework: str,
         report: Callable[[str], None],
     ) -> None:
-        """Check the arguments.
+        """Check the arguments; `begin` starts the watch.
+
+        Args:
+            out: folder of runs.
+            every: optimiser steps between two looks (measurements).
+            framework: a key of `reports.watching.document.PACKAGES`.
+            report: receives the text of the warning and of errors.
 
         Raises:
             ValueError: `every` is not a positive integer, or `out` is on shared storage.
@@ -91,7 +98,10 @@ class Session:
         self._manifest = Manifest("", "")
 
     def begin(self, source: Source, device: Device) -> None:
-        """Start watching `source`, and make sure that the watch is closed when the process ends."""
+        """Start watching `source`, whose parameters are on `device`.
+
+        The watch is closed at the latest when the process exits.
+        """
         self._source = source
         self.watched.leaves = {leaf.name: leaf for leaf in source.leaves}
         self.watched.absent = dict(source.absent)
@@ -110,11 +120,14 @@ class Session:
         return self._open and not self.stopped
 
     def due(self, step: int) -> bool:
-        """Return whether a look (measurement) is due at a step."""
+        """Return whether a look (measurement) is due at the step with this number."""
         return step >= self._next
 
     def guard(self, hook: Callable[P, None]) -> Callable[P, None]:
-        """Wrap a hook so that an error switches the watch off, and its time counts as cost."""
+        """Wrap a training's hook: its time counts as cost, and an error switches the watch off.
+
+        Once the watch is off or closed, the wrapped hook does nothing.
+        """
 
         @functools.wraps(hook)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -130,7 +143,13 @@ class Session:
         return guarded
 
     def take(self, step: int, seen: dict[str, Seen], absent: dict[str, str]) -> None:
-        """Record a look, give the warning if it is the first that needs one, and store the run."""
+        """Evaluate a look, give the warning if it is the first that needs one, and store the run.
+
+        Args:
+            step: number of the step.
+            seen: sampled elements before and after the step, by name of the parameter.
+            absent: reason by name of each parameter that could not be sampled.
+        """
         self._next = step + self._every
         self.watched.look(step, seen, absent)
         news = self._warning()
@@ -148,7 +167,10 @@ class Session:
         return self.watched.warning(words(self._framework))
 
     def fail(self, error: BaseException) -> None:
-        """Switch the watch off: report why, once, and keep the measurements so far."""
+        """Switch the watch off because of an error: report it, and store the measurements so far.
+
+        Does nothing if the watch is off already.
+        """
         if self.stopped:
             return
         step = 0 if self._source is None else self._source.step

@@ -1,4 +1,4 @@
-"""Ranges of activations and gradients of a user's checkpoint, and its attention per head.
+"""Runs and prints the command `activations`: value ranges of a step, and attention per head.
 
 Source: docs/formats.md "Activations and attention".
 """
@@ -19,7 +19,7 @@ from stability.core.findings import Finding, Severity
 
 
 def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> list[Finding]:
-    """Return the findings about narrow formats from one step of the checkpoint at `path`.
+    """Run one step of the checkpoint at `path`, and return findings about narrow formats.
 
     Args:
         path: A folder, or a weights file with its `config.json` beside it.
@@ -40,7 +40,7 @@ def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> lis
 
 
 def broken(findings: Sequence[Finding]) -> bool:
-    """Return whether any finding is an error, rather than a warning that a range is nearly left."""
+    """Return whether any finding is an error, such as values that are not finite."""
     return any(f.severity is Severity.ERROR for f in findings)
 
 
@@ -50,7 +50,7 @@ def as_document(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return errors and warnings, most severe first, and the number of examined arrays."""
+    """Return text: errors and warnings, most severe first, and the number of examined arrays."""
     grave = [f for f in findings if f.severity.gravity() >= Severity.WARNING.gravity()]
     grave.sort(key=lambda f: -f.severity.gravity())
     lines = [

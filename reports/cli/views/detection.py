@@ -1,4 +1,4 @@
-"""Tables of which planted faults were detected, and false alarms of cases without a fault."""
+"""Output of `parity faults`: tables of detected faults, and false alarms of healthy cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reports.text import edge_name
 
 
 def print_table(detections: Sequence[Detection], console: Console) -> None:
-    """Print one row per fault: the stage reported first, and its error over its tolerance."""
+    """Print one row per fault: the stage reported as wrong first, and its error / tolerance."""
     table = Table("fault", "found at", "edge", "case", "signal", box=None)
     table.columns[-1].justify = "right"
     family = None
@@ -44,7 +44,7 @@ def summary(detections: Sequence[Detection]) -> str:
 
 
 def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
-    """Return one line per false alarm: a tolerance that a case without a fault exceeded."""
+    """Return one line per false alarm: a measurement above its tolerance without a fault."""
     return [
         f"{m.case} {m.edge} {m.quantity}: {m.metric} {m.value:.2e} over {m.tolerance:.2e} {m.note}"
         for m in alarms
@@ -52,7 +52,10 @@ def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
 
 
 def markdown(table: DetectionTable) -> str:
-    """Return the text of docs/tables/detection.md; each fault needs a row per edge (comparison)."""
+    """Return the text of docs/tables/detection.md.
+
+    `table` must have one row per fault and edge of `EDGES`, as `detection.run(each=True)` returns.
+    """
     # `detection.run` returns the rows of each fault in the order of `EDGES`.
     by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]

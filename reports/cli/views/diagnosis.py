@@ -1,4 +1,4 @@
-"""Runs the storage diagnosis of a user's checkpoint for the terminal. Source: docs/stability.md."""
+"""Runs and prints the command `stability` on a user's checkpoint. Source: docs/stability.md."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ def diagnose(
 
     Args:
         path: A folder, a safetensors file or a torch file.
-        optimiser: Name of the optimiser; None for that of the checkpoint's optimiser state, else
-            AdamW.
-        settings: Settings of the optimiser, such as `lr`, that override the state or the defaults.
+        optimiser: Name of the optimiser that trains the checkpoint; None for that of its optimiser
+            state, or AdamW without a state.
+        settings: Settings of the optimiser, such as `lr`; they override the state and the defaults.
         storage: Name of the storage format to examine.
         text: File whose bytes a Megalodon is trained on; None for random gradients.
-        progress: Receives lines and steps.
-        gradients: Python file whose `gradients()` provides the gradients of the run.
-        schedule: Learning-rate schedule, in the syntax of `schedule.parse`.
-        order: File with the names of the parameters in the optimiser's order.
-        base: Checkpoint to which the LoRA adapters at `path` belong.
+        progress: Receives lines and steps of progress.
+        gradients: Python file whose `gradients()` provides the gradients; None for random ones.
+            Ignored if `text` is given.
+        schedule: Learning-rate schedule, in the syntax of `--schedule`; None for a constant rate.
+        order: File with the names of the parameters in the optimiser's order; None to infer it.
+            Ignored if `text` is given.
+        base: Checkpoint to which the LoRA adapters at `path` belong; None for other checkpoints.
 
     Raises:
         FileNotFoundError: the checkpoint or the text does not exist.
@@ -91,7 +93,7 @@ def _names(file: Path) -> list[str]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: it holds no names.
+        ValueError: the file is not readable JSON or holds no names.
     """
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}: expected one with parameter names (--order).")
@@ -109,11 +111,11 @@ def _names(file: Path) -> list[str]:
 
 
 FUNCTION = "gradients"
-"""Name of the function in a user's file that returns or yields gradients."""
+"""Name of the function in a user's file that provides gradients."""
 
 
 def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> KnownGradients:
-    """Return the gradients of these parameters that `gradients()` of a file provides.
+    """Return the gradients of `leaves` that the function `gradients()` of a user's file provides.
 
     Raises:
         UserFileError: the file does not exist, fails, or provides nothing usable.
@@ -136,7 +138,7 @@ def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> Kno
 
 
 def broken(diagnosis: Diagnosis) -> bool:
-    """Return whether any finding is an error: wrong already, whatever the storage format."""
+    """Return whether any finding is an error: something that is wrong already in the checkpoint."""
     return diagnosis.worst() is Severity.ERROR
 
 

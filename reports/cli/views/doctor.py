@@ -1,4 +1,4 @@
-"""Output of the doctor in eighty columns: first what must be changed, then what could be."""
+"""Output of `doctor` in eighty columns: what must be changed, what could be, and all facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from reports.cli.doctor import Line
 
 WIDTH = 80
-"""Default width of a terminal, also used when the output is piped."""
+"""Width in columns when the output is piped."""
 
 
 def show_lines(lines: Sequence[Line]) -> None:

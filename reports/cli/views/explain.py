@@ -14,11 +14,14 @@ from parity.megalodon.shrink import shrink
 from reports.text import number
 
 AROUND = 3
-"""Stages shown before and after the culprit, the first stage that is wrong on right inputs."""
+"""Number of stages shown before and after the culprit, the first stage wrong on right inputs."""
 
 
 def explain(case: Case, fault: str | None) -> tuple[str, bool]:
-    """Return the explanation of a case as text, and whether every stage is within tolerance."""
+    """Return the explanation of a case as text, and whether the case passes.
+
+    The caller plants `fault`; here it only completes the printed command.
+    """
     account = explanation.explain(case)
     if account.holds:
         table = f"\n{_table(account.stages)}" if account.stages else ""
@@ -30,7 +33,10 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
 
 
 def shrink_case(case: Case, fault: str | None, report) -> str:
-    """Return text about the smallest case that still fails, with Python code that reproduces it."""
+    """Return text on the smallest case that still fails, with Python code that reproduces it.
+
+    The caller plants `fault`; here it only completes the code. `report` receives progress lines.
+    """
     smallest, divergence = shrink(case, report)
     changed = {
         name: getattr(smallest, name)
@@ -63,7 +69,9 @@ def _size(account: Explanation) -> str:
 
 
 def _behind(account: Explanation) -> list[str]:
-    """Describe a failure without a wrong stage: each is right on right inputs, or there is none."""
+    """Return lines on a failure without a culprit: all stages are right on right inputs, or there
+    are no stages.
+    """
     start = f"{account.case}: first divergence at {account.quantity}, {account.edge}"
     lines = [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
     lines += _lines(account)

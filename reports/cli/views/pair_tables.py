@@ -1,4 +1,4 @@
-"""Display of the comparison of a checkpoint pair: tables for the terminal, and JSON.
+"""Output of `parity --torch`, the comparison of a checkpoint pair: tables and JSON.
 
 Source: docs/reports.md "The page", docs/parity.md "First divergence".
 """
@@ -17,10 +17,11 @@ from reports.cli.checkpoint_pair import Result
 from reports.text import edge_name, edge_rank, for_json, number, share
 
 _SHOWN = 12
+"""Largest number of different weights in the printed table."""
 
 
 def show(result: Result, console: Console) -> None:
-    """Print the weights that differ, the comparison and the verdict."""
+    """Print tables of the weights that differ, the layers and the edges, and the verdict."""
     if result.unequal:
         console.print(_weights(result))
     if result.layers is not None:

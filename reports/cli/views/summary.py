@@ -1,4 +1,4 @@
-"""A verdict in Markdown for the summary of a CI job: worst first, with limited size.
+"""A verdict as Markdown of limited size, for the summary of a CI job.
 
 Source: docs/reports.md "Command line".
 """
@@ -13,14 +13,14 @@ from reports.verdict.changes import Change
 from reports.verdict.decide import Decision
 
 LIMIT = 900 * 1024
-"""Most bytes of UTF-8: CI drops a step summary of more than 1 MiB as a whole."""
+"""Largest size in bytes of UTF-8: CI drops a step summary of more than 1 MiB as a whole."""
 _HEAD = (
     "| What | Quantity | Case | Compared | Metric | Before | Now | Note |\n" + "| --- " * 8 + "|"
 )
 
 
 def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
-    """Return the summary: verdict, what was compared, and changes, most severe first.
+    """Return the summary: verdict, facts about the comparison, and changes, most severe first.
 
     Changes that do not fit into `limit` bytes are counted in the last line.
     """
@@ -75,5 +75,5 @@ def _row(change: Change, baseline: bool) -> str:
 
 
 def _plain(text: str, size: int = 160) -> str:
-    """Escape a text for Markdown: names are data, never markup."""
+    """Return a text escaped for Markdown and shortened to `size`: names are data, never markup."""
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|~$&@" else c for c in label(text, size))
