@@ -57,7 +57,7 @@ _QUESTIONS = {
     "portbf16:port64": "How accurate is the port in bfloat16?",
     "originalbf16:original64": "How accurate is the original in bfloat16?",
     "mesh64:one64": "Same mathematics on many devices?",
-    "mesh32:one32": "Is the rest on a mesh the order of sums?",
+    "mesh32:one32": "Does only the order of sums differ on a mesh?",
 }
 _METRICS = {
     "rel_l2": "relative L2",
@@ -72,7 +72,7 @@ _METRICS = {
     "ulp_p99": "ULP p99",
     "ulp_max": "ULP max",
     "topk_jaccard": "top-10 overlap",
-    "disagreement": "tokens after the texts part",
+    "disagreement": "tokens from the first difference on",
     "changed_parameters": "changed parameters",
     "error_over_autocast": "error over autocast's",
     "exact_share": "share equal to the last bit",

@@ -68,7 +68,7 @@ SIZES: dict[str, tuple[MegalodonConfig, dict[str, Any]]] = {
 
 
 def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> dict[str, Work]:
-    """Return the JAX side's work by name, equal to that of `LiveReference.workloads`.
+    """Return the JAX side's work by name, the same work as in `reference_workloads`.
 
     Args:
         model: Model with parameters and configuration.
@@ -85,9 +85,9 @@ def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> 
 def gemm_floor(config: MegalodonConfig, length: int, rows: int = 1) -> Work:
     """Return work that does only the matrix products of a forward pass on (rows, length) tokens.
 
-    Operands and accumulation have the dtypes of `config`.
-    Results are written into the buffers of the previous call: allocating memory for all of them,
-    which no model needs, would add a fifth to a half of the products' time (docs/speed.md).
+    Operands and accumulation have the dtypes of `config`. Results are written into the buffers of
+    the previous call: allocating memory for all of them, which no model needs, would add a fifth to
+    a half of the products' time (docs/speed.md).
     """
     shapes = [row.shape for row in weight_table(config) if row.role is Role.LINEAR]
     shapes.append((config.vocab_size, config.model_dim))

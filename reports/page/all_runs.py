@@ -226,7 +226,7 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
         sentence = "No whole run with a verdict is here."
         if judged := [entry for entry in newest if _judged(entry)]:
             sentence = (
-                "Those below ran some cases only, or have a planted bug. The newest verdict is "
+                "The runs below ran some cases only, or have a planted bug. The newest verdict is "
                 f"{standing(judged[0]).word.upper()}."
             )
         return {"slug": "incomplete", "word": "NO WHOLE RUN", "sentence": sentence, "entry": None}

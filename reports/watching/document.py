@@ -39,8 +39,9 @@ class Facts:
 
     Attributes:
         framework: a key of `PACKAGES`.
-        steps: number of optimiser steps so far.
-        skipped: number of these steps that a loss scaler or a guard skipped.
+        steps: number of optimiser steps so far; in torch without skipped ones.
+        skipped: in torch, the number of steps that a loss scaler skipped; in optax, the number of
+            due looks that were skipped because all updates were 0 or one was not finite.
         seconds: time since the watch began, in seconds.
         cost: part of this time that the watch itself took, in seconds.
         closed: whether the watch was closed, so that the training has ended.

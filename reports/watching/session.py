@@ -143,7 +143,10 @@ class Session:
         return guarded
 
     def take(self, step: int, seen: dict[str, Seen], absent: dict[str, str]) -> None:
-        """Evaluate a look, give the warning if it is the first that needs one, and store the run.
+        """Evaluate a look, and give the warning if it is the first that needs one.
+
+        The run is stored at the first look and with the warning, else only if that takes at most
+        `WRITING` of the time.
 
         Args:
             step: number of the step.

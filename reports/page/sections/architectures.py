@@ -1,8 +1,8 @@
 """Section of the page that shows both architectures, Megalodon and MLA + MoE, side by side.
 
-Gates are those of the run. Planted defects and broken training come from documents that
-`megalodon-numerics subject` measured once and that are stored with the code. Source:
-docs/reports.md "The page".
+Gates are those of the run. Results about planted defects and broken training runs come from
+documents that `python -m tools.experiments` measured once and that are stored with the code.
+Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

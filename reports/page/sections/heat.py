@@ -138,7 +138,7 @@ def heat_map_of(
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
     """Return for each edge the heat map of the most important case, and those of other cases.
 
-    Failing cases come first, in the order of `decision.starts`; then those with the worst gate.
+    Failing cases come first, in the order of `decision.starts`; then others by their worst gate.
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}

@@ -1,7 +1,7 @@
 """First divergences: the first failing stage of every case, since which run it fails, and why.
 
-The explanations of cases are stored in the run. Pure functions from a run to plain
-data. Source: docs/reports.md "What broke, and where".
+The explanations of cases are stored in the run. Pure functions from a run to plain data.
+Source: docs/reports.md "What broke, and where".
 """
 
 from __future__ import annotations

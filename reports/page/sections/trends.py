@@ -29,7 +29,7 @@ steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return curves of the worst share of tolerance on each edge, and the gates that moved most.
+    """Return curves of the worst share of tolerance on up to nine edges, and gates that moved most.
 
     None without an earlier night, or without a gate.
     """

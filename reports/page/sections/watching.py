@@ -71,7 +71,7 @@ def _headline(
         sentence = (
             f"{count(len(still), 'parameter')} of {len(measured)} {verb}: {names}{more}. More than "
             f"half of the elements of each did not change over {patience} looks although updates "
-            "were meant."
+            "were due."
         )
         if since := [row["since"] for row in still if row["since"] is not None]:
             sentence += f" The first since step {min(since):,}."

@@ -273,7 +273,7 @@ def test_some_cases_alone_make_no_verdict_of_all(tmp_path: Path) -> None:
     root = stored(tmp_path, night(10, selected=["plain"]), night(11, fault="rope_sign"))
     slug, first = hero(draw_runs_page(root))
     assert slug == "incomplete"
-    assert "NO WHOLE RUN Those below ran some cases" in first
+    assert "NO WHOLE RUN The runs below ran some cases" in first
 
 
 def test_a_copy_of_a_run_is_no_run_of_its_own(tmp_path: Path) -> None:
