@@ -356,6 +356,14 @@ def test_a_comparison_of_two_says_what_they_share_and_the_commits_between(tmp_pa
     assert commits.endswith(": not the code, so the environment or the machine")
 
 
+def test_a_failure_that_two_equal_runs_share_suspects_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    old, new = (write_run(root, earlier(failing(), day=day, commit="a" * 40)) for day in (1, 2))
+    judged = judge_stored(new, old)
+    assert [change.what for change in judged.decision.changes] == [What.PERSISTING]
+    assert range_lines(old, judged)[-1] == f"commits: none, both runs are of {'a' * 10}"
+
+
 def test_what_cannot_be_compared_has_no_account_of_a_failure(tmp_path: Path) -> None:
     """Only a gate that fails began to fail in some run."""
     blocked = measurement(

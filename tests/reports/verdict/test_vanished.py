@@ -261,7 +261,13 @@ def test_a_retirement_covers_what_the_run_lacked_and_nothing_else(tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    "changes", [{"fault": "conjugate"}, {"suites": [{**SUITE, "planned": 2}]}], ids=["bug", "cut"]
+    "changes",
+    [
+        {"fault": "conjugate"},
+        {"suites": [{**SUITE, "planned": 2}]},
+        {"suites": [SUITE, {**SUITE, "name": "mesh", "planned": 2}]},
+    ],
+    ids=["bug", "cut", "one of two cut"],
 )
 def test_what_a_broken_night_lacks_is_not_retired(tmp_path, changes) -> None:
     less = [m for m in BEFORE if m.case == "a"]
