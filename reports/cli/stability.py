@@ -135,6 +135,8 @@ def stability(
         )
     if text is not None and gradients is not None:
         raise click.UsageError("--text computes its own gradients; leave --gradients out.", ctx)
+    if text is not None and order is not None:
+        raise click.UsageError("--text needs no names of parameters; leave --order out.", ctx)
     diagnosis = module.diagnose(
         path, optimiser, settings, storage, text, report, gradients, schedule, order, base
     )

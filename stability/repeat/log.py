@@ -158,10 +158,14 @@ class Answer:
     """Number of steps that both runs have."""
     values: int
     """Smallest number of values that both runs have in a common step."""
+    most: int
+    """Largest number of values that both runs have in a common step."""
     step: int | None = None
     """First step with a difference; None if there is no difference."""
     names: tuple[str, ...] = ()
     """Names of the values that differ in that step, in order of computation."""
+    shared: int = 0
+    """Number of values that both runs have in that step."""
     before: str = ""
     """Name of the value computed just before the first one that differs; "" if there is none."""
     after_equal: bool = False
@@ -193,14 +197,15 @@ class Answer:
         if not self.compared:
             return "The two runs have no value in common: nothing was compared."
         if self.step is None:
-            said = f"Equal: {self.values:,} values in each of {self.steps:,} steps."
+            values = f"{self.values:,}" + (f" to {self.most:,}" if self.most > self.values else "")
+            said = f"Equal: {values} values in each of {self.steps:,} steps."
         else:
             behind = f", right behind {self.before}, which is equal" if self.before else ""
             if self.names[0].startswith(PARAMETER) and self.after_equal:
                 behind = ": by the update before it, since all values of the step before are equal"
             said = (
                 f"They part at step {self.step}, at {self.names[0]}{behind}; "
-                f"{len(self.names):,} of {self.values:,} values of that step differ."
+                f"{len(self.names):,} of {self.shared:,} values of that step differ."
             )
         for which, steps in zip(("first", "second"), self.alone, strict=True):
             if steps:
@@ -223,24 +228,26 @@ def compare_logs(first: Log, second: Log) -> Answer:
     common = sorted(first.steps.keys() & second.steps.keys())
     unnamed: dict[str, None] = {}
     found: dict[str, Any] = {}
-    least: int | None = None
+    counts = []
     for step in common:
         one, other = first.steps[step], second.steps[step]
         alone = one.keys() ^ other.keys()
         unnamed |= dict.fromkeys(name for name in (*one, *other) if name in alone)
         shared = [name for name in one if name in other]
-        least = len(shared) if least is None else min(least, len(shared))
+        counts.append(len(shared))
         if not found and (differ := [name for name in shared if one[name] != other[name]]):
             place = shared.index(differ[0])
             found = {
                 "step": step,
                 "names": tuple(differ),
+                "shared": len(shared),
                 "before": shared[place - 1] if place else "",
                 "after_equal": step - 1 in common,
             }
     return Answer(
         len(common),
-        least or 0,
+        min(counts, default=0),
+        max(counts, default=0),
         **found,
         alone=(
             tuple(sorted(first.steps.keys() - second.steps.keys())),

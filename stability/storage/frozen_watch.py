@@ -199,8 +199,11 @@ def watch_torch(
         report: called with the warning whenever a parameter freezes; by default it is printed.
 
     Raises:
-        ValueError: the optimiser has no `register_step_post_hook`, or there are no parameters.
+        ValueError: the optimiser has no `register_step_post_hook`, there are no parameters, or
+            patience is below 1.
     """
+    if patience < 1:
+        raise ValueError(f"watch_torch: patience={patience} must be at least 1 step.")
     if not hasattr(optimizer, "register_step_post_hook"):
         raise ValueError(
             f"watch_torch: {type(optimizer).__name__} has no register_step_post_hook; pass the "

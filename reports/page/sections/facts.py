@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -25,6 +25,8 @@ def moment(created: str) -> str:
         time = datetime.fromisoformat(created)
     except ValueError:
         return label(created, 40)
+    # A time without an offset is in UTC.
+    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     return time.strftime("%Y-%m-%d %H:%M UTC")
 
 

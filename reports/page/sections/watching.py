@@ -174,7 +174,11 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{len(document.get('steps') or ()):,} kept, one every {document.get('every')} steps",
         ),
         ("cost of the watch", f"{100 * part:.2f} % of {seconds:,.0f} s{advice}"),
-        ("skipped steps", f"{skipped:,} skipped by the optimiser or a loss scaler"),
+        (
+            ("skipped steps", f"{skipped:,} with gradients that were not finite")
+            if document.get("framework") == "torch"
+            else ("skipped looks", f"{skipped:,} at updates that were all 0 or not finite")
+        ),
     ]
     if document.get("remedied"):
         facts.append(

@@ -537,6 +537,7 @@ def test_a_script_that_gives_no_gradients_is_told_what_was_expected(
         (["--schedule", "cosine:steps=ten"], "'ten' is no number"),
         (["--gradients", "nowhere.py"], "nowhere.py does not exist"),
         (["--gradients", "a.py", "--text", "b.txt"], "leave --gradients out"),
+        (["--order", "names.json", "--text", "b.txt"], "leave --order out"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_a_file_is_probed(

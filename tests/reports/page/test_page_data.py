@@ -13,7 +13,7 @@ import pytest
 from parity.engine.measure.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measure.measurement import Kind, Verdict
 from reports.page.render import DRILLED, render
-from reports.page.sections import facts, marks
+from reports.page.sections import facts, marks, watching
 from reports.page.sections.drilldown import BARS, drilldown
 from reports.page.sections.heat import MAPS, heat_maps
 from reports.page.sections.meshes import meshes
@@ -335,3 +335,27 @@ def test_a_run_without_meshes_has_no_section_of_them():
     night = run(measurement())
     assert meshes(night) is None
     assert 'id="meshes"' not in render(night, decide(night, None), History())
+
+
+@pytest.mark.parametrize(
+    ("created", "shown"),
+    [
+        ("2026-11-20T01:30:59+02:00", "2026-11-19 23:30 UTC"),
+        ("2026-11-20T01:30:59+00:00", "2026-11-20 01:30 UTC"),
+        ("2026-11-20T01:30:59", "2026-11-20 01:30 UTC"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_a_moment_is_shown_in_utc(created: str, shown: str) -> None:
+    assert facts.moment(created) == shown
+
+
+@pytest.mark.parametrize(
+    ("framework", "shown"),
+    [
+        ("torch", ("skipped steps", "3 with gradients that were not finite")),
+        ("optax", ("skipped looks", "3 at updates that were all 0 or not finite")),
+    ],
+)
+def test_what_a_watched_training_skipped_is_named(framework: str, shown: tuple[str, str]) -> None:
+    assert shown in watching._facts({"framework": framework, "skipped": 3})

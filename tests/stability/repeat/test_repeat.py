@@ -279,6 +279,17 @@ def test_values_of_other_names_are_not_compared_and_told(tmp_path) -> None:
     assert cli("same", one, later).exit_code == 4
 
 
+def test_steps_with_other_numbers_of_values_are_counted_each(tmp_path) -> None:
+    """A run that is continued with more marks has more values in its later steps."""
+    few = (0, {"x": 1})
+    first = written(tmp_path / "a", few, (1, {"x": 1, "y": 1, "z": 1}))
+    same = written(tmp_path / "b", few, (1, {"x": 1, "y": 1, "z": 1}))
+    other = written(tmp_path / "c", few, (1, {"x": 1, "y": 2, "z": 2}))
+    assert cli("same", first, same).stdout.startswith("Equal: 1 to 3 values in each of 2 steps.")
+    apart = cli("same", first, other).stdout
+    assert "behind x, which is equal; 2 of 3 values of that step differ." in apart
+
+
 def test_a_run_is_not_compared_with_itself(healthy) -> None:
     result = cli("same", healthy, healthy)
     assert (result.exit_code, "equal to itself" in result.output) == (2, True)

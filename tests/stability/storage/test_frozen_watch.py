@@ -120,3 +120,5 @@ def test_bad_input_is_refused_in_words() -> None:
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     with pytest.raises(ValueError, match=r"no parameters; pass model.named_parameters"):
         watch_torch(optimiser, [])
+    with pytest.raises(ValueError, match="watch_torch: patience=0 must be at least 1"):
+        watch_torch(optimiser, [("w", torch.ones(1))], patience=0)
