@@ -175,9 +175,9 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("cost of the watch", f"{100 * part:.2f} % of {seconds:,.0f} s{advice}"),
         (
-            ("skipped steps", f"{skipped:,} with gradients that were not finite")
-            if document.get("framework") == "torch"
-            else ("skipped looks", f"{skipped:,} at updates that were all 0 or not finite")
+            ("skipped looks", f"{skipped:,} at updates that were all 0 or not finite")
+            if document.get("framework") == "optax"
+            else ("skipped steps", f"{skipped:,} with gradients that were not finite")
         ),
     ]
     if document.get("remedied"):
