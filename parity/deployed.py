@@ -480,7 +480,7 @@ def _blocks(x: np.ndarray, block: tuple[int, ...], reduce: Callable[..., Any]) -
         starts = np.arange(0, x.shape[axis], size)
         ufunc = {np.max: np.maximum, np.min: np.minimum}[reduce]
         reduced = ufunc.reduceat(result, starts, axis=axis)
-        lengths = np.diff(np.append(starts, x.shape[axis]))
+        lengths = np.diff(np.asarray([*starts, x.shape[axis]], np.int64))
         result = np.repeat(reduced, lengths, axis=axis)
     return result
 

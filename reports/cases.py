@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CaseResult:
     """Result of comparing or diagnosing a case."""
 
     sentence: str
@@ -80,7 +80,7 @@ def cases(folder: Path = FOLDER) -> dict[str, Case]:
     return {path.stem: _case(path) for path in sorted(folder.glob("*.py"))}
 
 
-def run(case: Case) -> Answer:
+def run(case: Case) -> CaseResult:
     """Compare the two sides of a case, as reported and with the cause removed, or diagnose it.
 
     `diagnosis()` wins if the file has it; otherwise the file needs both `port()` and `mended()`.
@@ -101,7 +101,7 @@ def run(case: Case) -> Answer:
             raise UserFileError(
                 f"expected {case.path} to have the functions port() and mended(), or diagnosis()"
             )
-    return Answer(*answer, time.perf_counter() - start)
+    return CaseResult(*answer, time.perf_counter() - start)
 
 
 def _case(path: Path) -> Case:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 
 import jax
@@ -217,7 +217,19 @@ def rounded(x: Any, bits: int = 7) -> Any:
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
 
 
-def unique(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+class Named(Protocol):
+    """Planted bug of any kind of program."""
+
+    @property
+    def name(self) -> str:
+        """Unique name in its catalogue."""
+        ...
+
+
+F = TypeVar("F", bound=Named)
+
+
+def unique(faults: Sequence[F]) -> tuple[F, ...]:
     """Return the faults as a tuple, after checking that their names differ.
 
     Raises:

@@ -49,7 +49,7 @@ TINY = "tiny"
 """Name of the size that a CPU trains in a minute; other sizes are those of `by_size`."""
 SLOWER, LONGER = 3, 3
 """Divisor of the learning rate and multiplier of the warmup in `Options.emergency` (docs/mla-moe.md
-"Recovery")."""
+"Training")."""
 
 
 @dataclass(frozen=True)

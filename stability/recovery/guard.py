@@ -91,7 +91,7 @@ class Window(NamedTuple):
     """Number of values accepted so far."""
 
 
-class Report(NamedTuple):
+class StepReport(NamedTuple):
     """The guard's decision on the last step and the numbers behind it, all scalars."""
 
     verdict: Int32[Array, ""]
@@ -122,7 +122,7 @@ class GuardState(NamedTuple):
     """Number of all skipped steps."""
     rate: Float[Array, ""]
     """Factor on every update; 1 until `rollback` cuts the learning rate."""
-    report: Report
+    report: StepReport
     """Decision on the last step."""
 
 
@@ -212,7 +212,7 @@ def _fresh(inner: Any, config: GuardConfig, auxiliary: tuple[str, ...]) -> Guard
         return Window(jnp.zeros(config.window, jnp.float32), count())
 
     logged = {name: number() for name in auxiliary}
-    report = Report(count(), number(), number(), number(), number(), logged)
+    report = StepReport(count(), number(), number(), number(), number(), logged)
     rate = jnp.ones((), jnp.float32)
     return GuardState(inner, window(), window(), count(), count(), rate, report)
 
@@ -223,7 +223,7 @@ def _report(
     state: GuardState,
     extra: Mapping[str, Any],
     names: tuple[str, ...],
-) -> Report:
+) -> StepReport:
     extra_losses = dict(extra.get("auxiliary") or {})
     if extra.get("value") is None:
         raise ValueError("guard: update needs value=, the loss of this step; pass value=loss.")
@@ -249,10 +249,10 @@ def _report(
         jnp.asarray(Verdict.ACCEPTED, jnp.int32),
     )
     logged = {n: jnp.asarray(extra_losses[n]).astype(jnp.float32) for n in names}
-    return Report(verdict, loss, loss_limit, norm, norm_limit, logged)
+    return StepReport(verdict, loss, loss_limit, norm, norm_limit, logged)
 
 
-def _clipped(updates: Any, report: Report, max_norm: float | None) -> Any:
+def _clipped(updates: Any, report: StepReport, max_norm: float | None) -> Any:
     limit = report.norm_limit
     limit = limit if max_norm is None else jnp.minimum(limit, max_norm)
     scale = jnp.where(report.norm > limit, limit / report.norm, 1.0)

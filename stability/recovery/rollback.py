@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
-from stability.recovery.guard import GuardConfig, GuardState, Report, Verdict, wants_rollback
+from stability.recovery.guard import GuardConfig, GuardState, StepReport, Verdict, wants_rollback
 
 Step = Callable[[Any, GuardState, Any], tuple[Any, GuardState]]
 _PREFIX = "step-"
@@ -224,7 +224,7 @@ class _Recovery:
         if self.log is not None:
             self.log(event)
 
-    def note(self, report: Report) -> None:
+    def note(self, report: StepReport) -> None:
         """Log a step that the guard skipped or clipped, and non-finite auxiliary losses."""
         verdict = Verdict(int(report.verdict))
         loss, norm = float(report.loss), float(report.norm)

@@ -6,8 +6,9 @@ only the mesh is affected. Source: docs/sharding.md "Planted bugs".
 
 from __future__ import annotations
 
+from parity.faults.fault import unique
 from tests.parity.mesh.faults.catalogue import experts, sequence, tensor, training
-from tests.parity.mesh.faults.fault import Family, MeshDetection, MeshFault, detect, unique
+from tests.parity.mesh.faults.fault import Family, MeshDetection, MeshFault, detect
 
 FAULTS = unique(
     [fault for module in (training, sequence, tensor, experts) for fault in module.FAULTS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -123,15 +123,3 @@ def fault(
 def instead(faulty: Any) -> Plant:
     """Return the plant that replaces an exchange by a function of the same arguments."""
     return around(lambda healthy, *args: faulty(*args))
-
-
-def unique(faults: Sequence[MeshFault]) -> tuple[MeshFault, ...]:
-    """Return the faults as a tuple.
-
-    Raises:
-        ValueError: two have the same name.
-    """
-    names = [fault.name for fault in faults]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"mesh faults named twice: {', '.join(sorted(twice))}.")
-    return tuple(faults)
