@@ -86,8 +86,8 @@ def gemm_floor(config: MegalodonConfig, length: int, rows: int = 1) -> Work:
     """Return work that does only the matrix products of a forward pass on (rows, length) tokens.
 
     Operands and accumulation have the dtypes of `config`. Results are written into the buffers of
-    the previous call: allocating memory for all of them, which no model needs, would add a fifth to
-    a half of the products' time (docs/speed.md).
+    the previous call: allocating memory for all of them, which no model needs, would add 10 to
+    40 % to the products' time (docs/speed.md).
     """
     shapes = [row.shape for row in weight_table(config) if row.role is Role.LINEAR]
     shapes.append((config.vocab_size, config.model_dim))

@@ -18,7 +18,7 @@ CUDA, ROCM, TPU = (
     "Google Cloud TPU, versions",
 )
 """Vendors' tables from which the formats are taken."""
-MEASURED = "docs/speed.md, bfloat16 on a processor"
+MEASURED = 'docs/speed.md "bfloat16"'
 """Source for CPUs, for which there is no vendor's table: a measurement of this project."""
 
 
