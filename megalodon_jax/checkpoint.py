@@ -46,6 +46,7 @@ class Checkpoint:
 
     model: MegalodonForCausalLM
     step: int
+    """Number of optimiser steps taken before the save."""
     opt_state: Any = None
     """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
     mesh: dict[str, int] | None = None

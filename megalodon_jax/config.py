@@ -1,4 +1,4 @@
-"""Configuration: every size, rate and dtype of a Megalodon, validated once and hashable."""
+"""Configuration: every size, rate and dtype of a Megalodon, checked when it is made, hashable."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _TYPES = {
         "a number",
     ),
 }
-# megalodon-hf's name of a field, and ours.
+# Fields that have another name in megalodon-hf: its name, and ours.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
 
@@ -90,6 +90,7 @@ class MegalodonConfig:
     rope_base: float | None = None
     """Base of the rotary embedding's frequencies; None means 10 000."""
     swiglu: bool = False
+    """Whether a third matrix gates the hidden features of feed-forward nets."""
     rescale_nffn: bool = False
     """Whether layer i multiplies its feed-forward output by `0.1 * 0.5**i`."""
     scale_emb: bool = False
@@ -99,22 +100,26 @@ class MegalodonConfig:
     mask_ema: bool = True
     """Whether masked tokens enter the EMA as zeros. False: unmasked, exactly as in megalodon-hf."""
     dropout: float = 0.0
+    """Dropout rate of what each half of a block adds to its residual."""
     attention_dropout: float = 0.0
+    """Dropout rate of attention weights."""
     hidden_dropout: float = 0.0
+    """Dropout rate of the normalised EMA output, gated attention output and FFN hidden features."""
     pad_token_id: int | None = 0
     """Id of the padding token, whose embedding gets no gradient; None: every embedding gets one."""
     bos_token_id: int | None = 1
     eos_token_id: int | Sequence[int] | None = 2
     """Id of the token that ends a text, several ids (stored as a tuple), or None."""
     max_positions: int = 1_000_000
-    """Not used here; kept for megalodon-hf."""
+    """Not used here; a field of megalodon-hf's configuration that conversions preserve."""
     init_mode: InitMode = "he"
+    """Distribution of initial weights (`megalodon_jax.layers.linear.init_weight`)."""
     use_checkpoint: bool = False
     """Whether the backward pass recomputes each block (with `deterministic=False` only)."""
     scan_layers: bool = False
     """Whether equal neighbouring layers run as one loop, compiled once for any number of layers."""
     output_size: int = -1
-    """Number of logits of a separate head; -1 or `vocab_size`: the head is the embedding."""
+    """Number of logits of a separate head; -1 or `vocab_size`: no separate head, the embedding."""
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
@@ -283,7 +288,7 @@ class MegalodonConfig:
         return dataclasses.replace(self, **dict.fromkeys(_DTYPE_FIELDS, dtype))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; dtypes by name."""
+        """Return the fields as JSON values, dtypes as names; `scan_layers` only if it is True."""
         fields = dataclasses.asdict(self)
         if not self.scan_layers:
             # Added later: configurations written or hashed before it existed must not change.
@@ -341,9 +346,10 @@ class MegalodonConfig:
         return found
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the content of megalodon-hf's `config.json`, also valid as its config's arguments.
+        """Return the content of megalodon-hf's `config.json`, a dict of JSON values.
 
-        All fields are included: megalodon-hf keeps fields it does not know, and ignores them.
+        It is also valid as arguments of megalodon-hf's configuration class. Fields unknown to
+        megalodon-hf are included: it keeps them, and ignores them.
         """
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         fields = {names.get(name, name): value for name, value in self.to_dict().items()}
@@ -382,7 +388,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def widened(dtype: DTypeLike) -> np.dtype:
-    """Return the dtype in which a reduction of `dtype` is computed: at least float32."""
+    """Return `dtype`, or float32 if it is narrower: for sums, and to store sensitive parameters."""
     return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else jnp.dtype(jnp.float32)
 
 

@@ -143,7 +143,9 @@ def save_safetensors(
 def load_weights_from_torch(
     model: MegalodonForCausalLM, state_dict: Mapping[str, torch.Tensor]
 ) -> MegalodonForCausalLM:
-    """Return a model like `model`, unstacked, with the weights of a torch state dict.
+    """Return a model with the weights of a torch state dict, and the configuration of `model`.
+
+    Its layers are not stacked, even if those of `model` are.
 
     Names and shapes must match exactly, except for a prefix that a wrapper put before every name
     (`module.`, `_orig_mod.`), which is removed.

@@ -167,7 +167,7 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> list[int]:
-    """Return token ids of a tokenizer.json, the largest included."""
+    """Return token ids in the content of a tokenizer.json, among them the largest."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab", {}) if isinstance(model, Mapping) else {}
     ids = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary) - 1]

@@ -67,7 +67,7 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
-    """Compile a jitted function for these arguments, and wait until all processes have done so.
+    """Return a jitted function compiled for these arguments, once all processes have compiled it.
 
     When a group of devices first communicates, Gloo waits only 30 seconds for all processes. One
     that finds its program in a cache while another still compiles would time out.
@@ -113,7 +113,7 @@ def _client() -> Any:
 
 
 def whole(tree: Tree) -> Tree:
-    """Gather every array of a pytree into every process; all processes must call this."""
+    """Return a pytree with every array whole in every process; all processes must call this."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = ((i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array))
     split = [i for i, x in arrays if not x.is_fully_addressable]

@@ -1,4 +1,4 @@
-"""Detects from its first bytes which format a file has that was expected to be a checkpoint.
+"""Detects, from its first bytes, the format of a file that was expected to be a checkpoint.
 
 File names are unreliable: a download may store the server's error page, and a clone without Git LFS
 stores a pointer, both under the name of the weights. Source: docs/stability.md "Which files".

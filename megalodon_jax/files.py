@@ -128,7 +128,10 @@ def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
 
 
 def _depth(content: bytes) -> int:
-    """Return the nesting depth of JSON without recursion; 0 if brackets are too few to matter."""
+    """Return the nesting depth of JSON; 0 if it has at most `JSON_DEPTH` opening brackets.
+
+    No recursion, which deep nesting would exhaust.
+    """
     if content.count(b"[") + content.count(b"{") <= JSON_DEPTH:
         return 0
     # Without backslashes every other quote starts a string, which needs no pattern.

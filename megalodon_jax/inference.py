@@ -79,9 +79,9 @@ def sample_token(
             keeps all.
 
     Raises:
-        ValueError: a value is out of range.
-        RuntimeError: a row of logits contains NaN or +inf, or only -inf, or a traced value is out
-            of range (also under jit).
+        ValueError: `temperature`, `top_k` or `top_p` is out of range.
+        RuntimeError: a row of logits contains NaN or +inf, or only -inf, or a traced `temperature`
+            or `top_p` is out of range (also under jit).
     """
     rates = _rates("sample_token", temperature, top_k, top_p)
     return _draw(jnp.asarray(logits), key, *rates)
@@ -186,7 +186,7 @@ def generate(
         top_k, top_p: see `sample_token`.
         bos_token_id: first token of an empty prompt; None means the configuration's.
         eos_token_id: one token or several; a row that produced one repeats it from there on. None
-            never stops.
+            never stops, whatever the configuration has.
         attention_mask: True, or 1, where the prompt is valid. Each row gets the result it would get
             alone, whatever its length. A row has at least one token, and padding only before and
             after its tokens. New tokens follow the padded prompt.
@@ -199,9 +199,9 @@ def generate(
         one).
 
     Raises:
-        ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
-            a row of the mask has no token or padding between tokens, an empty prompt continues a
-            cache, or there is no BOS for it.
+        ValueError: `max_new_tokens` is not positive, sampling lacks a key, `temperature`, `top_k`
+            or `top_p` is out of range, a row of the mask has no token or padding between tokens, or
+            a prompt is empty although it continues a cache or there is no BOS.
         RuntimeError: a traced value breaks one of these rules, an id is outside the vocabulary, or
             logits are not finite.
 
@@ -326,8 +326,9 @@ def _is_any(token: Int32[Array, " B"], ends: tuple[int, ...]) -> Bool[Array, " B
 def _rates(
     caller: str, temperature: Any, top_k: SupportsIndex | None, top_p: Any
 ) -> tuple[Float[Array, ""] | None, int | None, Float[Array, ""] | None]:
-    """Check temperature, top_k and top_p, and return each, or None if it has no effect.
+    """Check temperature, top_k and top_p, and return them; errors name the function `caller`.
 
+    A returned temperature of None means greedy; a top_k or top_p of None keeps all tokens.
     Temperature and top_p become arrays, so that new values do not recompile.
     """
     rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
@@ -359,7 +360,7 @@ def _rates(
 def _masked(
     ids: Int32[Array, "B L"], mask: Any
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"] | None]:
-    """Check the prompts; return them and their mask, or None if nothing is padded."""
+    """Check the mask of prompts `ids`; return both, with None for a mask without padding."""
     mask = padding_of(mask, ids.shape)
     mask = as_mask("generate: attention_mask", mask, ids.shape, "prompt_ids")
     if mask is None or mask.size == 0:

@@ -119,7 +119,7 @@ def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy
         name: name of the value in errors.
         value: the value.
         least: smallest allowed value; None allows every 32-bit integer.
-        remedy: end of the error message.
+        remedy: end of the error message, with its punctuation, such as ", or None".
 
     Raises:
         ValueError: `value` is not an integer, is below `least`, or does not fit 32 bits.

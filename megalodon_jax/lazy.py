@@ -14,11 +14,11 @@ from typing import Any
 def on_first_use(
     package: str, rooms: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` (PEP 562) of a package.
+    """Return a package's `__getattr__` and `__dir__` (PEP 562), which import names on first use.
 
     Args:
         package: Name of the package.
-        rooms: The package's names by the module that defines them.
+        rooms: For each module, the names that the package exports from it.
     """
     homes = {name: module for module, names in rooms.items() for name in names}
 

@@ -19,22 +19,25 @@ _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class LeafTensor:
-    """A leaf of a model with its export dtype (`megalodon_jax.tensor_files.Tensor`)."""
+    """A leaf of a model, or one layer of it, as a tensor to export.
+
+    It has the interface of `megalodon_jax.tensor_files.Tensor`.
+    """
 
     leaf: Any
     dtype: str
     """Name of the dtype that `read` returns."""
     layer: int | None = None
-    """Layer to take from a leaf of stacked layers; None takes the whole leaf."""
+    """Layer to take from a leaf of stacked layers; None: the whole leaf is the tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
+        """Shape of the tensor, without the axis of stacked layers."""
         shape = tuple(self.leaf.shape)
         return shape if self.layer is None else shape[1:]
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor or some of its rows; the result may share memory with the model."""
+        """Return the tensor, or `rows` of its first axis; it may share memory with the model."""
         leaf = self.leaf if self.layer is None else self.leaf[self.layer]
         leaf = leaf if rows is None else leaf[rows]
         if leaf.dtype != self.dtype:

@@ -130,7 +130,7 @@ def save_lora(
 
     Raises:
         ValueError: the model has no adapters, adapters differ in dropout or in `rslora`, or the
-            folder holds something else.
+            folder holds other files than adapters.
         OSError: the folder cannot be written; its former content is unchanged.
     """
     _check_adapters(model, "save_lora")
@@ -172,7 +172,12 @@ _NO_HEAD = (
 
 
 def _wrapped(model: Tree, names: Sequence[str], adapter: Any, caller: str) -> Tree:
-    """Replace linear maps of a model by the results of `adapter(name, map)`."""
+    """Replace the linear maps `names` of a model by the results of `adapter(name, map)`.
+
+    Raises:
+        ValueError: a map has an adapter already, or a low-precision GEMM backend; the message
+            begins with `caller`, the name of the calling function.
+    """
     maps = linear_maps(model)
     for name in names:
         if is_lora(maps[name]):

@@ -59,10 +59,16 @@ class Adapter:
 def write_adapters(
     folder: str | os.PathLike[str], adapters: Mapping[str, Adapter], *, base: str | None = None
 ) -> None:
-    """Write adapters, given by names of their maps; an earlier folder of adapters is replaced.
+    """Write a folder of adapters; an earlier folder of adapters is replaced.
+
+    Args:
+        folder: the folder to write.
+        adapters: adapters by the names of their linear maps.
+        base: name or path of the base model, stored for PEFT; None stores none.
 
     Raises:
-        ValueError: adapters differ in dropout or in `rslora`, or the folder holds something else.
+        ValueError: adapters differ in dropout or in `rslora`, or the folder holds other files than
+            adapters.
         OSError: the folder cannot be written; its former content is unchanged.
     """
     _check_replaceable(Path(folder))
@@ -128,7 +134,11 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
-    """Return PEFT's configuration: the most common rank and alpha, and patterns for all others."""
+    """Return PEFT's configuration: the most common rank and alpha, and patterns for all others.
+
+    Raises:
+        ValueError: adapters differ in dropout or in `rslora`.
+    """
     kinds = {(m.dropout, m.rslora) for m in maps.values()}
     if len(kinds) > 1:
         raise ValueError(
@@ -171,11 +181,12 @@ _OF_TRAINING = {
     *("inference_mode", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "megatron_core", "eva_config", "qalora_group_size"),
 }
-"""Fields that are not read: the tensors show where adapters are, and training does not matter."""
+"""Fields of the configuration that are ignored: they concern training only, or say which maps have
+adapters, as the tensors do."""
 
 
 def _check_kind(config: Mapping[str, Any], file: Path) -> None:
-    """Reject adapters whose forward pass is not plain LoRA, and unknown settings."""
+    """Raise ValueError for adapters whose forward pass is not plain LoRA, or unknown settings."""
     problems = [
         f"{name}={value!r}"
         for name, value in config.items()
@@ -201,6 +212,9 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _of_pattern(config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Return a module's rank or alpha: that of the first pattern to match the end of its name."""
+    """Return a map's rank or alpha, given by the first pattern that matches the end of its name.
+
+    `field` is the configuration's field with the patterns; without a match, return `default`.
+    """
     patterns = config.get(field) or {}
     return next((v for p, v in patterns.items() if re.match(rf"(.*\.)?({p})$", name)), default)

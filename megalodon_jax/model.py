@@ -79,10 +79,11 @@ class MegalodonBlock(eqx.Module):
         scale: Float[Array, ""] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map (B, L, D) to (B, L, D), and the layer's cache to the next one.
+        """Return the block's output (B, L, D), and its cache after these tokens.
 
-        `key` enables dropout. `scale` replaces `ffn.scale`, if one program runs several layers.
-        `positions` is the index of each token within its document, for packed documents.
+        The cache is None unless `return_cache`. `key` enables dropout. `scale` replaces
+        `ffn.scale`, so that one program can run several layers. `positions` is the index of each
+        token within its document, for packed documents.
         """
         self = with_dropout_keys(self, key)
         attn_key, ffn_key = split_key(key, 2)
@@ -128,25 +129,27 @@ class MegalodonModel(eqx.Module):
         Args:
             input_ids: token ids, of any integer dtype.
             attention_mask: True, or 1, where a token is valid. With a cache, given or requested,
-                each row is computed as if it were alone with its valid tokens. These must be
-                adjacent; there may be none. The cache then has positions per row, unless the mask
-                is known to have no padding. Outputs at padding are meaningless.
+                each row is computed as if it were alone with its valid tokens. The valid tokens of
+                a row must be adjacent; a row may have none. The returned cache then has positions
+                per row, unless the mask is known to have no padding. Outputs at padding are
+                meaningless.
             cache: the cache after earlier calls; None starts at position 0.
-            return_cache: whether to return the cache after these tokens, else None.
+            return_cache: whether to return the cache after these tokens; False returns None.
             deterministic: False enables dropout, and rematerialisation with `use_checkpoint`.
             key: PRNG key, needed if dropout is enabled and any rate is positive.
-            segment_ids: document of each token, for packed documents. Equal neighbours are one
-                document, and every document is computed as if it were alone. With a cache, the
-                first document of a row continues if its id equals that of the last token before;
-                without segment ids every row continues.
+            segment_ids: document of each token, for packed documents. Neighbouring tokens with
+                equal ids are one document, and every document is computed as if it were alone. With
+                a cache, the first document of a row continues the cached one if both have the same
+                id. Without segment ids every row continues.
 
         Raises:
-            ValueError: shapes do not fit, the cache is of another model, dropout lacks a key, or
-                `segment_ids` are combined with a padding mask and a cache, with a cache of more
-                than a chunk, or with a cache from calls without `segment_ids`.
-            RuntimeError: a token id is outside [0, V); with a cache, a row has padding between its
-                tokens or a segment id does not fit int32; or an integer mask has values other than
-                0 and 1 (also under jit; not if `traced_checks(False)` leaves checks out).
+            ValueError: shapes do not fit, the cache is of another model, or dropout lacks a key. In
+                calls with a cache also: `segment_ids` are combined with a padding mask, or with a
+                cache of more than a chunk or from calls without `segment_ids`.
+            RuntimeError: a token id is outside [0, V), or an integer mask has values other than 0
+                and 1. In calls with a cache also: a row has padding between its tokens, or a
+                segment id does not fit int32. These are raised under jit too, unless
+                `traced_checks(False)` leaves checks out.
         """
         shape, width = np.shape(input_ids), self.config.model_dim
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
@@ -226,7 +229,11 @@ class MegalodonModel(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         cache: ModelCache | None,
     ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
-        """Return the cache to continue from, positions in documents, and last document per row."""
+        """Return the cache to continue from, positions in documents, and last document per row.
+
+        The returned cache is None if `cache` is. The positions are None for a single token that
+        follows a cache, since it needs none.
+        """
         if mask is not None:
             raise ValueError(PACKED_MASK)
         if self.config.effective_max_cache_len != self.config.chunk_size:
@@ -287,7 +294,9 @@ class MegalodonModel(eqx.Module):
 
 
 class MegalodonForCausalLM(eqx.Module):
-    """A Megalodon with a language-model head, which is the embedding unless `output_size` differs.
+    """A Megalodon with a language-model head: the embedding, or a separate matrix.
+
+    `config.output_size` decides which.
 
     Raises:
         ValueError: a rule of `config.gemm_backend` matches no matrix of this model.
@@ -395,8 +404,8 @@ class MegalodonForCausalLM(eqx.Module):
         are those of `MegalodonModel.__call__`.
 
         Raises:
-            ValueError: `labels` or `segment_ids` have another shape than `input_ids`, or
-                `loss_chunk` is below 1.
+            ValueError: `labels`, `attention_mask` or `segment_ids` have another shape than
+                `input_ids`, dropout lacks a key, or `loss_chunk` is below 1.
             RuntimeError: an id or a label is out of range, or an integer mask has values other than
                 0 and 1 (also under jit).
         """
@@ -470,7 +479,10 @@ _TOKENS = ("batch", "sequence")
 def _padding(
     mask: Any, shape: Any, cache: ModelCache | None, return_cache: bool
 ) -> tuple[Any, bool]:
-    """Return the mask (None if a cached call needs none), and whether caches have row positions."""
+    """Return the mask, None if a call with a cache needs none, and whether positions are per row.
+
+    The latter concerns the returned cache.
+    """
     if cache is None and not return_cache:
         return mask, False
     mask = padding_of(mask, shape)
@@ -486,7 +498,7 @@ def _specs(
     per_row: bool,
     packed: bool,
 ) -> Any:
-    """Return specs of an output (*shape, width), and of the cache (None unless returned)."""
+    """Return sharding specs of an output (*shape, width) and of the returned cache, or None."""
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
     if not return_cache:
         return out, None

@@ -64,6 +64,7 @@ class Restored:
 
     model: MegalodonForCausalLM
     step: int
+    """Number of optimiser steps taken before the save."""
     opt_state: Any = None
     """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
     key: jax.Array | None = None
@@ -128,7 +129,9 @@ class OrbaxCheckpoints:
             Whether the step is saved: False if `every` skips it.
 
         Raises:
-            ValueError: as for `checkpoint.save_checkpoint`; or the step already exists.
+            ValueError: the model's dtypes contradict its configuration, its layers are stacked, a
+                leaf of `opt_state` cannot be stored, `position` is not JSON, or the step already
+                exists.
         """
         ocp = orbax_package()
         if not force and not self._manager.should_save(step):
@@ -221,7 +224,7 @@ def restore(
 
     Raises:
         ImportError: Orbax is not installed.
-        FileNotFoundError: there is no such step; the message lists the existing ones.
+        FileNotFoundError: there is no such step; the message lists the newest complete ones.
         ValueError: configuration, parameters or optimiser state differ from the saved ones (every
             difference is listed), or the mesh does not divide the model.
     """

@@ -1,4 +1,4 @@
-"""Items that Orbax stores and restores for a step: leaves by name, and JSON that describes them.
+"""Items that Orbax stores for a training step: leaves by name, and JSON that describes them.
 
 Orbax stores non-empty arrays only. PRNG keys are stored as integer arrays; empty leaves and weak
 types are recorded in the JSON. Source: docs/guide.md "Checkpoints of a long run".
@@ -39,7 +39,7 @@ def orbax_package() -> Any:
 
 
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Restore items of a step's folder; `plans` holds each item's Orbax arguments by name."""
+    """Restore items of a step's folder; `plans` holds Orbax's restore arguments by item."""
     ocp = orbax_package()
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -74,7 +74,11 @@ def read_meta(place: Path) -> dict[str, Any]:
 
 
 def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return, by name, the properties of each leaf that Orbax does not store, as JSON values."""
+    """Return the description of each leaf, by name, as JSON values.
+
+    It holds dtype and shape, and properties that Orbax does not store: the implementation of a PRNG
+    key, a weak type, the dtype of an empty leaf.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for name, leaf in leaves.items():
         rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
@@ -99,7 +103,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def shape_of(row: Mapping[str, Any]) -> Any:
-    """Return shape and dtype of a PRNG key, typed or raw, from its entry in `leaf_rows`."""
+    """Return a `jax.ShapeDtypeStruct` for a leaf, given its entry in the result of `leaf_rows`."""
     if "prng" in row:
         return jax.eval_shape(
             lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))
@@ -119,8 +123,8 @@ def read_leaves(
     Args:
         place: folder of the step.
         rows: the saved result of `leaf_rows`, by item.
-        likes: arrays or shapes to read, by item and name.
-        layout: specs on `mesh`, by item and name; a leaf without one is replicated.
+        likes: the leaves to read, by item and name, as arrays or as shapes with dtypes.
+        layout: sharding specs on `mesh`, by item and name; a leaf without one is replicated.
         mesh: the mesh; None puts all leaves on the first device.
     """
     ocp = orbax_package()

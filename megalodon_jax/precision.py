@@ -84,7 +84,9 @@ def ensure_sensitive_param_dtype(
 
 
 def audit_rounded_values(model: Any, *, also: Collection[str] = ()) -> dict[str, int]:
-    """Return sizes, by name, of sensitive leaves in which every value is a bfloat16 number.
+    """Return the sensitive leaves in which every value is a bfloat16 number.
+
+    The result is their numbers of elements by name. Errors are those of `sensitive_leaves`.
 
     Such a leaf was rounded before it got its present dtype: by chance, a trained float32 tensor of
     n elements has only such values with probability 2^-16n. Leaves with one repeated value (such as

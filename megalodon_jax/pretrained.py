@@ -22,7 +22,7 @@ _NAMES = (
 )
 _SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
-"""Names of files that a training run stores beside the model, and that are not the model."""
+"""Pattern for names of files that a training run stores beside the model's weights."""
 
 
 def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -63,7 +63,7 @@ def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise FileNotFoundError(
-            f"{tried}, and {at} cannot be had: {type(error).__name__}: {reason}"
+            f"{tried}, and {at} cannot be downloaded: {type(error).__name__}: {reason}"
         ) from error
     return folder
 

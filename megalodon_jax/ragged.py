@@ -24,7 +24,7 @@ Tree = TypeVar("Tree")
 
 
 def padding_of(mask: Tree, shape: tuple[int, ...]) -> Tree | None:
-    """Return a mask, or None if it is known to have no padding, so that rows share one position.
+    """Return `mask`, or None if it is known to have no padding: then all rows share one position.
 
     A traced mask has no value, so it may have padding. An invalid mask is returned unchanged, so
     that `megalodon_jax.inputs.as_mask` rejects it.
@@ -85,7 +85,7 @@ def rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array,
 
 
 def kept(lengths: Int32[Array, " B"], new: Tree, old: Tree) -> Tree:
-    """Return the state `new`, but `old`, bit for bit, in rows without a token (length 0)."""
+    """Return the state `new`; rows without a token (length 0) are those of `old`, bit for bit."""
 
     def choose(new: Array, old: Array) -> Array:
         some = (lengths > 0).reshape((-1,) + (1,) * (new.ndim - 1))

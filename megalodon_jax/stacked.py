@@ -1,9 +1,9 @@
 """Stacks the layers of a model in memory, and unstacks them.
 
-Without stacking, the compile time of a training step grows with the depth: gradients are sliced
-from a stack layer by layer, and every slice and every update of a parameter is a separate kernel
-(docs/speed.md "Compiling"). With stacked layers, each parameter is one array for the loop, the
-gradient and the optimiser.
+Without stacking, even with `scan_layers`, the compile time of a training step grows with the depth:
+gradients are sliced from a stack layer by layer, and every slice and every update of a parameter is
+a separate kernel (docs/speed.md "Compiling"). With stacked layers, each parameter is one array for
+the loop, the gradient and the optimiser.
 """
 
 from __future__ import annotations

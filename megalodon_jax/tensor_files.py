@@ -212,8 +212,9 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
     """Return the tensors of all shards that an index names, by calling `tensors_in` on each shard.
 
     Raises:
-        ValueError: the file is not an index, a shard does not exist, or a shard holds other tensors
-            than the index assigns to it, because both are from different saves.
+        ValueError: the file is not an index, a shard's name is not that of a tensor file beside it,
+            a shard does not exist, or a shard holds other tensors than the index assigns to it,
+            because both are from different saves.
     """
     try:
         places = dict(read_json_object(index)["weight_map"])

@@ -43,7 +43,7 @@ _AROUND = frozenset(
         *("rng_state", "rng_states", "random_state", "scheduler", "lr_scheduler", "lr_schedulers"),
     }
 )
-"""Keys under which a training run stores other things than the model, perhaps with tensors."""
+"""Keys under which a training run stores its state other than the model, perhaps with tensors."""
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 _SAVE = "save the weights with torch.save(model.state_dict(), FILE)"
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
@@ -78,7 +78,10 @@ class TorchTensor:
         return self.read()[rows]
 
     def place(self) -> tuple[int, ...] | None:
-        """Return a key that tensors share if memory and layout are equal; None: sparse or empty."""
+        """Return a key that is equal for tensors with the same memory, shape and strides.
+
+        None for a sparse or an empty tensor.
+        """
         values = self.tensor
         if str(values.layout) != "torch.strided" or values.numel() == 0:
             return None
@@ -133,10 +136,14 @@ def read_torch_file(file: Path) -> TorchContents:
 def contents(loaded: Any) -> TorchContents:
     """Find the state dicts and optimiser states in an object returned by `torch.load`.
 
-    Averages of weights, and state dicts in the run's other state (`_AROUND`), are left out. Of the
-    rest, the model is those under one of the `MODELS` keys, or all if there are none. The first
-    average is used only if there is nothing else. If several state dicts are chosen, the names of
-    their tensors are prefixed with their places.
+    State dicts in the run's other state (`_AROUND`) are left out. Of the rest, the model is the
+    first of these groups that is not empty:
+
+    1. state dicts under one of the `MODELS` keys, without averages of weights;
+    2. all state dicts, without averages of weights;
+    3. the first average of weights.
+
+    If several state dicts are chosen, the names of their tensors are prefixed with their places.
     """
     optimisers = dict(_optimisers(loaded, ()))
     dicts = dict(_state_dicts(loaded, ()))
@@ -361,7 +368,7 @@ def _optimisers(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, 
 
 
 def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Yield the outermost mappings that contain a parameter directly, each after its place."""
+    """Yield (place, mapping) for each outermost mapping that has a parameter among its values."""
     if is_optimiser_state(value):
         return
     holds = isinstance(value, Mapping) and any(_is_parameter(x) for x in value.values())
@@ -383,7 +390,10 @@ def _is_parameter(value: Any) -> bool:
 
 
 def _trained(dicts: Mapping[Place, Any]) -> list[Place]:
-    """Return the places of the trained model's state dicts among those of all state dicts."""
+    """Return the places of the model's state dicts, chosen by the rules of `contents`.
+
+    `dicts` has all state dicts of the file, by place.
+    """
     own = [p for p in dicts if not _AROUND.intersection(p)]
     averages = [p for p in own if any(_AVERAGE.search(key) for key in p)]
     trained = [p for p in own if p not in averages]

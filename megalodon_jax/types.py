@@ -88,7 +88,7 @@ class AttentionCache(eqx.Module):
         return _held(self.count, self.first, self.capacity)
 
     def rowwise(self) -> AttentionCache:
-        """Return the same ring buffer with counters (B,)."""
+        """Return this ring buffer with one counter per row, (B,)."""
         rows = self.k.shape[0]
         return AttentionCache(self.k, self.v, spread(self.count, rows), spread(self.first, rows))
 
@@ -205,15 +205,15 @@ def _held(count: Int32[Array, ""], first: Int32[Array, ""], capacity: int) -> In
 
 
 def spread(counter: Counter, rows: int) -> Int32[Array, " B"]:
-    """Broadcast a counter shared by all rows to one per row (B,)."""
+    """Return a counter per row, (B,); one that already is per row is returned unchanged."""
     return counter if counter.ndim else jnp.full((rows,), counter)
 
 
 class LayerCache(eqx.Module):
     """State of one block: keys and values, norm statistics, EMA state, absolute position.
 
-    A part that is None has its state before the first token. `position` int32 is the number of
-    tokens seen: (), or (B,) if each row has its own position, as in `attn`.
+    A part that is None stands for its state before the first token. `position` int32 is the number
+    of tokens seen: (), or (B,) if each row has its own position, as in `attn`.
     """
 
     attn: AttentionCache | None = None
@@ -271,7 +271,8 @@ def init_cache(
             are allocated except those with False; otherwise only those with True. The first call
             adds the missing arrays, which changes the structure of the cache.
         per_row: whether each row has its own position. A call with a padding mask returns such a
-            cache, whatever it was given. So a loop whose body passes a mask must start with True.
+            cache even if it received one with a shared position. So a loop whose body passes a mask
+            must start with True.
         packed: whether calls may have `segment_ids`. Each row then has its own position.
     """
     per_row = per_row or packed
@@ -309,7 +310,7 @@ def filled_cache(
 ) -> ModelCache:
     """Return the cache with every part that is None set to its state before the first token.
 
-    With `per_row`, the counters are converted to one per row.
+    A `cache` of None gives an empty cache. With `per_row`, the result has one counter per row.
     """
     per_row = per_row or (cache is not None and cache.per_row)
     fresh = init_cache(config, batch_size, per_row=per_row)
@@ -331,7 +332,7 @@ def filled_cache(
 
 
 def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
-    """Return the same cache with all counters (B,), one per row."""
+    """Return the cache with one counter per row, (B,), in place of those shared by all rows."""
 
     def rowwise(layer: LayerCache) -> LayerCache:
         attn = None if layer.attn is None else layer.attn.rowwise()
@@ -351,8 +352,8 @@ def grown_cache(
 
     `length` is a number, or one per row (B,).
 
-    Under jit, the number of cached tokens is unknown. There the cache keeps its size, or grows as
-    if it were full if `resizable`, which allows a change of its shape.
+    Under jit, the number of cached tokens is unknown. There the cache keeps its size. With
+    `resizable`, which allows its shape to change, it grows as if it were full.
 
     Raises:
         RuntimeError: the tokens do not fit, under jit and without `resizable`.

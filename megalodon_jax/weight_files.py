@@ -1,7 +1,7 @@
 """Tensors of a checkpoint file in any supported format: safetensors, an index of shards, or torch.
 
-The content of a file decides its format, except for an index. Source: docs/stability.md "Which
-files".
+The content of a file decides its format. Only an index is recognized by its name, `.index.json`.
+Source: docs/stability.md "Which files".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
 
     Raises:
-        ValueError: see `open_tensors`.
+        ImportError, ValueError: see `open_tensors`.
     """
     # `open_tensors` is not used, since each of its tensors opens the file and reads the header.
     if file.name.endswith(".index.json"):
@@ -50,5 +50,5 @@ def open_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def reads_as_safetensors(file: Path) -> bool:
-    """Return whether to read a file as safetensors, by its content, and by its name if unclear."""
+    """Return whether to read a file as safetensors: by its content, or its suffix if unclear."""
     return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)

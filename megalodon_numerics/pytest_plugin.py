@@ -49,7 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the collector in the process that sees all reports: the controller or only one."""
+    """With `--numerics-run`, register the collector in the process that sees all tests' reports.
+
+    That is the controller of pytest-xdist or, without it, the only process.
+    """
     config.addinivalue_line("markers", MARK)
     root = config.getoption("--numerics-run")
     if root is None:
@@ -71,9 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def numerics(
     request: pytest.FixtureRequest,
 ) -> Callable[[Iterable[Measurement]], list[Measurement]]:
-    """Record measurements and return them as a list: `rows = numerics(suite.case(case, floors))`.
+    """Return a function that records measurements and returns them as a list.
 
-    It does not assert that they hold; the verdict of `--numerics-run` does.
+    Use: `rows = numerics(suite.case(case, floors))`. The function does not assert that the
+    measurements hold their tolerances; the verdict of `--numerics-run` does.
 
     Raises:
         TypeError: something else than a `parity.engine.measure.measurement.Measurement` was given.
@@ -100,9 +104,10 @@ def port_report(
     request: pytest.FixtureRequest,
     numerics: Callable[[Iterable[Measurement]], list[Measurement]],
 ) -> Callable[[Any], Any]:
-    """Compare a port of yours: `assert port_report(port()).holds`.
+    """Return a function that compares a `parity.Port` and returns its `parity.Report`.
 
-    A test that fails shows the whole report; its measurements are part of `--numerics-run`.
+    Use: `assert port_report(port()).holds`. A test that fails shows the whole report. The
+    measurements are part of the run that `--numerics-run` stores.
     """
     engine = own("parity.port")
     reports = request.node.stash.setdefault(_PORTS, [])
@@ -166,7 +171,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 
 
 def _taken(item: pytest.Item, key: pytest.StashKey[list[Any]]) -> list[Any]:
-    """Return a test's records since the last call, and clear them."""
+    """Return the records that a test stored under `key` since the last call, and clear them."""
     # The fixture holds this list, so it is cleared in place.
     held = item.stash.get(key, [])
     taken = held.copy()

@@ -166,11 +166,12 @@ class ChunkedAttention(eqx.Module):
         """Attend from L tokens to themselves and to the cache.
 
         Without a cache, chunks are counted from position 0, and a remainder of fewer than C tokens
-        is a chunk too. With a cache, given or requested, the result depends on the cache's size. If
-        it holds one chunk, keys of earlier chunks are never visible. If it holds more, a call is
-        processed in blocks of at most C tokens counted from the start of the call, and each block
-        sees the last `max_cache_len` keys up to its own end. The result then depends on how a text
-        is split into calls (as in megalodon-hf).
+        is a chunk too. With a cache, given or requested, the result depends on the cache's size:
+
+        - A cache of one chunk: keys of earlier chunks are never visible.
+        - A larger cache: a call is processed in blocks of at most C tokens counted from the start
+          of the call, and each block sees the last `max_cache_len` keys up to its own end. The
+          result then depends on how a text is split into calls (as in megalodon-hf).
 
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
@@ -580,7 +581,9 @@ class MegalodonAttention(eqx.Module):
         key: jax.Array | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map the block input x (B, L, D) to `x + h`, and the layer's cache to the next one.
+        """Return `x + h` for the block input x (B, L, D), and the layer's cache after these tokens.
+
+        h is the output of the gated attention. The returned cache is None unless `return_cache`.
 
         With a cache, the valid tokens of a row must precede its padding, and a mask gives each row
         its own position. `key` enables dropout. `positions` (B, L) is the index of each token

@@ -262,7 +262,10 @@ class ComplexEMA(eqx.Module):
         check_inputs("ComplexEMA", jnp.complexfloating, h=(h, shape))
 
     def gains(self, dtype: DTypeLike) -> tuple[Float[Array, "D N"], Complex[Array, "D N"]]:
-        """Return the input gain p (D, N), real, and the output gain gamma (D, N), complex."""
+        """Return the input gain p (D, N), real, and the output gain gamma (D, N), complex.
+
+        gamma includes the factor 1/sqrt(N).
+        """
         p = jax.nn.sigmoid(self.alpha[..., 0].astype(dtype))
         real, imag = self.gamma_real.astype(dtype), self.gamma_imag.astype(dtype)
         return p, jax.lax.complex(real, imag) * self.ndim**-0.5

@@ -30,7 +30,7 @@ def matmul(
     """Return `x @ weight.T` in `accum_dtype`.
 
     The default backend rounds the operands to `compute_dtype`, and in the products of both
-    gradients the cotangents too. Sums are not rounded to it. So the error of bfloat16 compute stays
+    gradients the cotangents too. Sums stay in `accum_dtype`. So the error of bfloat16 compute stays
     below that of an autocast, which stores every activation in bfloat16. Any other backend
     quantises the unrounded operands, also in both gradients
     (`megalodon_jax.quantization.products`).
@@ -56,7 +56,8 @@ class Linear(eqx.Module):
     bias: Float[Array, " out"] | None
     config: MegalodonConfig = eqx.field(static=True)
     backend: str = eqx.field(static=True)
-    """GEMM backend of the product. Rules need full names: `MegalodonForCausalLM` resolves them."""
+    """GEMM backend of the product. If `config.gemm_backend` has rules, it is "default" until
+    `MegalodonForCausalLM`, which knows the full name of the map, applies them."""
 
     def __init__(
         self,

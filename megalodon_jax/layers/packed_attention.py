@@ -26,7 +26,8 @@ Mix = Callable[..., Float[Array, "N Q e"]]
 LEAST_STRIPE = 128
 """Queries per stripe, unless C is smaller: products of fewer rows are slow."""
 MOST_BRANCHES = 8
-"""Most steps in which the number of earlier keys grows from 0 to C, with a branch for each."""
+"""Upper limit on the number of steps in which the number of earlier keys that a stripe reads grows
+from 0 to C. Each step is a compiled branch."""
 
 
 class Draws(NamedTuple):
@@ -76,7 +77,8 @@ def packed_attention(
         chunk: tokens per chunk.
         draws: enables dropout.
         parts: number of shards; with several, each has at least `chunk` tokens.
-        earlier: k, v and mask of the `chunk` tokens before these, to continue a cache (one shard).
+        earlier: k, v and mask of the `chunk` tokens before these, if a cache is continued, which
+            requires `parts` to be 1; else None.
     """
     L = q.shape[1]
     valid = jnp.ones(positions.shape, bool) if mask is None else mask

@@ -52,10 +52,11 @@ def filtered(
     """Filter every document separately, starting from a zero state.
 
     Args:
-        u: input.
+        u: input, 0 where masked.
         positions: index of each token within its document.
         coefficients: coefficients of the filter.
-        h_init: state from which the first document continues, if it started before this call.
+        h_init: state from which the first document continues, if it started before this call; None
+            is zero.
     """
     B, D, L = u.shape
     # A loop over spans, not one pass over the whole row: there XLA would fuse the preceding norm

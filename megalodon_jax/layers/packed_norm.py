@@ -116,7 +116,10 @@ def _begin(positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
 
 
 def _first_valid(valid: Bool[Array, "B L"], positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Return the index of the first valid token of each token's document, else its first token."""
+    """Return the index of the first valid token of each token's document.
+
+    If none is valid, it is the index of the document's first token.
+    """
     L = positions.shape[1]
     index = jnp.arange(L, dtype=jnp.int32)
     begin = _begin(positions)

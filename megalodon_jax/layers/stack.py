@@ -107,14 +107,14 @@ def run_blocks(
     rematerialise: bool,
     positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], tuple[LayerCache, ...]]:
-    """Run `blocks` on `x`; return the last output and the caches after each.
+    """Run `blocks` on `x`; return the last block's output and each block's cache after it.
 
     Args:
         blocks: `MegalodonBlock`s. Stacked ones are one loop, whatever `scan` is.
         x: input of the first block.
         mask: True where a token is valid.
         caches: cache of each block; None for an empty one.
-        return_cache: whether to return caches; otherwise there are none.
+        return_cache: whether to return caches; False returns an empty tuple.
         keys: dropout key of each block, or None.
         scan: whether neighbours with equal sizes, dtypes and backends become one loop. Their
             parameters and caches are then stacked at every call.

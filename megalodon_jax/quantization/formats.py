@@ -35,7 +35,7 @@ _BIAS, _FRACTION, _INFINITY, _NAN_BYTE = 127, 23, 0x7F800000, 255
 
 
 class MX(NamedTuple):
-    """Blocks with a power-of-two scale each (E8M0)."""
+    """Array quantised to an MX format: blocks of values, each with a power-of-two scale (E8M0)."""
 
     values: Float[Array, "... n block"]
     """Values of the element format, stored as float32."""
@@ -51,7 +51,7 @@ class MX(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Blocks with a floating-point scale each, and one scale for the whole tensor."""
+    """Quantised array: blocks of values, each with a floating-point scale, and a tensor scale."""
 
     values: Float[Array, "... n block"]
     """Values of the element format, stored as float32."""
@@ -79,11 +79,21 @@ def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
 def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: int = MX_BLOCK) -> MX:
     """Quantise float32 to an MX format: MXFP8 by default, MXFP4 with `E2M1`.
 
-    The scale is 2^(E - e), where e is the format's largest exponent and E is the exponent of the
-    largest magnitude in the block: unchanged (`floor`), after rounding that magnitude to the
-    format's precision (`even`), or after rounding amax / max up to a power of two (`ceil`, the only
-    mode that never clips). The scale byte is 0 for a block of zeros, 255 for one with a NaN, and
-    254 for one with an infinity.
+    Let amax be the largest magnitude in a block, and max = m 2^e the format's largest value, with m
+    in [1, 2). `mode` selects the block's scale:
+
+    - "floor": 2^(E - e), where E is the exponent of amax;
+    - "even": the same after rounding amax to the format's precision;
+    - "ceil": amax / max, rounded up to a power of two; the only mode that never clips.
+
+    The scale byte is 0 for a block of zeros, 255 for one with a NaN, and 254 for one with an
+    infinity.
+
+    Args:
+        x: values of any shape; blocks run along the last axis.
+        mode: one of `MODES`.
+        dtype: the element format.
+        size: number of values per block.
 
     Raises:
         ValueError: the mode is unknown, or `x` is not float32.

@@ -10,9 +10,9 @@ not depend on backends.
                               both operands of the weight gradient are first rotated by a random
                               Hadamard transform of 16 tokens
     mxfp8-nvfp4               MXFP8 forward, the gradients as in nvfp4
-    nvfp4-nearest             ... without the stochastic rounding
-    nvfp4-unrotated           ... without the rotation
-    nvfp4-nearest-unrotated   ... without either
+    nvfp4-nearest             nvfp4 without the stochastic rounding
+    nvfp4-unrotated           nvfp4 without the rotation
+    nvfp4-nearest-unrotated   nvfp4 without stochastic rounding and rotation
 
 Stochastic rounding needs no external key. The key is derived from the bits of the weight
 (`formats.key_from`), and each element's random number from its position in the whole array. So the
@@ -55,7 +55,7 @@ Operands = tuple[MX, MX] | tuple[Scaled, Scaled]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Number formats and options of the three products of a linear map."""
+    """Number formats of a linear map's forward product and of its two gradients, and options."""
 
     forward: Format
     gradients: Format
@@ -127,7 +127,10 @@ def operands(
 
 
 def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
-    """Return `a @ b.T` for the quantised operands a (rows, k) and b (columns, k), in float32."""
+    """Return `a @ b.T` for the quantised operands a (rows, k) and b (columns, k), in float32.
+
+    `path` is a result of `path_of`.
+    """
     a, b = pair
     if isinstance(a, MX) and isinstance(b, MX):
         if path == "scaled matmul":

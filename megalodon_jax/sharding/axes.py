@@ -64,7 +64,7 @@ def shards(mesh: AnyMesh | None, meaning: str) -> int:
 
 
 def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
-    """Return the placement of an array of this shape on a mesh.
+    """Return the placement on a mesh of an array; `dims` is the meaning of each of its axes.
 
     An axis of the array whose size the mesh does not divide is not cut: a batch of one row is
     replicated on every device. Callers check sizes that must be divisible (`check_divisible`).
@@ -132,7 +132,10 @@ def _names(spec: PartitionSpec) -> list[str]:
 
 
 def check_divisible(mesh: AnyMesh, meaning: str, **sizes: int) -> None:
-    """Check that the parts into which a mesh cuts `meaning` divide sizes, which are given by name.
+    """Check that a mesh divides each of `sizes`, given by name, along `meaning`.
+
+    `meaning` is "batch", "sequence" or "tensor". The divisor is the number of parts into which the
+    mesh cuts it (`shards`).
 
     Raises:
         ValueError: a size is not divisible; the message has it and the number of parts.
@@ -206,7 +209,7 @@ def make_mesh(
             part of every matrix.
         tensor: number of parts of heads, channels, FFN columns and vocabulary.
         sequence: number of parts of the tokens, each of whole chunks.
-        devices: devices to use; by default the first of `jax.devices()`.
+        devices: devices to use; by default the first of `jax.devices()`, as many as needed.
 
     Raises:
         ValueError: a size is not a positive integer, or there are too few devices.

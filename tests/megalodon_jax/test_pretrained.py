@@ -64,7 +64,7 @@ def test_an_id_is_loaded_from_the_cache_by_revision(hub: Path, tmp_path: Path) -
         loaded = load_from_pretrained(tmp_path / f"{name}.safetensors", TINY)
         assert same_leaves(loaded, model_of(TINY, seed=seed))
     assert f"no checkpoint at org/none: {tmp_path / 'org' / 'none'} is not there" in done.stdout
-    assert "the hub's model org/none at revision main cannot be had: " in done.stdout
+    assert "the hub's model org/none at revision main cannot be downloaded: " in done.stdout
 
 
 def test_a_path_that_exists_wins_over_an_id(tmp_path: Path, monkeypatch) -> None:
