@@ -43,7 +43,9 @@ class Adapter:
     """Matrix (out, rank)."""
     alpha: float
     rslora: bool = False
+    """Whether alpha is divided by the square root of the rank instead of the rank."""
     dropout: float = 0.0
+    """Dropout rate of the adapter's inputs in training."""
 
     @property
     def rank(self) -> int:

@@ -30,9 +30,9 @@ def stack_layers(tree: Tree) -> Tree:
 
     Args:
         tree: a model, its gradients, an optimiser state whose leaves have the shapes of their
-            parameters (SGD, Adam), or several of these. Stacking keeps the placement of arrays on a
-            mesh, so shard the model before. A stacked model is returned unchanged. For models made
-            by `vmap`, call this under `vmap`, since their first axis is the one of `vmap`.
+            parameters (SGD, Adam), or several of these. A stacked model is returned unchanged.
+            Stacking keeps the placement of arrays on a mesh, so shard the model before. For models
+            made by `vmap`, call this under `vmap`, since their first axis is that of `vmap`.
 
     Raises:
         ValueError: layers differ in sizes, dtypes or backends, leaves are shapes rather than

@@ -19,6 +19,7 @@ from megalodon_jax.sharding.sequence import Moments, incoming_moments, shards_ba
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6
+"""Smallest running variance, by the root of which features are divided."""
 
 
 class PackedMoments(NamedTuple):

@@ -163,7 +163,7 @@ def deepseek(
         x: values; at least two axes if `rows` is above 1. Blocks lie along the last two axes.
         rows: 1 for activations, 128 for weights.
         power_of_two: round scales up to powers of two, as for hardware with E8M0 scales.
-        dtype: the element format.
+        dtype: the element format; 448 above is the largest value of the default.
 
     Returns:
         The blocks, with the scale repeated for each row of a block. The scale is NaN for a block

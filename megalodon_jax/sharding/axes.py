@@ -91,7 +91,7 @@ def constrained(x: Tree, mesh: AnyMesh, spec: PartitionSpec) -> Tree:
 def on_shards(
     function: Callable[..., Any], mesh: AnyMesh, arguments: tuple[Any, ...], ins: Any, outs: Any
 ) -> Any:
-    """Call a function on the shards of its arguments, with all of our axes manual.
+    """Call a function on the shards of its arguments, with all axes of `AXES` manual.
 
     Args:
         function: takes the shards of `arguments` and returns shards.
