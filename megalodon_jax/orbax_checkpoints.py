@@ -79,7 +79,8 @@ class OrbaxCheckpoints:
         folder: the run's folder, on a disk that all processes see; missing parents are created.
             Leftovers of interrupted saves in it are deleted.
         keep: number of newest steps to keep; None keeps all.
-        every: `save` skips steps that are not a multiple of this number.
+        every: `save` skips steps that are not a multiple of this number, except the first step in a
+            folder without any.
         asynchronous: whether `save` returns as soon as the arrays are copied off the devices.
 
     Raises:
@@ -123,15 +124,16 @@ class OrbaxCheckpoints:
             opt_state: any pytree of arrays, such as optax's; may contain PRNG keys.
             key: PRNG key to continue with.
             position: position of the run in its data, as JSON values.
-            force: save even if `every` would skip the step.
+            force: save even if the step would be skipped.
 
         Returns:
-            Whether the step is saved: False if `every` skips it.
+            Whether the step is saved. False if it is skipped, because it is no multiple of `every`
+            or not newer than the newest saved step.
 
         Raises:
             ValueError: the model's dtypes contradict its configuration, its layers are stacked, a
-                leaf of `opt_state` cannot be stored, `position` is not JSON, or the step already
-                exists.
+                leaf of `opt_state` cannot be stored, `position` is not JSON, or, with `force`, the
+                step already exists.
         """
         ocp = orbax_package()
         if not force and not self._manager.should_save(step):
