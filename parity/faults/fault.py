@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from unittest.mock import patch
 
 import jax
@@ -217,6 +217,7 @@ def rounded(x: Any, bits: int = 7) -> Any:
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
 
 
+@runtime_checkable
 class Named(Protocol):
     """Planted bug of any kind of program."""
 
