@@ -1,4 +1,4 @@
-"""Accounts of failing cases of a night, in one form for every kind of comparison.
+"""Accounts of failing ports: port reports converted to `Explanation`, the form that a night stores.
 
 Source: docs/reports.md "What broke, and where".
 """
@@ -12,7 +12,7 @@ from parity.port.report import Report
 
 def of_port(report: Report) -> Explanation | None:
     """Return the account of a failing port: which stage is wrong although it was fed the original's
-    values. None if the port holds.
+    values, or that there is no such stage. None if the port holds.
     """
     first = first_divergence(report.measurements)
     if first is None:

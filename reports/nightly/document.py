@@ -15,10 +15,13 @@ from reports.store.manifest import CaseInfo, Manifest
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
-    """Return the manifest with the current tolerances and known differences.
+    """Return the manifest with the current tolerance tables and all known differences.
 
-    A merged run builds them again, because each shard holds the values of its own measurements
-    only.
+    A merged run calls this again, because each shard has the values of its own rows only.
+
+    Args:
+        manifest: Manifest of the run.
+        rows: Measurements of the run, from which known differences take their values.
     """
     tolerances = tuple(
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
@@ -42,7 +45,11 @@ def case_info(case: Case) -> CaseInfo:
 
 
 def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
-    """Return every known difference; measured ones with their value and whether they hold."""
+    """Return the fields of every known difference, for run.json.
+
+    "holds" is present only if the difference is among `measurements`, "value" only if its measured
+    value is finite, too.
+    """
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
     for difference in KNOWN_DIFFERENCES:

@@ -1,7 +1,7 @@
 """Expected seconds of the parts of a night, for the estimate of the time left.
 
 The estimate never affects a verdict. It uses the newest night on the same kind of processor, or for
-a first night, which compiles every program, the table below. The pace of finished and late parts
+a first night, which compiles every program, the table `FIRST`. The pace of finished and late parts
 corrects it for other machines (`parity.executors.pace`).
 """
 
@@ -57,9 +57,9 @@ FIRST: Mapping[str, float] = {
 """Seconds of each part of a first night, with an empty compilation cache and two parts at a time on
 two quiet cores of an AMD EPYC (family 25, model 1). Geometric means of two nights: one with
 recordings (507 s), one with megalodon-hf (592 s), in which cases that train take twice as long.
-`stream_documents` and `(port)` come from the second alone, since in the first one did more than in
-this order and the other did not run. `(mesh)` and `(mla-moe)` come from a later night with
-recordings (374 s). Together the parts take 923 s."""
+`stream_documents` and `(port)` come from the second night alone: the first had another order, in
+which `stream_documents` did more work, and did not run `(port)`. `(mesh)` and `(mla-moe)` come from
+a later night with recordings (374 s). Together the parts take 923 s."""
 EARLY = ("plain", "stream_tokens", PROBES_PART)
 """Parts that tell most about a night: one case, one stream, and the probes of norms and EMA
 parameters. They start first, so that the page shows them first."""
@@ -71,11 +71,15 @@ RESERVE = 0.9
 OTHER = 15.0
 """Expected seconds of a part that is not in the table, such as a new case."""
 NEWEST = 5
-"""Newest stored runs that are searched for times of parts."""
+"""Number of newest stored runs that are searched for the seconds of parts."""
 
 
 def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float], bool]:
-    """Return the seconds of each part, and whether this kind of processor measured them."""
+    """Return the expected seconds by part, and whether this kind of processor measured them.
+
+    They come from the newest run in `out` that measured all `names` on this kind of processor. If
+    none of the `NEWEST` runs did, they come from `FIRST`, and are `OTHER` for a part it lacks.
+    """
     here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for folder in sorted(run_folders(out), reverse=True)[:NEWEST]:
         try:
@@ -99,7 +103,7 @@ def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) 
 
     Args:
         names: Parts, in the order of the plan.
-        expected: Seconds of each.
+        expected: Expected seconds of each part, by name.
         workers: Number of parts that run at a time.
     """
     waiting = sorted(names, key=lambda name: EARLY.index(name) if name in EARLY else len(EARLY))
@@ -127,10 +131,10 @@ def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) 
 
 
 def cost(expected: Mapping[str, float], workers: int, known: bool) -> str:
-    """Describe how long a night will take.
+    """Describe in words how long a night will take.
 
     Args:
-        expected: Seconds of each part, in the order in which they start.
+        expected: Expected seconds of each part, in the order in which they start.
         workers: Number of parts that run at a time.
         known: Whether the seconds were measured on this kind of processor.
     """

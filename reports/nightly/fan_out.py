@@ -33,13 +33,13 @@ from reports.store.schema import MANIFEST, StoreError
 UNFINISHED = ".unfinished"
 """Hidden folder beside the runs that holds the parts of unfinished nights."""
 MEMORY = 3 * 2**30
-"""Peak memory of a part, in bytes; the suite over meshes has a second process."""
+"""Peak memory of a part of a night, in bytes; the mesh suite has a second process."""
 SHARE = 1 / 16
-"""Part of a GPU that a part of a night needs. Its arrays are small and its time goes into tracing
-and compiling, so that processors limit how many run at a time."""
+"""Fraction of a GPU that a part of a night needs. Its arrays are small and its time goes into
+tracing and compiling, so processors limit how many parts run at a time."""
 SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""Environment of a process that shares its GPU: the first would otherwise take three quarters of
-the memory."""
+"""Environment variables of a process that shares its GPU: the first process would otherwise reserve
+three quarters of the GPU's memory."""
 
 
 def items_of(options: Options) -> list[Item]:
@@ -49,7 +49,8 @@ def items_of(options: Options) -> list[Item]:
         options: Options of the night, without a shard.
 
     Raises:
-        ValueError: a case is unknown.
+        ValueError: a case is unknown, or needs the live reference where only recordings are
+            available.
         ReferenceUnavailableError: the live reference was requested and cannot run.
     """
     plan = plan_of(options)
@@ -74,7 +75,15 @@ def items_of(options: Options) -> list[Item]:
 
 
 def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure one part of a night on a worker, and leave its run folder in `folder`."""
+    """Measure one part of a night on a worker, and leave its run folder in `folder`.
+
+    Args:
+        folder: Output folder of the worker.
+        options: `Options.to_json` of the part.
+
+    Returns:
+        "lines": the indented lines of the part's report, which the driver repeats.
+    """
     from megalodon_jax import traced_checks
 
     lines: list[str] = []
@@ -91,20 +100,22 @@ def fan_out(
 ) -> Outcome:
     """Run a night on an executor and write its run folder.
 
-    If a driver of the same night was killed, its finished parts are reused.
+    If an earlier driver of the same night was interrupted, its finished parts are reused.
 
     Args:
         options: Options of the night, without a shard.
         executor: Executes the parts; closed at the end.
         report: Receives a line as each part finishes.
-        resume: Whether to reuse finished parts; otherwise they are deleted.
+        resume: Whether to reuse finished parts of an interrupted night; otherwise they are deleted.
 
     Raises:
         ItemError: another driver is running this night.
-        StoreError: nothing was measured, the folder cannot be written, or the code or the
-            checkpoint changed meanwhile.
-        ValueError: a case or fault is unknown, or the checkpoint is inconsistent.
+        StoreError: no part was measured (as with an unknown fault), the folder cannot be written,
+            or the code or the checkpoint changed meanwhile.
+        ValueError: a case is unknown or needs the live reference, or the checkpoint is
+            inconsistent.
         FileNotFoundError: the checkpoint does not exist.
+        ReferenceUnavailableError: the live reference was requested and cannot run.
     """
     start = Start.now([options.checkpoint])
     items = items_of(options)
@@ -178,7 +189,15 @@ def _stored(
     folders: Mapping[str, Path],
     report: Log,
 ) -> Outcome:
-    """Store the run merged from the parts, or finish it if it is already stored."""
+    """Store and judge the run merged from the parts; if a killed driver stored it, only judge it.
+
+    Args:
+        options: Options of the night.
+        items: Its parts.
+        known: Answers, by name of the part.
+        folders: Run folders of the measured parts, by name.
+        report: Receives a line for each part whose workers died.
+    """
     reasons = {
         Shard.parse(
             item.arguments["options"]["shard"]
@@ -215,7 +234,11 @@ def _same_night(one: Manifest, other: Manifest) -> bool:
 
 
 def _environment(manifest: Manifest) -> Environment:
-    """Return the environment of a night; of several hosts it names each processor once."""
+    """Return the environment of a merged night.
+
+    If its parts ran on several hosts, it names each distinct processor and number of threads once,
+    and has no `host`.
+    """
     environment = manifest.environment
     if len({part.fingerprint for part in manifest.parts}) <= 1:
         return environment

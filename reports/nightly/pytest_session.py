@@ -33,7 +33,7 @@ _TO_DO = {
     "says, or name in the port what is not compared (not_compared=)",
 }
 _REASON = 400
-"""Maximal number of characters of the stored reason."""
+"""Maximal number of characters of the stored reason why a session is incomplete."""
 
 
 def measures(item: pytest.Item) -> bool:
@@ -78,7 +78,13 @@ class NoExit:
 
 
 class Planner:
-    """Records which tests a process will run, and which modules it could not collect."""
+    """Records a process's plan: the tests that use `numerics`, and the uncollected modules.
+
+    Attributes:
+        config: pytest's configuration.
+        planned: Node ids of the tests.
+        uncollected: "was not collected" or "skipped itself", by node id of the module.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -92,7 +98,7 @@ class Planner:
             self.uncollected[report.nodeid or "the session"] = how
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Record the tests that measure, after -k, -m and --deselect are applied."""
+        """Record the tests that use `numerics` and remain after -k, -m and --deselect."""
         self.planned |= {item.nodeid for item in session.items if measures(item)}
 
 
@@ -168,7 +174,10 @@ class Collector(Planner):
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Store the run; a session without measurements fails."""
+        """Store and judge the run, and set the exit status.
+
+        A session without measurements is not stored, and never passes.
+        """
         from reports.store.runs import StoreError
         from reports.verdict.decide import ExitCode
 
@@ -197,14 +206,14 @@ class Collector(Planner):
         if verdict and self.judged:
             session.exitstatus = verdict
             if verdict != exitstatus:
-                what = _TO_DO.get(verdict, "the page in the folder above says where it starts")
+                what = _TO_DO.get(verdict, "the page in the folder above says what fails first")
                 self.lines.append(
                     f"exit status {verdict} is the verdict's, not pytest's: {what}; "
                     "--numerics-exit pytest keeps pytest's own status"
                 )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print what was stored."""
+        """Print the numbers, verdict and folder of the stored run, or why nothing was stored."""
         for line in self.lines:
             terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
 
@@ -251,14 +260,18 @@ class Collector(Planner):
         return int(decision.exit_code)
 
     def _selection(self) -> tuple[str, ...]:
-        """Return the selection of the session; never empty, since no session is a whole night."""
+        """Return the session's -m and -k expressions, or ("everything",) without any.
+
+        They become `Manifest.selected`, whose empty value would mean a whole night.
+        """
         marks, words = self.config.getoption("-m"), self.config.getoption("-k")
         return tuple(filter(None, (marks, words and f"-k {words}"))) or ("everything",)
 
     def _of_megalodon(
         self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
     ) -> tuple[Manifest, str]:
-        """Return the manifest of a session that measured Megalodon, and describe its reference."""
+        """Return the manifest of a session that measured Megalodon, with its reference, and words
+        that name what it was compared with."""
         from parity.megalodon.suite import choose_reference
         from reports.nightly.document import with_tables
         from reports.provenance.environment import describe
@@ -273,7 +286,7 @@ class Collector(Planner):
         )
 
     def _suite(self, interrupted: bool) -> SuiteResult:
-        """Return how much of the plan was executed, and why it is incomplete."""
+        """Return how many planned tests were executed, and which were not and why."""
         from reports.store.manifest import SuiteResult
 
         planned = self.planned if self.plan_was_sent else self.planned | self.collected
@@ -316,11 +329,15 @@ def _of_megalodon(row: Measurement) -> bool:
 def distinct(
     records: Iterable[tuple[str, Measurement]], ports: Iterable[tuple[str, dict[str, Any]]]
 ) -> tuple[tuple[Measurement, ...], list[dict[str, Any]]]:
-    """Return all measurements and documents of ports, with unique keys.
+    """Return all measurements and all documents of ports, with unique keys, sorted.
 
     If several tests measure one key, the first by node id keeps the name of its case, and the name
     of the test is appended to the cases of the others. The result does not depend on the order in
     which workers report.
+
+    Args:
+        records: Measurements, each with the node id of its test.
+        ports: Documents of ports (`Manifest.ports`), each with the node id of its test.
     """
     groups: dict[tuple[str, str, int], list[Measurement]] = {}
     turns: dict[tuple[str, Key], int] = {}
@@ -345,7 +362,15 @@ def distinct(
 def _free_name(
     group: tuple[str, str, int], rest: Sequence[tuple[str, str, str]], taken: Collection[Key]
 ) -> str:
-    """Return a name for the case under which no key is taken."""
+    """Return the first name of a case with which none of its measurements has a taken key.
+
+    Candidates are `case`, `case [test]`, `case [test #2]` and so on.
+
+    Args:
+        group: Test, case, and how often the test had measured the case before.
+        rest: Edge, quantity and metric of each measurement of the case.
+        taken: Keys of the measurements that are already named.
+    """
     test, case, _ = group
 
     def names() -> Iterator[str]:

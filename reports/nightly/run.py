@@ -42,7 +42,7 @@ from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
 
 Step = Callable[[int, int, str], None]
-"""Called with the number of finished parts, the total, and the time left in words."""
+"""Called with the number of finished parts, the total, and the time left in words ("" if done)."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Options:
 
     Attributes:
         out: Folder of the runs.
-        cases: Cases of any suite; all suites if empty.
+        cases: Names of the cases to run, of any suite; if empty, all suites run.
         reference: auto, live or recorded.
         checkpoint: Folder of a checkpoint that replaces the committed one.
         fault: Name of a bug to plant.
         shard: Part of the plan to run; all of it if None.
-        device: Class of device, cpu or cuda, that must be measured; "" for any.
+        device: Class of device, cpu or cuda, on which JAX must compute; "" for any.
     """
 
     out: Path
@@ -68,7 +68,7 @@ class Options:
     device: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but `out`, for a worker, which has a separate output folder."""
+        """Return all options except `out`, for a worker, which has a separate output folder."""
         checkpoint = str(self.checkpoint.resolve()) if self.checkpoint else None
         shard = str(self.shard) if self.shard else None
         fields = {name: getattr(self, name) for name in ("reference", "fault", "device")}
@@ -76,7 +76,7 @@ class Options:
 
     @classmethod
     def from_json(cls, out: Path, fields: Mapping[str, Any]) -> Options:
-        """Return the options that `to_json` wrote."""
+        """Return the options that `to_json` returned as `fields`, with the output folder `out`."""
         checkpoint, shard = fields["checkpoint"], fields["shard"]
         given = {
             "cases": tuple(fields["cases"]),
@@ -90,13 +90,14 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
     """Run the selected suites and write the run folder.
 
     Args:
-        options: What to run; a shard runs its part and is stored for merging.
+        options: What to run; a shard runs its part, and is stored without a verdict for merging.
         report: Receives a line as each part finishes.
         step: Receives the number of finished parts, the total, and the time left.
 
     Raises:
-        ValueError: a case or fault is unknown, the checkpoint is inconsistent, or there are more
-            shards than parts.
+        ValueError: a case or fault is unknown, a case needs the live reference where only
+            recordings are available, the checkpoint is inconsistent, or there are more shards than
+            parts.
         FileNotFoundError: the checkpoint does not exist.
         StoreError: the output folder cannot be written, or code or checkpoint changed meanwhile.
         ReferenceUnavailableError: the live reference was requested and cannot run.
@@ -169,7 +170,7 @@ def _with_time_left(
     """Return a function of the number of finished parts that calls `step` with the time left.
 
     Args:
-        step: Called at each part.
+        step: Function to call.
         expected: Seconds of each part, in the order in which they run.
         clock: Returns the current time in seconds.
     """
@@ -211,7 +212,7 @@ def plan_of(options: Options) -> tuple[str, ...]:
 
 
 def _selection(options: Options) -> dict[str, set[str]]:
-    """Return the names selected from each suite other than the triangle's cases."""
+    """Return the selected names that are not cases of the triangle, by part of the plan."""
     return {part: names & set(options.cases) for part, names in elsewhere().items()}
 
 
@@ -254,7 +255,7 @@ def select_cases(options: Options) -> list[Case]:
     """Return the selected cases of the triangle; a given checkpoint replaces the committed one.
 
     Raises:
-        ValueError: a name is neither one of these cases nor one of another suite (`elsewhere`).
+        ValueError: a name is neither a case of the triangle nor of another suite (`elsewhere`).
     """
     others = {name for names in elsewhere().values() for name in names}
     own_names = [name for name in options.cases if name not in others]
@@ -274,6 +275,9 @@ def select_cases(options: Options) -> list[Case]:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint:
-    """Return the given checkpoint or the committed one, with its own held-out text if any."""
+    """Return the checkpoint in `folder`, or the committed one for None, with its held-out text.
+
+    A folder without held-out text gets that of the committed checkpoint.
+    """
     folder = folder or BYTE_LM
     return Checkpoint(folder, heldout_text(folder))

@@ -1,4 +1,4 @@
-"""A nightly split over several machines: the part of each shard, and merging all of them.
+"""A nightly split over several machines: the part of each shard, and merging all shards.
 
 Source: docs/reports.md "Store".
 """
@@ -29,19 +29,19 @@ SUITE_OF = {
     PROBES_PART: "stability",
     CONTROLS_PART: "controls",
 }
-"""Suite of each of these parts; cases belong to the suite `parity`."""
+"""Suite of each part other than cases; cases belong to the suite `parity`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `index` of `count`, counted from 1."""
+    """One of `count` parts of a split nightly; `index` counts from 1."""
 
     index: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Parse `k/n`; raises ValueError if the text is malformed."""
+        """Parse `index/count`, such as 1/3; raises ValueError if the text is malformed."""
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise ValueError(f"expected K/N such as 1/3, received {text!r}")
@@ -51,7 +51,9 @@ class Shard:
         return shard
 
     def part_of(self, plan: Sequence[str]) -> tuple[str, ...]:
-        """Return every `count`-th part of a plan from `index` on: neighbours cost about the same.
+        """Return the parts of `plan` that this shard runs: every `count`-th one from `index` on.
+
+        Neighbours in a plan take about the same time, so shards do, too.
 
         Raises:
             ValueError: there are more shards than parts.
@@ -68,10 +70,10 @@ class Shard:
 
 
 def find_shards(places: Iterable[Path]) -> list[Path]:
-    """Return the run folders at or anywhere below each of `places`.
+    """Return the run folders at or anywhere below `places`, without hidden ones, each once.
 
     Raises:
-        StoreError: one of the places has none.
+        StoreError: there is no run folder at or below one of the places.
     """
     folders: list[Path] = []
     for place in places:
@@ -94,15 +96,16 @@ def merge_shards(
 
     Args:
         folders: One folder per shard, in any order.
-        partial: Accept missing shards; their plan counts as not run.
-        mixed: Accept several machines of one class of device. The run names all of them, so none of
-            its values is expected to repeat elsewhere.
-        reasons: Why shards are missing, by index; these are accepted as with `partial`.
+        partial: Accept missing shards; their parts count as not run.
+        mixed: Accept shards of several machines with one class of device (cpu or cuda). The merged
+            run names all machines, so its values need not repeat on any single one.
+        reasons: Why shards are missing, by index. If every missing shard has a reason, they are
+            accepted even without `partial`.
 
     Raises:
-        StoreError: a folder holds no shard; two hold the same shard or measurement; a shard is
-            missing; or they differ in code, checkpoint, environment or plan. The message names
-            them.
+        StoreError: a folder holds no shard; two folders hold the same shard or measurement; a shard
+            is missing and not accepted; or shards differ in code, checkpoint, environment or plan.
+            The message names the shards.
     """
     shards = sorted((_shard(folder) for folder in folders), key=lambda pair: pair[0].index)
     for other in shards[1:]:
@@ -162,9 +165,10 @@ def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: boo
 
 
 def _environment(runs: Sequence[Run]) -> Environment:
-    """Return the common environment of `runs`, or with several machines one that lists the device
-    and threads of every shard in order, so that another distribution of the work is a different
-    one.
+    """Return the environment of a run merged from `runs`, in the order of the shards.
+
+    It is that of the first shard if all machines are equal. Otherwise it lists device and threads
+    of every shard in order, so that another distribution of the work is another environment.
     """
     all_of = [run.manifest.environment for run in runs]
     if all(environment.machine == all_of[0].machine for environment in all_of):

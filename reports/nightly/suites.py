@@ -1,7 +1,7 @@
-"""The suites of a night: what each measures, and how much of its plan it executed.
+"""The suites of a night: functions that measure one suite each, and its result `SuiteRun`.
 
-A suite that raises an error stores it as its reason and counts as incomplete, never as passed:
-docs/verdicts.md "Word and exit code".
+A suite that raises an error stores the error as its reason and counts as incomplete, never as
+passed: docs/verdicts.md "Word and exit code".
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from stability.products.accuracy import gates as product_gates
 from stability.products.accuracy import measure as measure_products
 
 AS_A_PORT = {"port/plain": "plain"}
-"""Cases that are also compared as a user's port would be, by the names of those measurements. One
-is enough: the pairing of stages without names works the same way in all of them."""
+"""Cases of Megalodon that are also compared as a user's port would be, by the title of that port.
+One is enough: pairing stages without names works in the same way for all cases."""
 EXPLAINED = 12
 """Maximal number of failing cases that are explained, 3 to 50 seconds each: a bug that breaks more
 cases also breaks the first ones."""
@@ -74,10 +74,10 @@ class SuiteRun:
     planned: int
     executed: int = 0
     reason: str = ""
-    """Why it is incomplete."""
+    """Why the suite is incomplete; empty if nothing went wrong."""
     seconds: float = 0.0
     times: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Seconds of each comparison by case and edge, if they run sequentially; for probes by name and
+    """Seconds by case and edge, for comparisons that are timed one by one; for probes, by name and
     an empty edge."""
     contract: list[Gate] = field(default_factory=list)
     """Gates that must be measured, determined before the measurement."""
@@ -96,9 +96,9 @@ class SuiteRun:
         return SuiteResult(self.name, self.planned, self.executed, self.reason, status)
 
     def timed(self, rows: Iterator[Measurement]) -> Iterator[Measurement]:
-        """Yield rows, and add the time for each to the seconds of its comparison.
+        """Yield `rows`, and add the time that computing each row takes to `times`.
 
-        A program shared by several comparisons counts for the first.
+        The time of a program that several comparisons share counts for the first of them.
         """
         while True:
             start = time.perf_counter()
@@ -117,7 +117,7 @@ class SuiteRun:
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Time the body; an error in it becomes the suite's reason.
+    """Context that times its body; an error in the body becomes the suite's reason, after `what`.
 
     That includes bugs of this project, such as a KeyError: other suites continue, and the night is
     INCOMPLETE.
@@ -139,8 +139,14 @@ def run_parity(
 ) -> SuiteRun:
     """Run the triangle twice for each case; an error in one case does not stop the others.
 
-    The second run reuses compiled programs and takes a tenth of the first. It shows which values
-    of the two compared programs repeat; the oracle runs only once.
+    The second run reuses compiled programs and takes a tenth of the first one's time. It shows
+    which values of JAX and the reference repeat; the oracle runs only once.
+
+    Args:
+        cases: Cases to compare.
+        reference: Reference to compare with.
+        report: Receives a line for each case.
+        step: Receives the number of finished cases before each case.
     """
     suite = SuiteRun("parity", planned=len(cases))
     suite.contract = [gate for case in cases for gate in megalodon_contract.gates(case, reference)]
@@ -193,7 +199,7 @@ def _summary(rows: Sequence[Measurement]) -> str:
 def run_known_differences(
     reference: Reference, report: Log, only: Collection[str] = ()
 ) -> SuiteRun:
-    """Measure every known difference, or only those selected by id."""
+    """Measure every known difference, or only those whose ids are in `only`."""
     planned = len(only or KNOWN_DIFFERENCES)
     suite = SuiteRun(SUITE_OF[KNOWN_DIFFERENCES_PART], planned)
     suite.contract = [
@@ -214,7 +220,7 @@ def run_known_differences(
 
 
 def run_products(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
-    """Compare every GEMM backend, or only the selected ones, with float64 products."""
+    """Compare every GEMM backend, or only those named in `only`, with float64 products."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
     with _breakdowns_named(suite):
@@ -228,8 +234,10 @@ def run_products(_: Reference, report: Log, only: Collection[str] = ()) -> Suite
 
 
 def run_mla_moe(reference: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
-    """Compare the second architecture with Transformers, in all cases or the selected ones. The
-    reference runs live if megalodon-hf does and Transformers can.
+    """Compare the second architecture with Transformers, in all cases or those named in `only`.
+
+    Transformers runs live if it can and if the night's `reference` is live; else its recorded
+    results are used.
     """
     cases = [case for case in mla_moe.CASES if not only or case.title in only]
     suite = SuiteRun(SUITE_OF[MLA_MOE_PART], planned=len(cases))
@@ -257,9 +265,10 @@ def run_mla_moe(reference: Reference, report: Log, only: Collection[str] = ()) -
 
 
 def run_port(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
-    """Compare Megalodon with megalodon-hf as a user's port, derivatives included: no stage is
-    named, and each bound comes from a noise floor measured in the same run. Needs the live
-    reference.
+    """Compare Megalodon with megalodon-hf as a user's port, derivatives included.
+
+    Stages are paired without names, and each tolerance comes from a noise floor measured in the
+    same run. Needs the live reference. `only` selects titles of `AS_A_PORT`; empty selects all.
     """
     from parity.megalodon.port import port  # needs torch
 
@@ -281,12 +290,15 @@ def run_port(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
 
 
 def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
-    """Compare training on one device with meshes of eight, for all or the selected subjects."""
+    """Compare training on one device with training on meshes of eight devices.
+
+    `only` selects subjects, or cases (one mesh of a subject); empty selects all.
+    """
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
         suite.measurements, responses = meshes.measure(only)
-        # In float64 nothing of it moves a level: that is below the floor on every machine.
+        # Only for float32: rounding in float64 is below the floor of every level on any machine.
         suite.responses.update(
             {(case, "rel_l2", str(MeshEdge.MESH32_ONE32)): of for case, of in responses.items()}
         )
@@ -302,13 +314,13 @@ MEASURED: dict[str, Callable[[Reference, Log, Collection[str]], SuiteRun]] = {
     PORT_PART: run_port,
     MESH_PART: run_mesh,
 }
-"""Suites other than cases, probes and controls, by their part of a plan (`shards`)."""
+"""Functions that run the suites other than cases, probes and controls, by part of a plan."""
 LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
 """Parts that need the live reference; a recorded night has none of them."""
 
 
 def elsewhere() -> dict[str, set[str]]:
-    """Return the names that can be selected besides cases of the triangle, by part of the plan."""
+    """Return the selectable names that are not cases of the triangle, by part of the plan."""
     return {
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
@@ -321,7 +333,7 @@ def elsewhere() -> dict[str, set[str]]:
 def run_stability(
     checkpoint: stability.Checkpoint, model: MegalodonForCausalLM, report: Log
 ) -> SuiteRun:
-    """Run the probes on the checkpoint; an error in one does not stop the others."""
+    """Run the probes on a checkpoint; an error in one probe does not stop the others."""
     suite = SuiteRun(SUITE_OF[PROBES_PART], planned=len(stability.PROBES))
     report(f"probing {checkpoint.folder.name}: {', '.join(stability.PROBES)}")
     start = time.perf_counter()
@@ -350,7 +362,12 @@ def run_controls(reference: Reference, report: Log) -> SuiteRun:
 
 
 def mark_repeats(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
-    """Return `rows`, marked with whether a repetition of the same work gave the same bits."""
+    """Return `rows` with `deterministic` set: whether a repetition of the work gave the same value.
+
+    Args:
+        rows: Measurements.
+        again: Measurements of the repetition; a row that they lack counts as not repeated.
+    """
     values = {m.key: m.value for m in again}
 
     def repeats(m: Measurement) -> bool:

@@ -1,4 +1,4 @@
-"""The page of a night that is still running: `tonight.html` beside the runs, renewed meanwhile.
+"""The page of a night that is still running: `tonight.html` beside the runs, redrawn meanwhile.
 
 It shows how many parts are measured and whether all gates so far hold. It shows no verdict, which
 exists once everything is measured. Source: docs/reports.md "While a night runs".
@@ -27,12 +27,12 @@ EVERY = 15.0
 SHARE = 0.03
 """Largest share of the time of one processor that drawing takes: the night needs the processors."""
 LATEST = 90.0
-"""Most seconds between two drawings, if parts are measured meanwhile."""
+"""Most seconds between two drawings, if parts are measured in between."""
 WAITING = "not measured yet"
 
 
 class Tonight:
-    """Draws the page of a running night; a context that tells on the page how the night ended.
+    """Draws the page of a running night. As a context, it writes to the page how the night ended.
 
     An error while drawing is reported once and stops the drawing, not the night; the page says so.
     """
@@ -46,14 +46,14 @@ class Tonight:
         # Of the processor: on a busy machine a drawing takes several times as long by the clock.
         cost: Callable[[], float] = time.thread_time,
     ):
-        """Draw below `out`.
+        """Prepare the page; entering the context writes it.
 
         Args:
             out: folder of the runs.
             parts: number of parts of the night.
-            report: receives the path of the page when it is first there, and an error.
+            report: receives the path of the page once it shows results, and an error of drawing.
             clock: returns the current time in seconds.
-            cost: returns the seconds of processor that drawing has taken so far.
+            cost: returns the processor seconds that this thread has used so far.
         """
         self.page = out / TONIGHT
         self.parts = parts
@@ -70,7 +70,10 @@ class Tonight:
         return self
 
     def add(self, folder: Path) -> None:
-        """Add the run folder of a part that is measured, and draw the page if it is time."""
+        """Add the run folder of a measured part, and draw the page if it is due.
+
+        It is due after a pause since the last drawing, and at once when the first gate fails.
+        """
         self._folders.append(folder)
         # The page says whether all gates hold, so the first that does not is drawn at once.
         turned = not self._red and not _holds(folder)
@@ -82,7 +85,7 @@ class Tonight:
         self._next = self._clock() + min(max(EVERY, (self._cost() - start) / SHARE), LATEST)
 
     def done(self, page: Path) -> None:
-        """Let the page lead to the page of the finished night."""
+        """Redirect to `page`, that of the finished night, when the context ends."""
         self._finished = page
 
     def __exit__(
@@ -114,7 +117,7 @@ class Tonight:
                 self._write(lambda: notice(text, 60))
         if not self._told and not self._broken:
             self._told = True
-            self._report(f"first page: {self.page.resolve()}; it completes itself")
+            self._report(f"first page: {self.page.resolve()}; it is updated until the night ends")
 
     def _text(self, state: str) -> str:
         # Reasons make shards acceptable that are missing; theirs is the same for all.

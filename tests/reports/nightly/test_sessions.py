@@ -287,7 +287,7 @@ def test_the_exit_status_is_the_verdict_s_unless_it_is_0(
     assert session.exitstatus == (verdict if verdict and judged else exits)
     todo = {3: "run the tests", 4: "nothing is wrong with the command"}
     told = f"exit status {int(verdict)} is the verdict's, not pytest's: "
-    told += todo.get(int(verdict), "the page in the folder above says where it starts")
+    told += todo.get(int(verdict), "the page in the folder above says what fails first")
     assert len(made.lines) == bool(verdict and judged and verdict != exits)
     assert all(line.startswith(told) for line in made.lines)
 

@@ -59,7 +59,7 @@ def test_the_page_says_how_far_the_night_is_and_no_verdict(
     html = page.read_text(encoding="utf-8")
     target = f"{outcome.folder.name}/report.html"
     assert f'content="0; url={target}"' in html and (tmp_path / target).is_file()
-    assert lines == [f"first page: {page.resolve()}; it completes itself"]
+    assert lines == [f"first page: {page.resolve()}; it is updated until the night ends"]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,7 @@ def test_a_page_that_cannot_be_written_at_the_end_ends_no_night(tmp_path: Path) 
 def test_a_night_leads_from_its_first_page_to_its_last(options: Options) -> None:
     lines: list[str] = []
     outcome = fan_out(replace(options, checkpoint=None), Inline(), lines.append)
-    assert f"first page: {(options.out / TONIGHT).resolve()}; it completes itself" in lines
+    page = (options.out / TONIGHT).resolve()
+    assert f"first page: {page}; it is updated until the night ends" in lines
     html = (options.out / TONIGHT).read_text(encoding="utf-8")
     assert f"url={outcome.folder.name}/report.html" in html
