@@ -25,7 +25,9 @@ class Start:
     inputs: Mapping[str, str]
     """Digests of the other files and folders that the night reads, by path as given."""
     commit: str | None
+    """Git commit of this project; None outside a checkout."""
     dirty: bool
+    """Whether that checkout has uncommitted changes."""
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @classmethod
@@ -67,7 +69,7 @@ class Start:
         """Raise an error if the code or an input changed since the start.
 
         Args:
-            now: Check immediately; otherwise at most once a second.
+            now: Check code and inputs immediately; otherwise only the code, at most once a second.
 
         Raises:
             StoreError: something changed; the message names it and says what to do.
@@ -87,7 +89,7 @@ class Start:
 def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
     """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
 
-    Files in `aside`, such as runs that git does not ignore, do not make a checkout dirty.
+    `dirty` means uncommitted changes, other than files in `aside`: runs that git does not ignore.
     """
 
     def git(*arguments: str) -> str:

@@ -45,9 +45,11 @@ def new_manifest(
     Args:
         started: Start of the measurement, UTC.
         kind: Kind of the run.
-        code: A folder of the measured code; by default this project's, for a port the user's.
+        code: A folder in the git checkout of the measured code; by default this project's, for a
+            port the user's.
         aside: Folder of runs, whose files do not count as changes of the code.
-        start: State when the measurement began; None for the current state.
+        start: State when the measurement began, which replaces `code` and `aside`; None for the
+            current state.
     """
     commit, dirty = (start.commit, start.dirty) if start else git_state(code, aside)
     kind_of_device, device = device_kind(), jax.devices()[0]

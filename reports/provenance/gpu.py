@@ -14,6 +14,7 @@ _QUERY = ["nvidia-smi", "--query-gpu=memory.total,driver_version", "--format=csv
 _LIBRARIES = ("jax-cuda", "nvidia-")
 """Prefixes of packages that contain kernels or choose them."""
 DETERMINISTIC = "--xla_gpu_deterministic_ops"
+"""XLA's flag for the choice of the same kernels in every process."""
 
 
 def gpu(device: Any) -> dict[str, str]:
@@ -41,8 +42,8 @@ def repeatable() -> None:
 
     Otherwise XLA times several kernels for each product and takes the quickest, which differs from
     one process to the next (measured: docs/many-machines.md "On a GPU"), and so do the last bits.
-    If the user has set the flag, its value is kept. Without a GPU nothing is set, since flags are
-    part of the fingerprint of a machine.
+    If `XLA_FLAGS` already has the flag `DETERMINISTIC`, its value is kept. Without a GPU nothing is
+    set, since flags are part of the fingerprint of a machine.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "")
     usable = accelerators() and any(name.startswith("jax-cuda") for name in libraries())
@@ -51,13 +52,13 @@ def repeatable() -> None:
 
 
 def repeatable_flags() -> str:
-    """Return XLA_FLAGS with the flag for equal kernels, unless it has a value for it."""
+    """Return the variable XLA_FLAGS with the flag `DETERMINISTIC` added, unless it has the flag."""
     flags = os.environ.get("XLA_FLAGS", "")
     return flags if DETERMINISTIC in flags else f"{flags} {DETERMINISTIC}=true".strip()
 
 
 def _listed() -> tuple[str, str]:
-    """Return memory and driver from `nvidia-smi`; "" if it is missing or the GPUs differ."""
+    """Return memory and driver from `nvidia-smi`; "" for both if it fails or the GPUs differ."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -19,11 +19,11 @@ __all__ = [
     "settings", "threads",
 ]  # fmt: skip
 GPU_FIELDS = ("compute capability", "memory", "driver", "CUDA")
-"""Fields that distinguish GPUs of one name, besides their host."""
+"""Fields of `Environment.host` that distinguish GPUs with the same name."""
 
 
 def settings(environment: Environment) -> dict[str, str]:
-    """Return all parts of a fingerprint by name, as text, including the reference."""
+    """Return everything that enters a fingerprint as text, by name; `UNKNOWN` if not known."""
     device, reference = environment.device, environment.reference
     parts: dict[str, object] = {"device": device.kind, "processor": device.name}
     parts |= {f"processor {n}": environment.host.get(n, UNKNOWN) for n in FIELDS}
@@ -57,11 +57,11 @@ def fingerprint(environment: Environment, *, versions: bool = True) -> str | Non
 
 
 def differences(now: Environment, then: Environment) -> tuple[str, ...]:
-    """Describe how the settings of a run differ from another's, such as "threads 2 → 1".
+    """Describe how the settings of a run differ from an earlier one's, such as "threads 2 → 1".
 
-    The processor comes first, in one line; a setting that only one run has reads "none". If one run
-    has no reference, such as a session of tests that measured nothing of Megalodon, the reference
-    of the other one acts on nothing that both measured, and is left out.
+    Each line has the earlier value first; "none" stands for a setting that the run lacks. The
+    processor comes first, in one line. References are left out if one of the runs has none, as a
+    session of tests that measured nothing of Megalodon: no value of both runs depends on them.
     """
     ours, theirs = settings(now), settings(then)
     names = [n for n in dict.fromkeys((*theirs, *ours)) if ours.get(n) != theirs.get(n)]
@@ -75,7 +75,10 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
 
 
 def processor(environment: Environment) -> str:
-    """Name the processor of a run with family, model and stepping, or its GPU with its identity."""
+    """Name the processor of a run with family, model, stepping and instructions, or its GPU.
+
+    A GPU is named with its `GPU_FIELDS`. Unknown fields are left out.
+    """
     name, here = environment.device.name or UNKNOWN, environment.host
     fields = GPU_FIELDS if environment.device.kind == "cuda" else FIELDS[1:]
     parts = [f"{n} {here[n]}" for n in fields if here.get(n, UNKNOWN) != UNKNOWN]

@@ -11,7 +11,7 @@ from pathlib import Path
 from reports.store.schema import StoreError
 
 ADDRESS = ".shared"
-"""File in a copy that holds the address of its storage."""
+"""File in a local copy that holds the address of the copied storage."""
 _LONGEST = 4096
 _PROTOCOLS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "file", "local", "memory")
 _LOCAL = ("file", "local")
@@ -75,8 +75,7 @@ def copy_of(address: str) -> Path:
 def address_of(root: Path) -> str:
     """Return the address of the storage that `root` is a copy of, or `root` itself.
 
-    A folder with a damaged address file does not count as a copy; `open_copy` writes the file
-    again.
+    A folder with a damaged address file does not count as a copy; `open_copy` repairs the file.
     """
     file = root / ADDRESS
     # Opening a named pipe would block until a writer comes.

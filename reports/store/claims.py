@@ -30,7 +30,7 @@ COLLISION = 0.05
 
 
 def claim(objects: Objects, name: str) -> str | None:
-    """Return the token of a new claim, or None if the name is taken."""
+    """Claim a name and return the claim's token; None if another writer has it or claims it now."""
     folder, token = f"{CLAIMS}/{name}", uuid.uuid4().hex
     # Runs of earlier versions have no claim, so look for their objects.
     if objects.inside(name) or not objects.create(f"{folder}/{WRITER}", token.encode()):

@@ -17,7 +17,7 @@ from reports.store.run import check_keys, repeated_keys, rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
-"""Columns that identify a gate, and (`identity`) the work behind its value."""
+"""Columns that name a gate, and `identity`, a hash of the work behind its value."""
 _COLUMNS = (*KEY, "value", "tolerance", "verdict", "deterministic")
 """Columns of `measurements.parquet` that name a gate and decide whether it passes."""
 _WORDS = tuple(verdict.value for verdict in Verdict)
@@ -30,7 +30,12 @@ _PASS, _FAIL, _INFO, _NOT_COMPARABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of checking a folder; the fields match those of `reports.store.index.Line`."""
+    """Result of checking a folder; other fields are those of `reports.store.index.Line`.
+
+    Attributes:
+        rows: gates with recomputed verdicts and shares of tolerance; None without measurements.
+        path: path of the folder; None if it could not be read.
+    """
 
     name: str
     why: str = ""
@@ -39,23 +44,24 @@ class Examined:
     broken: int = 0
     work: str = ""
     rows: pa.Table | None = None
-    """Gates with recomputed verdicts and shares of tolerance; None without measurements."""
     path: Path | None = None
-    """Path of the folder; None if it could not be read."""
 
 
 BATCH = 2**18
-"""Most rows judged in one call: with one call per small run, call overhead would dominate."""
+"""Most rows whose verdicts are recomputed in one call, unless a single run has more. With one call
+per small run, call overhead would dominate."""
 BATCH_BYTES = 2**28
-"""Most bytes of rows judged in one call, unless a single run has more."""
+"""Most bytes of these rows, unless a single run has more."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
-    """Read a folder and check every file of the run against its checksum.
+    """Read a folder, check every file of the run against its checksum, and count its gates.
+
+    If the folder is not a readable run, `why` of the result has the reason; no error is raised.
 
     Args:
         folder: A folder that may be a run.
-        only: Check only the files that a run of its kind must have.
+        only: Check only the files that a run of its kind must have, such as measurements.parquet.
     """
     [found] = examine_all([folder], only)
     return found

@@ -20,7 +20,7 @@ from reports.store.schema import StoreError
 T = TypeVar("T")
 INDICES = pa.list_(pa.int64())
 WORST = pa.struct([("index", INDICES), ("actual", pa.float64()), ("expected", pa.float64())])
-"""One differing element (`parity.engine.measure.deviation.Worst`)."""
+"""Arrow type of one differing element (`parity.engine.measure.deviation.Worst`)."""
 
 
 def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:
@@ -55,7 +55,8 @@ def read_rows(
         added: Default values of the columns that files of earlier versions lack.
 
     Raises:
-        StoreError: the file is damaged or missing, or was not written by this tool.
+        StoreError: the file is damaged, is missing although `checksums` has it, or was not written
+            by this tool.
     """
     # A dangling link is damage, not a missing file; `exists` would not see it.
     if not os.path.lexists(path) and path.name not in (checksums or {}):

@@ -1,7 +1,7 @@
 """Combined files with the gates of many runs, so that a history opens few files.
 
 A file is named after its checksum and never changed; the index says which file has the gates of
-which run. All of it is derived from the run folders. Source: docs/reports.md "Store".
+which run. Combined files are derived from the run folders. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from reports.store.schema import StoreError
 FOLDER = ".values"
 """Hidden folder beside the runs that holds the combined files."""
 RUNS, FEW = 64, 16
-"""A file of fewer than RUNS runs is small; more than FEW small files are merged."""
+"""A combined file of fewer than RUNS runs is small; more than FEW small files are merged."""
 BYTES = 2**30
+"""Largest combined file, in bytes, that is read."""
 LEFT_OVER = 3600
 """Age in seconds from which a file that the index does not name is deleted; a newer one may belong
 to another process that is about to write its index."""
@@ -39,6 +40,7 @@ class Gathered:
     verified: dict[str, str]
     """Inode, size and times of each file when its checksum was last verified, by name."""
     checked: dict[str, bool] = field(default_factory=dict)
+    """Whether each file that this object has checked matches its checksum, by name."""
 
     def holds(self, name: str) -> bool:
         """Return whether the file `name` exists and matches its checksum; True for "" (no file)."""
@@ -91,13 +93,13 @@ class Gathered:
         return name if self.holds(name) else ""
 
     def merge(self, members: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Merge small files into one, if there are too many.
+        """Merge small files into one, if there are more than `FEW`.
 
         Args:
             members: names of the runs in each file.
 
         Returns:
-            the new file of each run whose file was merged; empty if nothing was merged.
+            name of the new file, by run whose file was merged; empty if nothing was merged.
         """
         small = [name for name, runs in members.items() if len(runs) < RUNS]
         if len(small) <= FEW:
@@ -112,10 +114,10 @@ class Gathered:
 
 
 def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
-    """Write the gates of these runs to one file and return its name.
+    """Write the gates of the runs `found` to one combined file and return its name.
 
     The name is "" if the runs have no rows, their strings exceed 2 GiB, or the folder is not
-    writable; the runs are then read one by one.
+    writable; queries then read the runs one by one.
     """
     found = [one for one in found if one.rows is not None]
     if not found:
@@ -143,7 +145,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def forget(gathered: Gathered, used: Iterable[str]) -> None:
-    """Delete the combined files that are not among `used` and older than `LEFT_OVER`."""
+    """Delete the combined files that are not among the names `used` and older than `LEFT_OVER`."""
     names = set(used)
     with suppress(OSError):
         for path in (gathered.root / FOLDER).glob("*.parquet"):

@@ -52,12 +52,13 @@ class Line:
     Attributes:
         name: name of the folder.
         signature: `signature_of` the folder; "" for a run that is not on this machine.
-        why: why it is not a readable run; "" if it is one.
-        manifest: manifest without fields that no list needs; None if it is not readable.
-        gates: measurements that have a tolerance or could not be compared; 0 for a bench.
-        broken: gates that do not pass, recomputed from their numbers.
+        why: why the folder is not a readable run; "" if it is one.
+        manifest: manifest without fields that no list needs; None if the run is not readable.
+        gates: number of measurements that have a tolerance or could not be compared; 0 for a bench.
+        broken: number of gates that do not pass, recomputed from their values and tolerances.
         work: hash of the gates and their identities, without values.
-        gathered: name of the combined file that has its gates; "" if there is none.
+        gathered: name of the combined file (`reports.store.gathered`) that has the run's gates; ""
+            if there is none.
     """
 
     name: str
@@ -71,7 +72,8 @@ class Line:
 
 
 _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
-"""Last index that this process has read, by folder: inode, size and times of the file, content."""
+"""Last index that this process has read, by folder of runs: inode, size and times of its file; its
+lines by folder name; `Gathered.verified`."""
 
 
 def read_index(
@@ -84,8 +86,8 @@ def read_index(
     Args:
         root: folder of runs.
         folders: folders in it that may be runs.
-        keep: write new lines to the index, if one may write there.
-        more: lines of folders that the index may not know, which `learn` returned. Like those of
+        keep: whether to write new lines to the index, if the folder is writable.
+        more: lines that `learn` returned for folders that the index may not know. Like those of
             the index, they count only while the files of their run are unchanged.
     """
     known, verified = _load(root)
@@ -124,9 +126,9 @@ def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) ->
     """Read folders, check every file of their runs, and return an index line for each.
 
     Args:
-        gathered: the combined files, to which the gates of the runs are written if `keep`.
+        gathered: the combined files.
         folders: folders that may be runs, each with its `signature_of` from before it is read.
-        keep: whether to write the gates.
+        keep: whether to write the gates of the runs to a combined file.
     """
     paths = list(folders)
     lines: list[Line] = []
@@ -178,7 +180,10 @@ def slim(manifest: Manifest) -> Manifest:
 
 
 def signature_of(folder: Path) -> str:
-    """Return a hash of names, sizes, times and inodes, which changes with any file of a folder."""
+    """Return a hash of names, sizes, times and inodes, which changes with any file of a folder.
+
+    A folder that cannot be listed has the signature "unreadable: <number of the error>".
+    """
     parts = []
     try:
         with os.scandir(folder) as entries:
@@ -202,7 +207,13 @@ def read_lines(path: Path) -> list[Line]:
 def write_lines(
     path: Path, lines: Sequence[Line], verified: Mapping[str, str] | None = None
 ) -> None:
-    """Write an index; do nothing if the folder is not writable."""
+    """Write an index; do nothing if the folder is not writable.
+
+    Args:
+        path: path of the index.
+        lines: its lines.
+        verified: `Gathered.verified`, which is stored with them.
+    """
     texts: dict[str, int] = {}
 
     def place(value: object) -> int:
@@ -272,7 +283,10 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
 
 
 def _load(root: Path) -> tuple[dict[str, Line], dict[str, str]]:
-    """Return the content of the index, cached in this process."""
+    """Return the lines of the index by folder name, and its `Gathered.verified`.
+
+    Both are empty if there is no valid index. They are cached in this process.
+    """
     path = root / INDEX
     try:
         status = path.stat()

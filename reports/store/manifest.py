@@ -26,8 +26,8 @@ from reports.store.schema import (
 from reports.store.seal import check_seal, is_sealed
 
 AHEAD = 0.05
-"""Hours (3 minutes) by which a run may be dated ahead of the clock: clocks of machines differ by
-seconds, and a run from the future hides those after it until then."""
+"""Hours (3 minutes) by which a run may be dated ahead of the clock. Clocks of machines differ by
+seconds; a run dated further ahead would count as the newest until its date."""
 CHECKED = 5
 """First schema whose run.json has checksums of the other files."""
 
@@ -50,7 +50,8 @@ class ReferenceInfo:
     """The reference implementation of a run: its kind and commit, and the versions it ran with."""
 
     kind: str | None = None
-    """live, recorded or absent; of ports the kinds of their originals, such as torch."""
+    """live, recorded or absent; of ports the kinds of their originals, such as torch. None if the
+    run has no reference."""
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     capability: str | None = None
@@ -81,7 +82,11 @@ class Environment:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Read an environment from a document with its fields; missing ones are unknown."""
+        """Read an environment from a document with its fields; missing fields are unknown.
+
+        Raises:
+            StoreError: a field has a wrong type.
+        """
         parts = _fields_of(cls, document)
         parts["device"] = Device(**_fields_of(Device, parts.get("device")))
         parts["reference"] = ReferenceInfo(**_fields_of(ReferenceInfo, parts.get("reference")))
@@ -148,7 +153,7 @@ class PartInfo:
     threads: int | str | None = None
     seconds: float = 0.0
     attempts: int = 1
-    """Number of workers that tried it; all but the last died."""
+    """Number of workers that started the part; all but the last died."""
     cases: tuple[str, ...] = ()
     """Cases that the part measured."""
 
@@ -174,6 +179,7 @@ class Manifest:
     """Start of the run, ISO 8601 in UTC."""
     kind: RunKind = RunKind.NIGHTLY
     commit: str | None = None
+    """Git commit of the measured code; None outside a checkout."""
     dirty: bool = False
     """Whether the source tree had uncommitted changes."""
     code: str | None = None
@@ -182,10 +188,11 @@ class Manifest:
     durations: Mapping[str, float] = field(default_factory=dict)
     """Duration of each suite in seconds, by name."""
     times: tuple[Time, ...] = ()
-    """Comparisons and probes that were timed individually; others share work and have no entry."""
+    """Seconds of the comparisons and probes that were timed individually; others share work."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
+    """Checkpoint of a night's probes; None for other kinds of run."""
     selected: tuple[str, ...] = ()
     """Names of the selected cases; empty if all were run."""
     fault: str | None = None
@@ -216,7 +223,7 @@ class Manifest:
     """Verdict when the run was stored, for lists; `gate` judges it again. From schema 5 on it is
     read from verdict.json, because a run is stored before it is judged."""
     files: Mapping[str, str] | None = field(default=None, compare=False)
-    """SHA-256 by name of all other files stored with it; None before the run is stored, and for
+    """SHA-256 of all files stored with run.json, by name; None before the run is stored, and for
     schemas without checksums."""
     migrated_from: int | None = None
     """Schema of run.json on disk if it is an older one, else None."""
@@ -237,17 +244,18 @@ class Manifest:
 
     @property
     def subject(self) -> frozenset[str]:
-        """Names of the ports that a run of kind PORT is about; empty for Megalodon. Runs about
-        different subjects are not history of one another.
+        """Names of the ports that a run of kind PORT is about; empty for every other kind.
+
+        Runs about different subjects are not history of one another.
         """
         return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
 
     @property
     def without_megalodon(self) -> bool:
-        """Whether a session of tests has no measurement of Megalodon.
+        """Whether the run is a session of tests (pytest) without a measurement of Megalodon.
 
-        One that did stores the kind of Megalodon's reference. Others store the kinds of their
-        ports' originals, or none if a test recorded measurements without a report of a port.
+        A session that measured Megalodon stores the kind of Megalodon's reference. Others store the
+        kinds of their ports' originals, or None if they compared no port.
         """
         others = self.environment.reference.kind not in _OF_MEGALODON
         return self.kind is RunKind.PYTEST and others
@@ -269,7 +277,7 @@ class Manifest:
         Args:
             document: Content of run.json.
             environment: Environment to use instead of the document's, if it was parsed before.
-            suites: Suites to use likewise; only together with `environment`.
+            suites: Suites to use instead of the document's; ignored without `environment`.
 
         Raises:
             StoreError: a field has a wrong type, or the run's kind is unknown.
@@ -311,7 +319,9 @@ _TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
 
 
 def _fields_of(row: type, document: object) -> dict[str, Any]:
-    """Return the fields of `row` that a document holds; null counts as missing.
+    """Return the values of the fields of a dataclass `row` that a document holds, by name.
+
+    A null value counts as missing.
 
     Raises:
         StoreError: the document or a field has a wrong type.
@@ -361,7 +371,8 @@ def read_manifest(folder: Path, brief: bool = False) -> Manifest:
 
     Args:
         folder: Folder of the run.
-        brief: Leave the fields of `LISTS` empty, which listings of thousands of runs do not need.
+        brief: Leave the fields named in `LISTS` empty, as lists of thousands of runs lack a use for
+            them.
 
     Raises:
         StoreError: run.json is missing or damaged, or of an unknown schema or kind.
@@ -375,8 +386,8 @@ def read_manifest(folder: Path, brief: bool = False) -> Manifest:
 def _verdict(folder: Path, content: bytes) -> str:
     """Return the word in verdict.json; "" if it is missing, unreadable or belongs to other numbers.
 
-    It belongs to this run only if it holds the checksum of this run.json, which in turn holds those
-    of all other files.
+    A verdict.json belongs to the run only if it holds the checksum of `content`, the bytes of
+    run.json, which in turn holds the checksums of all other files.
     """
     if not (folder / VERDICT).is_file():
         return ""
@@ -403,7 +414,10 @@ def _check_time(created: str, path: Path) -> None:
 
 
 def parse_manifest(content: bytes, path: Path, brief: bool = False) -> Manifest:
-    """Parse the bytes of a run.json and migrate it; arguments and errors of `read_manifest`."""
+    """Parse the bytes of a run.json and migrate it to the current schema, as `read_manifest` does.
+
+    The verdict in verdict.json is not read. `path` is named in errors.
+    """
     document = parse_json(content, path)
     check_seal(document, path)
     document = migrate(document, path)
