@@ -371,8 +371,7 @@ def read_manifest(folder: Path, brief: bool = False) -> Manifest:
 
     Args:
         folder: Folder of the run.
-        brief: Leave the fields named in `LISTS` empty, as lists of thousands of runs lack a use for
-            them.
+        brief: Leave the fields named in `LISTS` empty, to list thousands of runs faster.
 
     Raises:
         StoreError: run.json is missing or damaged, or of an unknown schema or kind.

@@ -38,7 +38,9 @@ class Objects:
     """Path of the folder within the file system."""
 
     def names(self) -> list[str]:
-        """Return the visible folders, runs or not; empty if the root does not exist.
+        """Return the names of the folders that are neither hidden nor being deleted, runs or not.
+
+        Empty if the root does not exist.
 
         Raises:
             FileNotFoundError: the parent of the root, such as a bucket, does not exist.
@@ -47,7 +49,7 @@ class Objects:
         return sorted(n for n in listed if n[0] != "." and f"{GONE}{n}" not in listed)
 
     def going(self) -> list[str]:
-        """Return the folders whose deletion has started but not finished."""
+        """Return the names of the folders whose deletion has started but not finished."""
         return sorted(n.removeprefix(GONE) for n in self._top() if n.startswith(GONE))
 
     def _top(self) -> set[str]:
@@ -59,14 +61,14 @@ class Objects:
         return {path.rstrip("/").rpartition("/")[2] for path in paths} - {""}
 
     def inside(self, folder: str) -> dict[str, int]:
-        """Return the names and sizes in bytes of the objects in a folder."""
+        """Return the sizes in bytes of the objects directly in a folder, by name."""
         place = f"{self.root}/{folder}"
         found = again(lambda: self.files.find(place, detail=True))
         inside = {path.removeprefix(f"{place}/"): info["size"] for path, info in found.items()}
         return {name: size for name, size in inside.items() if "/" not in name}
 
     def inside_all(self) -> dict[str, dict[str, int]]:
-        """Return `inside` of every folder, by one listing of all objects."""
+        """Return `inside` of every folder, by folder, with one listing of all objects."""
         folders: dict[str, dict[str, int]] = {}
         for path, info in again(lambda: self.files.find(self.root, detail=True)).items():
             name, _, inside = path.removeprefix(f"{self.root}/").partition("/")
@@ -171,10 +173,10 @@ def _is_local(files: Any) -> bool:
 
 
 def _create_local(place: str, content: bytes, aside: str) -> None:
-    """Create a file atomically, unless it exists.
+    """Create a file atomically at `place`, unless it exists; `aside` is a temporary path beside it.
 
     fsspec's local file system checks and then writes, so two writers may both succeed and a reader
-    may see half a file. A hard link can only be made if its name is free.
+    may see half a file. A hard link, which is made here, can only be made if its name is free.
 
     Raises:
         FileExistsError: the file exists.

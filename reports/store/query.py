@@ -48,7 +48,13 @@ class Table:
     def ask(self, query: str, **values: object) -> tuple[Columns, dict[int, str]]:
         """Run a query; return its columns, and the errors of unreadable files by their position.
 
-        `query` reads the table `measurements`, whose column `run` is the position of a row's file.
+        Args:
+            query: SQL on the table `measurements`, whose column `run` is the position of a row's
+                file in `files`.
+            **values: Parameters of the query, such as `case` for `$case`.
+
+        Raises:
+            duckdb.Error: the query fails although every file can be read.
         """
         try:
             return self._ask(query, range(len(self.files)), values), {}

@@ -135,7 +135,7 @@ def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
 
 
 def _check_size(metadata: Any, path: Path) -> None:
-    """Raise StoreError if a file's metadata exceeds the limits."""
+    """Raise StoreError if a Parquet file has more rows, values or bytes than the limits above."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
     values = max((g.column(i).num_values for g in groups for i in range(g.num_columns)), default=0)
@@ -148,9 +148,10 @@ def _check_size(metadata: Any, path: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _problem_of_columns(found: pa.Schema, schema: pa.Schema, names: tuple[str, ...]) -> str:
-    """Return what is wrong with the columns of a file, with {path} for its path; "" if nothing is.
+    """Return what is wrong with the columns `names` of a file; "" if nothing is.
 
-    Cached, since nearly all runs have the same columns.
+    The text has fields {path} and {remedy} to fill in, so that it can be cached: nearly all runs
+    have the same columns.
     """
     if doubled := sorted({name for name in names if found.names.count(name) > 1}):
         return (

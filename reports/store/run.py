@@ -38,7 +38,7 @@ from stability.core.findings import Finding, Severity
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored: the manifest of run.json and the rows of its kind's files.
+    """One run as stored: the manifest of run.json and the rows of the Parquet files of its kind.
 
     The verdicts of measurements are recomputed from their numbers, whatever the file says
     (docs/parity.md "Fail closed").
@@ -104,12 +104,12 @@ def rows_table(
     only: Sequence[str] | None = None,
     unique: bool = True,
 ) -> pa.Table:
-    """Return the rows of one of `FILES` as an Arrow table.
+    """Return the rows of one of the Parquet files of a run as an Arrow table.
 
     Args:
         content: Bytes of the file.
-        path: Path of the file, for messages.
-        absent: Columns that the schema of the run did not have.
+        path: Path of the file, whose name selects the schema.
+        absent: Columns that the schema of the run did not have (`added_columns`).
         only: Columns to read, which must include those of `_KEY`; None for all.
         unique: Whether to check that no two measurements have the same key.
 
@@ -132,7 +132,10 @@ def rows_table(
 
 
 def check_keys(table: pa.Table, path: Path) -> None:
-    """Raise StoreError if two rows have the same key, since both would be counted."""
+    """Raise StoreError if two measurements in the file at `path` have the same key.
+
+    Both would be counted, and only one can be right.
+    """
     if not repeated_keys(table):
         return
     seen: set[tuple[str, ...]] = set()
@@ -150,8 +153,8 @@ def repeated_keys(table: pa.Table, runs: np.ndarray | int = 0) -> bool:
     """Return whether two rows of one run may have the same key; True may be a hash collision.
 
     Args:
-        table: Measurements.
-        runs: Number of the run of each row.
+        table: Measurements of one or several runs.
+        runs: Index of the run of each row; an int if all rows are of one run.
     """
     places = np.zeros(table.num_rows, np.int64) + runs
     for column in _KEY:

@@ -83,8 +83,9 @@ _look: ContextVar[dict[Path, tuple[list[RunInfo], Unreadable]] | None] = Context
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Context in which `list_runs` reads each folder once: all parts of one answer are about the
-    same runs, and ten thousand folders are not checked again for each part.
+    """Context in which `list_runs` reads each folder of runs once and then repeats its result.
+
+    So all parts of an answer are about the same runs, and ten thousand folders are checked once.
     """
     if _look.get() is not None:
         yield
@@ -106,6 +107,9 @@ def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
     """Return the index lines of the readable runs, and the unreadable folders with a reason.
 
     The index file is only written if `keep` is true.
+
+    Raises:
+        StoreError: `root` cannot be listed.
     """
     folders, unreadable = _folders(root)
     lines = read_index(root, folders, keep, learn_together(root, folders, keep))
@@ -119,7 +123,7 @@ def check_root(root: Path) -> None:
     A folder without subfolders, or that does not exist yet, is accepted.
 
     Raises:
-        StoreError: it has subfolders, and none of them is a run or a damaged run.
+        StoreError: the folder has subfolders, and none of them is a run or a damaged run.
     """
     names = [folder.name for folder in run_folders(root)]
     dated = any(DATED.match(name) for name in names)
@@ -133,7 +137,7 @@ def check_root(root: Path) -> None:
 
 
 def none_yet(root: Path) -> str:
-    """Return why there are no runs in a folder, and what to do."""
+    """Return a message that says why a folder has no runs, and which command makes one."""
     where = address_of(root)
     if not is_address(where) and not root.exists():
         return f"there is no folder {where}; `nightly` makes one"
@@ -179,7 +183,7 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
 
 
 def why_left_out(folder: Path, first: Path, name: str) -> str:
-    """Return why a run does not count beside the run `first`, which has the same id `name`."""
+    """Return why the run in `folder` is left out: the run in `first` has the same id `name`."""
     try:
         same = read_bytes(folder / MANIFEST) == read_bytes(first / MANIFEST)
         what = "a copy of run" if same else "another run with the id of run"

@@ -26,10 +26,11 @@ TIMINGS = "timings.parquet"
 MANIFEST = "run.json"
 PAGE = "report.html"
 TONIGHT = "tonight.html"
-"""Page of the night that is running, beside the runs."""
+"""Name of the page of the night that is running, beside the runs."""
 VERDICT = "verdict.json"
-"""Verdict and checksum of the page. A run is stored before it is judged, so verdict and page are
-written later and are not part of the run: `gate` and `report` write them again."""
+"""Name of the file with the verdict and the page's checksum. A run is stored before it is judged,
+so verdict and page are written later and are not part of the run: `gate` and `report` write them
+again."""
 
 
 class StoreError(ValueError):
@@ -55,11 +56,12 @@ _GATED = (MEASUREMENTS, FINDINGS)
 FILES = dict.fromkeys(RunKind, _GATED) | {RunKind.BENCH: (TIMINGS,), RunKind.WATCH: (FINDINGS,)}
 """Names of the Parquet files that a run must have, by its kind."""
 ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
+"""Dataclass of the rows of each Parquet file; its fields are the `COLUMNS`."""
 COLUMNS = {name: [f.name for f in fields(row)] for name, row in ROWS.items()}
 # Properties of a row, written for external queries and never read back.
 _DERIVED = {MEASUREMENTS: ["fraction"], FINDINGS: [], TIMINGS: ["repeats"]}
 NULLABLE = frozenset(("deterministic",))
-"""Columns that may hold null. In others null is damage, since it would be read as a number."""
+"""Columns that may hold null. In other columns null is damage: it would be read as a number."""
 _TYPES = {
     **dict.fromkeys(("value", "tolerance", "threshold", "goal", "fraction"), pa.float64()),
     **dict.fromkeys(("stage", "repeats"), pa.int32()),
@@ -70,7 +72,7 @@ _TYPES = {
 
 @cache
 def arrow_schema(name: str, only: tuple[str, ...] | None = None) -> pa.Schema:
-    """Return the Arrow schema of the Parquet file `name`, or of its columns `only`."""
+    """Return the Arrow schema of the Parquet file `name`, or if given, of its columns `only`."""
     columns = COLUMNS[name] + _DERIVED[name] if only is None else only
     return pa.schema([(column, _TYPES.get(column, pa.string())) for column in columns])
 
@@ -97,7 +99,7 @@ class Migration:
 
     manifest: Callable[[dict[str, Any]], dict[str, Any]]
     columns: Mapping[str, Mapping[str, Any]]
-    """Columns that the next schema adds, by file, with their values for an older run."""
+    """Values for an older run of the columns that the next schema adds, by file and column."""
 
 
 MIGRATIONS = {
@@ -113,7 +115,8 @@ MIGRATIONS = {
     # Schema 4 had no checksums, so its files are read unverified.
     4: Migration(lambda manifest: {**manifest, "files": None}, {}),
 }
-"""Migrations by the schema they start from; chained they lead from any older one to `SCHEMA`."""
+"""Migrations by the schema that they start from; chained, they lead from any older schema to
+`SCHEMA`."""
 
 
 def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -142,7 +145,10 @@ def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def added_columns(name: str, first: int | None) -> dict[str, Any]:
-    """Return the columns that file `name` of a run of schema `first` lacks, with default values."""
+    """Return the default values of the columns that file `name` of a run of schema `first` lacks.
+
+    `first` is `Manifest.migrated_from`: None for the current schema, which lacks none.
+    """
     added: dict[str, Any] = {}
     for step in range(first or SCHEMA, SCHEMA):
         added |= MIGRATIONS[step].columns.get(name, {})

@@ -1,5 +1,5 @@
-"""Sends a run to shared storage, or removes one. An interruption at any request leaves a complete
-run or none. Source: docs/many-machines.md "Shared storage".
+"""Sends a run to shared storage, or removes a run from it. An interruption at any request leaves a
+complete run or none. Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reports.store.unsent import Note, read_note, set_name
 
 
 def deliver(objects: Objects, folder: Path) -> tuple[str, str]:
-    """Send an unsent run, under another name if its own is taken.
+    """Send the unsent run in `folder`, under another name if its own is taken.
 
     Returns:
         The name that the run had, and the name that it is stored under.
@@ -71,7 +71,10 @@ def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> b
 
 
 def _is_there(objects: Objects, folder: Path, name: str) -> bool:
-    """Read back whether the storage holds exactly this run."""
+    """Return whether the storage holds the run in `folder` as `name`: all sizes and its run.json.
+
+    The storage is asked; nothing is remembered from sending.
+    """
     sizes = {path.name: path.stat().st_size for path in (*_files(folder), folder / MANIFEST)}
     there = objects.inside(name)
     return sizes.items() <= there.items() and _has_manifest(objects, folder, name)

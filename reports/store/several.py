@@ -23,7 +23,7 @@ from reports.store.gathered import Gathered
 from reports.store.index import Line, learn, read_lines, signature_of, unknown_folders, write_lines
 
 SHARE = 1_000
-"""Fewest runs per process: a helper takes 2 s to start, as long as reading this many runs."""
+"""Fewest runs per process: a helper process takes 2 s to start, as long as reading this many."""
 AHEAD = 0.6
 """Fraction of SHARE that the calling process reads in addition, while the helpers start."""
 MOST = 4

@@ -50,7 +50,13 @@ class Storage:
     """Tokens of the names that are claimed but not yet published."""
 
     def refresh(self, report: Log = _on_stderr) -> None:
-        """Bring the copy up to date: fetch new runs, delete deleted ones, send unsent ones."""
+        """Bring the copy up to date: fetch new runs, delete deleted ones, send unsent ones.
+
+        `report` receives a line for each unsent run.
+
+        Raises:
+            StoreError: the storage raises an error.
+        """
         with _refusals_named(self.address):
             # List the copy first: otherwise a run that another process publishes in between would
             # look like a deleted one.
@@ -99,7 +105,7 @@ class Storage:
                     self.objects.fetch(f"{name}/{file}", aside)
 
     def listed(self) -> list[str]:
-        """Return the names of the runs on the storage, including unfinished ones.
+        """Return the names of the runs on the storage, including partly sent ones.
 
         Raises:
             StoreError: the storage raises an error.
@@ -122,14 +128,14 @@ class Storage:
             list(pool.map(one, paths))
 
     def put(self, file: Path, path: str) -> None:
-        """Upload a file below the storage folder, with overwriting; raises like `listed`."""
+        """Upload `file` as the object `path`, overwriting an existing one; raises like `listed`."""
         with _refusals_named(self.address):
             self.objects.replace(path, file)
 
     def claim(self, name: str) -> bool:
-        """Claim a name; return False if anybody has or had it. Raises like `listed`.
+        """Claim a name for a run; return False if any writer has or had it. Raises like `listed`.
 
-        `publish` sends a run under the name; if nothing is published the name stays taken.
+        `publish` sends a run under the name; if nothing is published, the name stays taken.
         """
         with _refusals_named(self.address):
             token = claim(self.objects, name)
@@ -140,8 +146,8 @@ class Storage:
     def publish(self, folder: Path, name: str, report: Log = _on_stderr) -> Path:
         """Send a run, and return its folder in the copy, which has its final name.
 
-        The folder is first moved to the unsent runs, and leaves them after the storage was read
-        back. It gets another name if another writer took the name meanwhile.
+        The folder is first moved to the unsent runs, and leaves them once reading the storage back
+        has shown the whole run. It gets another name if another writer took the name meanwhile.
 
         Raises:
             StoreError: the storage raises an error; the run is kept, and the next command sends it.
@@ -159,7 +165,10 @@ class Storage:
                 ) from error
 
     def send_unsent(self, report: Log = _on_stderr) -> None:
-        """Send the runs that could not be sent when they were made, and report each."""
+        """Send the runs that could not be sent when they were made; `report` gets a line for each.
+
+        An error of the storage is reported, not raised.
+        """
         for folder in waiting(self.copy):
             with locked(folder) as ours:
                 if not ours:
@@ -186,7 +195,7 @@ class Storage:
         return place
 
     def delete(self, name: str) -> None:
-        """Delete a run; if interrupted it is unreadable, and `clean` completes the deletion."""
+        """Delete a run. An interrupted deletion leaves no readable run, and `clean` completes it."""
         with _refusals_named(self.address):
             remove(self.objects, name)
 
@@ -208,7 +217,7 @@ class Storage:
                         self.objects.remove_folder(name)
 
     def check_writable(self) -> None:
-        """Raise StoreError if the storage cannot be written to, and `clean` it."""
+        """Call `clean`, which writes a probe; raises StoreError if the storage is not writable."""
         self.clean()
 
 
@@ -217,7 +226,7 @@ def open_copy(address: str, runs: bool = True, report: Log = _on_stderr) -> Path
 
     Args:
         address: Address of the folder.
-        runs: Whether to bring the runs up to date; otherwise the copy is left as it was.
+        runs: Whether to bring the runs of the copy up to date; otherwise they are left unchanged.
         report: Receives one line per unsent run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Failing tensors of a run, `tensors.parquet`; only written if something failed.
+"""Deviations of the failing tensors of a run, `tensors.parquet`; only written if a gate failed.
 
 Source: docs/reports.md "Store".
 """
@@ -23,7 +23,7 @@ _SCHEMA = pa.schema(
 
 
 def write_tensors(folder: Path, tensors: Sequence[Deviation]) -> None:
-    """Write the failing tensors of a run into its folder; without any write no file."""
+    """Write the failing tensors of a run into its folder; write no file if there are none."""
     write_rows(folder / TENSORS, tensors, _SCHEMA)
 
 

@@ -13,19 +13,21 @@ LESS_IS_BETTER = AT_MOST | {"floor_ratio"}
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One number about one piece of work.
+    """One number, named by `metric`, about one piece of work.
 
-    Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds`, and
-    `other_seconds` for the package index's megalodon-jax. `compile_seconds` is the time of the
-    first call minus the median. `tokens_per_second` counts all rows.
+    Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds` (the
+    work's lower bound), and `other_seconds` for the package index's megalodon-jax.
+    `compile_seconds` is the time of the first call minus the median. `tokens_per_second` counts all
+    rows of the batch.
 
     Ratios: `ratio` is reference / JAX, with the ratio of each round in `rounds`; `floor_ratio` is
     JAX / floor; `other_ratio` is other / JAX; `default_ratio` is default / other GEMM backend;
     `float32_ratio` is float32 / bfloat16, and `reference_float32_ratio` the same of the reference.
 
-    Nights: `night_seconds` and `commit_seconds` of processor, of this version and of the other
-    commit, `commit_ratio` theirs / ours; `night_programs`, `commit_programs`, `programs_ratio` the
-    same of compiled programs.
+    Nights: `night_seconds` and `commit_seconds` are the processor seconds of a night of this
+    version and of another commit, and `commit_ratio` is the other commit's / this version's.
+    `night_programs`, `commit_programs` and `programs_ratio` are the same for the number of compiled
+    programs.
 
     Per length: `token_ratio` is seconds per token relative to the shortest length; `program_bytes`
     the memory of the compiled program; `token_bytes` its growth per token beyond the shortest
@@ -44,8 +46,8 @@ class Timing:
     dtype: str
     device: str
     identity: str
-    """Hash of configuration, lengths, dtype, machine, threads and reference; a trend compares equal
-    ones only."""
+    """Hash of configuration, lengths, dtype, machine, threads and reference; a trend has only
+    timings of one identity."""
     note: str = ""
 
     @property

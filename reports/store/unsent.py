@@ -1,4 +1,4 @@
-"""Runs that shared storage does not have yet, in the local copy. Every run waits here while it is
+"""Runs in the local copy that shared storage does not have yet. Every run waits here while it is
 sent, so a killed or rejected writer loses nothing: the next command sends the run.
 
 Source: docs/many-machines.md "Shared storage".
@@ -23,7 +23,7 @@ from reports.store.seal import check_seal, text_of
 UNSENT = ".unsent"
 """Folder of a copy that holds the unsent runs."""
 NOTE = ".claim"
-"""File of an unsent run with its claimed name; it is never sent."""
+"""File of an unsent run that holds its `Note`; it is never sent."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Note:
 
 
 def put_in(copy: Path, folder: Path, note: Note) -> Path:
-    """Move a complete run to the unsent runs of a copy, and return its new folder."""
+    """Move the complete run in `folder` to the unsent runs of a copy, and return its new folder."""
     _write(folder, note)
     (copy / UNSENT).mkdir(exist_ok=True)
     for turn in itertools.count(1):
@@ -59,7 +59,10 @@ def waiting(copy: Path) -> list[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Context in which no other process sends the run; yields False if one does or has sent it."""
+    """Context in which no other process sends the run in `folder`.
+
+    Yields False if another process is sending the run or has sent it; then leave the run alone.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
@@ -90,7 +93,11 @@ def _is(handle: int, folder: Path) -> bool:
 
 
 def read_note(folder: Path) -> Note | None:
-    """Return the note of an unsent run; None if it has none (left by an earlier version)."""
+    """Return the note of an unsent run; None if it has none, because an earlier version left it.
+
+    Raises:
+        StoreError: the note is damaged.
+    """
     if not (folder / NOTE).exists():
         return None
     try:
@@ -104,7 +111,11 @@ def read_note(folder: Path) -> Note | None:
 
 
 def set_name(folder: Path, note: Note) -> None:
-    """Write the note of an unsent run and set the id in its run.json."""
+    """Write the note of an unsent run and set the id in its run.json.
+
+    Raises:
+        StoreError: run.json is damaged or was edited.
+    """
     _write(folder, note)
     file = folder / MANIFEST
     try:

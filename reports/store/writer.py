@@ -95,14 +95,14 @@ def check_writable(root: Path) -> None:
 
 
 def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
-    """Store a run as `root/<id>`, add the page that `draw` returns, and return the folder.
+    """Store a run as `root/<id>`, add the page that `draw` returns for it, and return the folder.
 
     All files are written to a hidden sibling folder, which is then renamed, so an interrupted or
     failed write leaves no run. run.json is written last and has the checksum of every other file. A
     run is never overwritten: if the id is taken, as when two writers start in the same second, the
     folder and the run become `<id>-2`. If `root` is a copy of shared storage, the run is sent there
     before it appears in the copy (`reports.store.shared`). The page is drawn after the numbers are
-    stored.
+    stored; without `draw`, neither page nor verdict is added.
 
     Raises:
         StoreError: the id is not a valid folder name, the rows do not match the run's kind, or the
@@ -184,7 +184,7 @@ def add_page(folder: Path, run: Run, draw: Callable[[Run], str]) -> None:
 
 
 def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
-    """Add the verdict and the page to a stored run, each atomically.
+    """Add the verdict `word` and, if given, the page to a stored run, each file atomically.
 
     Neither is part of the run, whose files are not changed.
 
@@ -211,9 +211,9 @@ def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
 def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]:
     """Claim the first free name; return it and the hidden folder that claims it.
 
-    Only one writer can create the hidden folder. One without writes for `ABANDONED` seconds belongs
-    to a killed writer and is deleted. Anything else of that name, such as a file, is kept, and the
-    next name is tried.
+    Only one writer can create the hidden folder. A hidden folder without writes for `ABANDONED`
+    seconds belongs to a killed writer and is deleted. Anything else with its name, such as a file,
+    is kept, and the next name is tried.
     """
     for turn in itertools.count(1):
         name = run_id if turn == 1 else f"{run_id}-{turn}"
