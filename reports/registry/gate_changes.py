@@ -1,4 +1,5 @@
-"""Gates (measurements with a tolerance) that began or ceased to fail in each of many runs.
+"""Finds, for each of many runs, the gates (measurements with a tolerance) that began or ceased to
+fail in it.
 
 A gate is followed through the runs of one kind that did the same work. Runs that did not measure it
 are skipped. A run with a planted fault is compared with earlier runs, but later runs are never
@@ -73,11 +74,12 @@ class GateChanges:
     """Changes of the gates of one run.
 
     Attributes:
-        steps: one per earlier run that measured a changed gate last, the newest first.
+        steps: one per earlier run in which a changed gate was last measured, the newest first.
         first: number of failing gates that no earlier run measured.
         dropped: number of gates that failed in the previous complete run on this class of device
             and that this run did not measure, so they are neither fixed nor failing.
-        known: whether the failing gates of the run could be read.
+        known: whether the failing gates of the run could be read; if not, the other fields are
+            empty.
     """
 
     steps: tuple[Step, ...] = ()
@@ -88,12 +90,12 @@ class GateChanges:
 
 @dataclass
 class _Followed:
-    """State of the gates that fail in any run of one kind, after the runs walked so far.
+    """State of all gates that ever fail in runs of one kind, after the runs walked so far.
 
     Attributes:
         last: state of each gate when it was last measured.
         run: index of the run that measured it last.
-        failing: failing gates of the newest complete run, by subject and device.
+        failing: failing gates of the newest complete run, by subject and class of device.
     """
 
     last: np.ndarray
@@ -102,7 +104,9 @@ class _Followed:
 
 
 def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
-    """Return the gate changes by folder name, for each run that has any or could not be read.
+    """Return the gate changes of each run by folder name; runs without changes have no entry.
+
+    A run that could not be read has an entry with `known` False.
 
     Args:
         root: folder of the runs.
@@ -163,8 +167,9 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return by `_work` which of the failing gates a run of that work measured, as indices into
-    `keys`; works whose run cannot be read are left out.
+    """Return which of the gates `keys` each work (`_work`) includes, as indices into `keys`.
+
+    One run of each work is queried; works whose run cannot be read are left out.
     """
     one_of = {_work(line): line for line, _ in runs}
     with _table(root, gathered, one_of.values()) as table:
@@ -188,7 +193,11 @@ def _walk(
     measured: Mapping[str, np.ndarray],
     gates: int,
 ) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
-    """Return the changes of each run that has any, and the gates whose names are needed."""
+    """Return the changes by index of the run, for runs that have any, and the gates to be named.
+
+    Changes are the pairs by index of the earlier run, and the numbers `first` and `dropped` of
+    `GateChanges`. Runs that could not be read are added to `lost`.
+    """
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}
     named: list[np.ndarray] = []

@@ -21,10 +21,13 @@ class RunSummary:
 
     Attributes:
         id: name of the run's folder.
-        gates: measurements that have a tolerance or could not be compared; 0 for a bench.
-        broken: gates that do not pass, recomputed from their numbers.
-        fault: name of the planted fault.
-        verdict: verdict when the run was stored; `gate` judges it again.
+        created: start of the run, ISO 8601 in UTC.
+        device: class of device, cpu or cuda; "" if unknown.
+        reference: kind and commit of the reference; "" without one.
+        gates: number of measurements that have a tolerance or could not be compared; 0 for a bench.
+        broken: number of gates that do not pass, recomputed from their values and tolerances.
+        fault: name of the planted fault; "" without one.
+        verdict: verdict when the run was stored, "" without one; `gate` judges it again.
     """
 
     id: str

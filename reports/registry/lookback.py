@@ -25,7 +25,7 @@ from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreEr
 from reports.text import closest, count
 
 LATEST = 14
-"""Number of newest runs: a gate is listed only if one of them measured it."""
+"""Number of newest runs of each subject, one of which must have measured a gate to be listed."""
 # Different work is never joined: each gate is followed by its newest identity only, and only a gate
 # that one of the newest runs has is shown. Runs are numbered from the oldest. Rows are read once: a
 # join would hold all of them, which for ten thousand runs takes four times the memory.
@@ -61,8 +61,8 @@ class Entry:
 
     Attributes:
         manifest: manifest of the run.
-        file: its measurements, as a path that DuckDB can read.
-        gathered: combined file with its gates and those of other runs, or "".
+        file: path of its measurements, as DuckDB can read it.
+        gathered: path of the combined file with its gates and those of other runs; "" if none.
     """
 
     manifest: Manifest
@@ -76,8 +76,8 @@ class Lookback:
 
     Attributes:
         rows: rows as JSON values by column.
-        runs: number of runs that were queried.
-        unreadable: folders or files that could not be read, with a reason.
+        runs: number of runs that were queried and could be read.
+        unreadable: folders or files that could not be read, each with the reason.
     """
 
     rows: list[dict[str, Any]]
@@ -92,15 +92,19 @@ def look_back(
     most: int = EVERYTHING,
     kind: RunKind | None = None,
 ) -> Lookback:
-    """Return the gates of all runs, worst first; or every value of one quantity, oldest first.
+    """Return the history of gates over stored runs: one row per gate, or with `quantity` per value.
+
+    Gates come in order of their share of tolerance in the newest run, the largest first; values of
+    a quantity by edge and metric, each from the oldest run on. Runs with a planted fault are left
+    out.
 
     Args:
         place: A folder of runs, or a pattern of run folders such as `s3://bucket/runs/*`.
-        case: Only gates of this case.
-        quantity: Only this quantity of `case`: one row per run, edge and metric.
+        case: Case whose gates are returned; None for all cases.
+        quantity: Quantity of `case`, which is then required: one row per run, edge and metric.
         most: Maximal number of rows.
-        kind: Kind of the runs; None for nights, or if there are none, the newest other kind. Runs
-            with a planted fault are left out.
+        kind: Kind of the runs; None for nights, or if there are none, the kind of the newest run of
+            ports or session of tests.
 
     Raises:
         StoreError: `place` cannot be listed, or the case or quantity was never measured.
@@ -126,7 +130,7 @@ def look_back(
 
 
 def measured_names(place: str, case: str | None = None) -> list[str]:
-    """Return the cases that stored runs measured, or the quantities of one case, sorted by name."""
+    """Return the names of the cases that stored runs measured, or of the quantities of `case`."""
     column = "quantity" if case else '"case"'
     query = f"""SELECT DISTINCT {column} AS name FROM measurements
                 WHERE verdict <> 'info' AND ($case IS NULL OR "case" = $case) ORDER BY name"""

@@ -50,9 +50,9 @@ _NO_VERDICT = {
 }
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
-"""Changes listed in the terminal."""
+"""Most changes that are listed in the terminal."""
 NAMED = 5
-"""Damaged runs listed below a verdict."""
+"""Most damaged runs that are listed below a verdict."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ class Found:
 
     Attributes:
         folder: folder of the run.
-        newer: damaged folders with a reason, if they may hold a newer run than the one found for
-            `latest`; the verdict of an older run is then no answer.
-        ahead: hours by which the run found for `latest` is dated ahead of the clock.
-        others: for `latest`, the newest runs of other kinds and subjects that were not healthy when
+        newer: for `latest`, damaged folders that may hold a newer run, each with the reason. If
+            there are any, the verdict of the found run is not that of the newest.
+        ahead: for `latest`, hours by which the run is dated ahead of the clock; negative for a run
+            in the past.
+        others: for `latest`, the newest runs of other kinds and subjects that did not pass when
             they were stored, each with its verdict.
     """
 
@@ -94,7 +95,11 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def look_up(root: Path, name: str) -> Found:
-    """Find a run like `find_run`; for `latest` also return the damaged runs that may be newer."""
+    """Find a run like `find_run`; damaged runs that may be newer than `latest` raise no error.
+
+    Raises:
+        StoreError: there is no such run, or the prefix is ambiguous.
+    """
     # A folder called `latest` or `pinned` in the current folder does not hide the keyword.
     if name not in ("latest", "pinned") and _is_run(Path(name)):
         return Found(Path(name))
@@ -132,7 +137,7 @@ def look_up(root: Path, name: str) -> Found:
 
 
 def _others(newest: RunInfo, stored: Sequence[RunInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the newest runs that are no history of `newest`, unless they were healthy."""
+    """Return the newest run of every other kind and subject that did not pass, with its verdict."""
     seen, found = [newest], []
     for run in reversed(stored):
         if run.kind in _NO_VERDICT or any(run.manifest.shares_subject(s.manifest) for s in seen):
@@ -151,15 +156,18 @@ def _is_run(folder: Path) -> bool:
 def _newer(
     created: str, stored: Sequence[RunInfo], unreadable: Sequence[tuple[Path, str]]
 ) -> tuple[tuple[Path, str], ...]:
-    """Return the damaged folders that may hold a newer run, or whose age is unknown."""
+    """Return the damaged folders that may hold a run made at `created` or later, with the reason.
+
+    They include folders whose age is unknown.
+    """
     return tuple((f, why) for f, why in unreadable if _may_be_newer(f, created, stored))
 
 
 def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool:
     """Return whether a damaged folder may hold a run made at `created` or later.
 
-    That is decided by its run.json and the date in its name, or if neither tells, by its
-    modification time.
+    Its run.json decides; if that is damaged, the later of the dates in the folder's name and in
+    what remains of run.json; without such a date, the folder's modification time.
     """
     if folder.name.startswith("."):
         return False
@@ -185,9 +193,10 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
 
 
 def _dates_of(folder: Path) -> list[str]:
-    """Return when a damaged run began, by its folder name and by the remains of its run.json.
+    """Return when a damaged run began, according to its folder name and to its damaged run.json.
 
-    The two differ if files were moved between folders.
+    There may be none, one or two dates (ISO 8601, without a time zone); two differ if files were
+    moved between folders.
     """
     dates = []
     if date := DATED.match(folder.name):
@@ -200,8 +209,10 @@ def _dates_of(folder: Path) -> list[str]:
 
 
 def withheld(decision: Decision, found: Found) -> Decision:
-    """Return the verdict of `gate`: INCOMPLETE instead of PASS or CHANGED if a newer run is damaged
-    or the run is dated in the future, since `latest` is then not known to be the newest run.
+    """Return the verdict that `gate` reports: `decision`, or INCOMPLETE if `latest` is doubtful.
+
+    PASS and CHANGED become INCOMPLETE if a damaged folder may hold a newer run, or if the run is
+    dated in the future.
     """
     if decision.exit_code is ExitCode.PASS and found.ahead > AHEAD:
         sentence = (
@@ -258,8 +269,8 @@ class JudgedRun:
 
 
 def judge(root: Path, run: Run) -> JudgedRun:
-    """Judge a run by its history under `root`, by pinned runs of its class of device, and by the
-    anchor of its machine where no pinned run of that machine has a level.
+    """Judge a run by its history under `root`, by the pinned runs of its class of device, and by
+    the anchors of its machine, for levels that no pinned run of that machine has.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -288,9 +299,9 @@ def _judge(root: Path, run: Run) -> JudgedRun:
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
-    """Return the anchors of a run's machine, for the levels that no pinned run of it has.
+    """Return the anchors of a run's machine, for the levels that no pinned run of the machine has.
 
-    They are the oldest runs that pass without an anchor.
+    They are the oldest runs there that pass when judged without an anchor.
     """
 
     def healthy(old: Run) -> bool:
@@ -302,7 +313,8 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
 
 
 def without_pinned(run: Run, pinned: pins.Pins) -> Run:
-    """Return a run with the measurements of those levels that no pinned run of its machine has."""
+    """Return `run` with the measurements of only those levels that no pinned run of its machine
+    has."""
     machine = fingerprint(run.manifest.environment)
     own = [pin for pin in pinned.pins if pin.fingerprint == machine]
     held = {(group, level.work) for pin in own for group, level in pin.groups.items()}
@@ -316,7 +328,8 @@ def check_age(folder: Path, hours: float) -> None:
     """Check that a run began at most `hours` ago.
 
     Raises:
-        StoreError: it is older, cannot be read, or has no valid time.
+        StoreError: the run is older, is dated in the future by more than `AHEAD` hours, cannot be
+            read, or has no valid time.
     """
     created = read_run(folder).manifest.created
     try:
@@ -334,7 +347,7 @@ def check_age(folder: Path, hours: float) -> None:
 
 
 def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
-    """Judge a stored run against one other run, or against all that `judge` uses.
+    """Judge a stored run against the run in `against` alone; None judges it as `judge` does.
 
     Raises:
         StoreError: a run cannot be read, or is of a kind without a verdict.
@@ -346,15 +359,17 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
 
 
 def comparison_lines(judged_run: JudgedRun) -> list[str]:
-    """Return the lines below a verdict: since when it fails and why, the runs that its levels were
-    compared with, and the pins and runs that could not be used.
+    """Return the lines to show below a verdict.
+
+    They say since when the first failing gate fails and why, which pinned runs the levels were
+    compared with, and which pins and runs could not be used.
     """
     lines = [f"levels compared with {text}" for text in judged_run.decision.against]
     return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins, *_damaged(judged_run)]
 
 
 def _damaged(judged_run: JudgedRun) -> list[str]:
-    """Name the damaged runs that the verdict had to ignore, the first few with the reason."""
+    """Return a line per damaged run that the verdict had to ignore; beyond `NAMED`, a count."""
     pins_too = set(judged_run.unusable_pins)
     bad = [(f, why) for f, why in judged_run.history.unreadable if why not in pins_too]
     lines = [f"not readable: {folder.name}: {why}" for folder, why in bad[:NAMED]]
@@ -364,7 +379,10 @@ def _damaged(judged_run: JudgedRun) -> list[str]:
 
 
 def _failure_lines(judged_run: JudgedRun) -> list[str]:
-    """Return since when the first failure exists, its account, and the command that explains it."""
+    """Return lines for the first failing gate: since when, its account, commands that explain it.
+
+    Empty if no gate fails.
+    """
     run, starts = judged_run.run, judged_run.decision.starts
     if not starts or starts[0].verdict is not Verdict.FAIL:
         return []
@@ -393,7 +411,7 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
 
 
 def page_of(folder: Path, page: Path | None = None) -> str:
-    """Draw the page of a stored run with this version, from its stored data.
+    """Return the HTML page of a stored run, drawn with this version from the stored data.
 
     Args:
         folder: folder of the run.
@@ -447,7 +465,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def explanations_of(run: Run) -> list[dict[str, Any]]:
-    """Return as JSON values where the failing cases start: stage, elements, source lines, commands.
+    """Return the accounts of failing cases as JSON values: stage, elements, source lines, commands.
 
     The commands are those below a verdict, and exist for cases of Megalodon alone.
     """

@@ -32,7 +32,7 @@ class Outcome:
     """Verdict of the run; None for a shard, which is judged after merging."""
     folder: Path
     against: tuple[str, ...] = ()
-    """One line for each run that error levels were compared with, unusable pin, and damaged run."""
+    """Lines to show below the verdict (`reports.registry.lookup.comparison_lines`)."""
 
     @property
     def page(self) -> Path:
@@ -44,7 +44,8 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
     """Store a run, judge it, and add verdict and page; a shard is only stored.
 
     Raises:
-        StoreError: the folder cannot be written; the verdict, if any, was passed to `report`.
+        StoreError: the folder cannot be written, so the run is lost; its verdict, unless it is a
+            shard, was passed to `report`.
         UnjudgedError: the run is stored, but judging it failed.
         RuntimeError: the run is stored with its verdict, but drawing its page failed.
     """

@@ -26,14 +26,15 @@ PINNABLE = (RunKind.NIGHTLY, RunKind.PORT)
 
 @dataclass(frozen=True)
 class PinDiff:
-    """A written pinned baseline, its file, and the pinned baseline that it replaced, if any."""
+    """A written pinned baseline, the path of its file, and the pin that it replaced or None."""
 
     pin: Pin
     path: Path
     before: Pin | None
 
     def lines(self) -> list[str]:
-        """Describe the diff: the number of moved, new and removed levels, and the largest moves."""
+        """Describe the diff in lines: how many levels moved, are new or were removed, and the ten
+        largest moves (ratios of typical levels)."""
         old: Mapping[Group, Level] = self.before.groups if self.before else {}
         new = self.pin.groups
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
@@ -49,9 +50,14 @@ class PinDiff:
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
     """Pin a stored night or run of ports: later runs may not drift from its error levels.
 
+    Args:
+        folder: Folder of the run.
+        reason: Why these levels are right, for a reviewer.
+        pins_folder: Folder to write to; None for `reports.verdict.pins.home`.
+
     Raises:
-        StoreError: there is no reason, the tree has uncommitted changes or had them when the run
-            was made, the run is incomplete, has a planted fault or breaks a tolerance, or the
+        StoreError: `reason` is empty; the checkout has uncommitted changes or had them when the run
+            was made; the run is incomplete, has a planted fault or breaks a tolerance; or the
             folder cannot be written.
     """
     if not reason.strip():

@@ -1,4 +1,4 @@
-"""Deletion of old runs that nothing is compared with.
+"""Deletion of old runs that no later run is compared with.
 
 Source: docs/reports.md "Store".
 """
@@ -27,8 +27,8 @@ class Plan:
     Attributes:
         newest: number of runs kept because they are among the newest.
         goes: folders of the runs to delete.
-        spared: folders of old runs that are kept, with the reason.
-        unreadable: folders that cannot be read and are kept, with the error.
+        spared: folders of old runs that are kept, each with the reason.
+        unreadable: folders that cannot be read and are kept, each with the error.
     """
 
     newest: int
@@ -38,11 +38,11 @@ class Plan:
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Plan a deletion that keeps the newest `keep` runs of each kind, subject and device, the
-    pinned runs, the baselines of the newest runs, and the anchors of every machine (its oldest
-    passing runs, with which later ones are compared).
+    """Plan a deletion of old runs under `root`.
 
-    Unreadable folders are never deleted: they might be restored.
+    Kept are the newest `keep` runs of each kind, subject and class of device, the pinned runs, the
+    baselines of the newest runs, and the anchors of every machine (its oldest passing runs, with
+    which later ones are compared). Unreadable folders are kept too: they might be restored.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -73,7 +73,7 @@ def plan(root: Path, keep: int) -> Plan:
 
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
-    """Return the ids of the baselines of each group's newest run, with the id of that run."""
+    """Return, by id of the baseline, the id of the newest run of the group that has it."""
     baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
@@ -84,7 +84,7 @@ def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
 
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
-    """Return the ids of the anchors of every machine's newest run, with the id of that run."""
+    """Return, by id of the anchor, the id of the newest run of the machine that it anchors."""
     newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)

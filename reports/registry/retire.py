@@ -28,26 +28,33 @@ from reports.verdict.vanished import (
 
 @dataclass(frozen=True)
 class Retirement:
-    """Result of retiring work: the written file, and how much was retired and is left."""
+    """Result of retiring work.
+
+    Attributes:
+        path: path of the written file.
+        suites: number of suites that were retired.
+        groups: number of groups of gates that were retired.
+        left: number of suites and groups that the run lacks and that are still expected.
+    """
 
     path: Path
     suites: int
     groups: int
     left: int
-    """Number of suites and groups of gates that the run lacks and that are still expected."""
 
 
 def retire(folder: Path, name: str, reason: str) -> Retirement:
-    """Declare that work of earlier runs that a stored run lacks is no longer expected.
+    """Declare that work which earlier runs did, and which a stored run lacks, is not expected.
 
     Args:
-        folder: Folder of a run that does not plan the work.
-        name: Suite, case, edge or kind of the work, or several joined by " | ", which all must fit.
+        folder: Folder of the run that lacks the work.
+        name: Suite, case, edge or kind of the work, or several of them joined by " | ", all of
+            which the work must have.
         reason: Why the work was removed.
 
     Raises:
-        StoreError: there is no reason, no missing work has that name, the file of retired work
-            is damaged, or it cannot be written.
+        StoreError: `reason` is empty, the run is incomplete or has a planted fault, it lacks no
+            work of that name, or the file of retired work is damaged or cannot be written.
     """
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")
@@ -88,8 +95,10 @@ def _retire(home: Path, root: Path, run: Run, name: str, reason: str) -> Retirem
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Context that locks a folder: if two processes read and rewrote the file at the same time, the
-    work retired by one of them would be lost.
+    """Context that locks the folder `home`, making it if necessary.
+
+    If two processes read and rewrote the file of retired work at the same time, the work retired by
+    one of them would be lost.
     """
     new = not home.exists()
     home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The page of all runs, beside them: built from the index and written atomically.
+"""The page of all runs, in the folder of the runs: built from the index and written atomically.
 
 Source: docs/reports.md "All runs".
 """
@@ -23,7 +23,7 @@ from reports.verdict import since
 
 RUNS_PAGE = "index.html"
 SHOWN = 2000
-"""Runs listed individually: six years of nights in 1.5 MB. Older ones are only counted."""
+"""Most runs listed individually: six years of nights in 1.5 MB. Older runs are only counted."""
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 
 
@@ -128,7 +128,7 @@ def _entry(
 
 
 def _groups(gates: Sequence[GateName]) -> tuple[GateGroup, ...]:
-    """Return gates grouped by case and comparison, mathematics first."""
+    """Return gates grouped by case and edge, in the order of `edge_rank`, mathematics first."""
     groups: dict[tuple[str, str], list[GateName]] = {}
     for gate in gates:
         groups.setdefault((gate.case, gate.edge), []).append(gate)

@@ -50,7 +50,7 @@ def run_lines(several: Several) -> list[str]:
 
 
 def table(several: Several) -> tuple[list[str], list[list[str]], int]:
-    """Return the header and rows of the terminal's table, and the number of omitted rows."""
+    """Return the header and the rows of the table for the terminal, and how many rows it omits."""
     heads = ["", *(str(i) for i in range(1, len(several.runs) + 1))]
     rows = [["verdict", *(decision.word.value for decision in several.decisions)]]
     rows += [[f"gates held, {edge_name(edge)}", *cells] for edge, cells in _edges(several)]
@@ -88,7 +88,7 @@ def _work(cell: Cell) -> str:
 
 
 def more_line(omitted: int) -> list[str]:
-    """Return the line that counts the rows omitted from the terminal."""
+    """Return one line that counts the omitted rows; no line if none are."""
     return [f"and {count(omitted, 'more row')}; --html and --json have them"] if omitted else []
 
 

@@ -24,15 +24,16 @@ HERE, THERE = ".listed.json", ".index.json"
 TOGETHER = 256
 """Runs per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
-"""Age after which a run without a verdict is assumed never to get one. Younger ones may still be
-judged, since a run is stored first."""
+"""Age after which a run without a verdict is assumed never to get one. A younger run may still be
+judged, since it is stored first."""
 Unreadable = list[tuple[Path, str]]
 
 
 def shared_lines(storage: Storage) -> tuple[list[Line], Unreadable]:
-    """Return a line for every run on a storage, and the unreadable runs with a reason.
+    """Return an index line for every run on a storage, and the unreadable runs with a reason.
 
-    Requests the names of the runs, and reads the runs without a cached line.
+    Unsent runs are sent first. Then the names of all runs are requested, and the runs without a
+    cached line are read.
 
     Raises:
         StoreError: the storage raises an error.
@@ -80,7 +81,10 @@ def _lines_there(storage: Storage) -> dict[str, Line]:
 
 
 def _read(storage: Storage, names: Sequence[str]) -> tuple[dict[str, Line], Unreadable]:
-    """Read index lines of runs, fetching only the files that a list needs."""
+    """Return the index lines of the named runs by name, and the unreadable runs with a reason.
+
+    Only the files that a list needs are fetched, into a temporary folder.
+    """
     with tempfile.TemporaryDirectory() as aside:
         folders = {name: Path(aside) / name for name in names}
         heads = [f"{name}/{file}" for name in names for file in (MANIFEST, VERDICT)]

@@ -16,8 +16,13 @@ from reports.verdict.decide import decide
 
 
 def range_lines(before: Path, after: JudgedRun) -> list[str]:
-    """Return lines with the number of gates that two runs share, unless the verdict's sentence has
-    it, and the commits between them.
+    """Return lines that say how many gates two runs share, and which commits lie between the runs.
+
+    The line about the gates is left out if the verdict's sentence already has it.
+
+    Args:
+        before: Folder of the earlier run.
+        after: The later run, judged against the earlier.
 
     Raises:
         StoreError: the earlier run cannot be read.
@@ -30,7 +35,7 @@ def range_lines(before: Path, after: JudgedRun) -> list[str]:
 
 
 def write_page(page: Path, before: Path, after: Path, judged: JudgedRun) -> None:
-    """Write the page of two runs.
+    """Write the page that shows two runs side by side.
 
     Args:
         page: path of the page.

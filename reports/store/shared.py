@@ -195,7 +195,7 @@ class Storage:
         return place
 
     def delete(self, name: str) -> None:
-        """Delete a run. An interrupted deletion leaves no readable run, and `clean` completes it."""
+        """Delete a run. An interrupted deletion leaves no readable run; `clean` completes it."""
         with _refusals_named(self.address):
             remove(self.objects, name)
 
