@@ -1,4 +1,4 @@
-"""Agreement of two runs: how many gates (measurements with a tolerance) both have, and how equal.
+"""Agreement of two runs: how many gates (measurements with a tolerance) and findings are equal.
 
 Source: docs/reports.md "Two runs side by side".
 """
@@ -16,13 +16,12 @@ from stability.core.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Counts of equal and different gates and findings of two runs.
+    """Numbers of equal and different gates and findings of two runs.
 
     Attributes:
-        compared: gates that both runs measured, with equal identity.
+        compared: gates that both runs measured with equal identity (hash of the work).
         same: compared gates with equal value, tolerance and verdict.
-        other_work: gates that both runs measured with different identities (hashes of the work),
-            which are not compared.
+        other_work: gates that both runs measured with different identities, which are not compared.
         only_before: gates that only the earlier run measured.
         only_now: gates that only the later run measured.
         findings: findings of the later run.
@@ -41,7 +40,7 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether both runs measured the same gates, at least one, with equal results."""
+        """Whether both runs have the same gates, at least one, and findings, with equal results."""
         alone = self.other_work + self.only_before + self.only_now + self.findings_alone
         differ = self.compared - self.same + alone + self.findings_differ
         return bool(self.compared) and not differ

@@ -31,10 +31,11 @@ GROUP BY ALL
 """
 _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
+"""Returns whether a stored run may be an anchor."""
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one pin with the error levels of all anchors, named after the oldest; or nothing.
+    """Return one pin with the error levels of all anchors, named after the oldest; empty without.
 
     Args:
         chosen: Anchors, oldest first. Each group's level is that of the oldest anchor that measured
@@ -55,9 +56,9 @@ def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
 def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     """Return the anchors that `run` is compared with on its own machine, oldest first.
 
-    The anchor of a level is the oldest healthy run that was made before `run` on an equal machine
-    with the same kind of reference, and whose level consists of exactly the same gates, with equal
-    identities.
+    The anchor of a level is the oldest healthy run that was made before `run` on the same machine
+    (equal fingerprints, which include versions and reference), and whose level consists of exactly
+    the same gates, with equal identities.
 
     Args:
         root: Folder of runs.
@@ -102,9 +103,10 @@ def _work(info: RunInfo) -> str:
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return by `_work` the positions of those `levels` of which such a run measured all gates.
+    """Return the positions in `levels` of the levels that earlier runs have, by `_work` of the run.
 
-    Only one run per key is queried: most of ten thousand nights measured the same gates.
+    A run has a level if it measured all gates of it. Only one run of each work is queried: most of
+    ten thousand nights measured the same gates.
     """
     asked = list({_work(info): info for info in reversed(earlier)}.values())
     with Table([str(old.folder / MEASUREMENTS) for old in asked]) as table:

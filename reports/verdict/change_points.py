@@ -22,16 +22,17 @@ LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2
 the values to one end too often."""
 # Fitting again moves a cut to its place in one or two rounds; a bound only ends a cycle.
 ROUNDS = 10
-"""Most rounds of fitting all cuts again."""
+"""Most rounds in which all cuts are fitted again (`_settled`)."""
 _BATCH, _BATCHES = 111, 9
 """Permutations per batch, and batches: 999 in total, so p-values are multiples of 0.001."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """A change of level. `index` is the position of the first run at the new level."""
+    """A change of level in a series over runs."""
 
     index: int
+    """Position in the series of the first run at the new level."""
     before: float
     """Median since the previous change, or since the beginning, in the unit of the series."""
     after: float
@@ -63,7 +64,7 @@ def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
 
 
 def _split(logs: np.ndarray, offset: int) -> list[int]:
-    """Return the start index of every level except the first, in order."""
+    """Return the start of every level of `logs` except the first, plus `offset`, in order."""
     found = _cut(logs, offset)
     if not found:
         return []
@@ -73,10 +74,10 @@ def _split(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
-    """Return the starts of levels, each of them the best and a rare cut between its neighbours.
+    """Return `starts`, refined until each is the best cut between its neighbours, and a rare one.
 
     A first cut is fitted to all levels at once: on a staircase it may lie in the middle of a level.
-    A cut that is alone has only two levels beside it.
+    A single cut has only two levels beside it and needs no refinement.
     """
     if len(starts) < 2:
         return starts
@@ -94,7 +95,10 @@ def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
 
 
 def _cut(logs: np.ndarray, offset: int) -> list[int]:
-    """Return the best cut of a series into two levels, if it is rare; else an empty list."""
+    """Return the start of the second level, plus `offset`, at the best cut of a series into two.
+
+    The list is empty if the series is too short or the cut is not rare (`_is_rare`).
+    """
     if len(logs) < 2 * SHORTEST:
         return []
     gains = _gains(logs[None])[0]

@@ -42,7 +42,11 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference from the baseline; `before` is None if the baseline has no such value."""
+    """One difference of a run from its baseline, from earlier values, or from a pinned level.
+
+    `before` and `now` are measured values or, of a drift, levels; None where there is none.
+    `tolerance` is that of the gate or the threshold of the finding; NaN without one.
+    """
 
     what: What
     case: str
@@ -55,14 +59,18 @@ class Change:
     stage: int = -1
     note: str = ""
     kind: str = ""
-    """Kind of quantity of a drifted group of gates; empty for a change of a single gate."""
+    """Kind of quantity, for the level of a group of gates; empty for a single gate or finding."""
     excess: float = 0.0
     """Severity of a drift: ln of its ratio divided by ln of its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of a run; failures are failed gates plus findings of severity error."""
+    """Numbers of gates, changes and missing checks of a run.
+
+    `new`, `persisting` and `fixed` count failures: failed gates and findings of severity error.
+    `not_run` and `skipped` count planned checks that did not run.
+    """
 
     gates: int
     passed: int
@@ -100,7 +108,13 @@ def _change(what: What, m: Measurement, before: Measurement | None, note: str = 
 
 
 def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change | None:
-    """Compare one measurement with the baseline; return None if there is no change to report."""
+    """Compare a measurement with that of the baseline; return None if no change is to be reported.
+
+    Args:
+        m: Measurement of the run.
+        old: The same measurement in the baseline; None if it has none.
+        exact: Whether a passing value must equal the baseline's bit by bit.
+    """
     failed = m.verdict is Verdict.FAIL
     if old is None:
         return _change(What.NEW, m, None, "not in the baseline") if failed else None
@@ -136,8 +150,9 @@ def tolerance_note(before: float, now: float) -> str:
 
 
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
-    """Return the change "not comparable" for a group whose level depends on tolerances (it has
-    gates below `DRIFT_SHARE` of theirs) that changed since the pinned run.
+    """Return the change "not comparable" for a group whose tolerances changed since the pinned run.
+
+    Its level depends on them, since it has gates below `DRIFT_SHARE` of their tolerance.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
@@ -160,7 +175,7 @@ def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
 
 
 def unseen_change(drift: Drift, comparison: PinComparison) -> Change:
-    """Return the change for a group that grew by more than `UNSEEN`, but not beyond its limit."""
+    """Return the change for a group whose level grew more than `UNSEEN`, but within its limit."""
     note = (
         f"not comparable yet: {drift.what} of these gates, {drift.ratio:.2f} times that of "
         f"{pin_name(comparison)}; rounding between the machines explains {drift.limit:.2f}, and "
@@ -251,9 +266,12 @@ def find_changes(
 ) -> tuple[Change, ...]:
     """Return the changes of a run's measurements and findings, most severe first.
 
-    A value that a replay repeated bit by bit is compared exactly, if `equal` says that the run and
-    its baseline measured the case on the same host. A value that does not repeat is compared with
-    its `past`.
+    Args:
+        run: The judged run.
+        baseline: Run to compare with; None if there is none.
+        past: Earlier values of the gates that do not repeat, with which these are compared.
+        equal: Returns whether the run and its baseline measured a case on the same host. Only then
+            a value that a replay repeated bit by bit must equal the baseline's.
     """
     before = {m.key: m for m in baseline.measurements} if baseline else {}
     changes = _measurement_changes(run.measurements, before, past, equal)
@@ -261,10 +279,10 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple[Change, ...]:
-    """Sort changes by `What`, then excess of a drift, then gates before findings, then edge.
+    """Sort changes by `What`, excess of a drift, presence of a tolerance, place in `cases`, edge.
 
-    Changes of `cases` come before others of their kind, case by case in this order, so that a list
-    begins with what the sentence above it names.
+    Changes with a tolerance come first, and changes of `cases` in the order of `cases` before those
+    of other cases, so that a list begins with what the sentence above it names.
     """
     rank = {what: i for i, what in enumerate(What)}
     turn = {case: i for i, case in enumerate(dict.fromkeys(cases))}
@@ -286,7 +304,7 @@ def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple
 
 
 def count_changes(run: Run, changes: Sequence[Change]) -> Counts:
-    """Count a run's measurements, its changes and its suites."""
+    """Count a run's gates, its changes by kind, and the checks that its suites did not execute."""
 
     def of(what: What) -> int:
         return sum(c.what is what for c in changes)

@@ -22,19 +22,20 @@ WITHOUT_GATES = frozenset(("stability", "controls"))
 
 
 def breaches_of(run: Run) -> Breaches:
-    """Return how a run's gates differ from its contract; empty for kinds without a contract."""
+    """Return how a run's gates differ from its contract; empty for a run without a contract."""
     if run.manifest.kind not in BOUND or _stored_before_contracts(run.manifest):
         return Breaches()
     return breaches(run.manifest.contract, run.measurements)
 
 
 def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str:
-    """Return a sentence that says why a run is incomplete; empty if it is complete.
+    """Return a sentence on why a run without failures is incomplete; empty if it is complete.
 
     Args:
         run: The measured run.
         found: `breaches_of` that run.
-        old_schema_may_pass: Whether a run of a schema older than contracts counts as complete.
+        old_schema_may_pass: Whether a run that was stored before runs had a contract counts as
+            complete.
     """
     manifest = run.manifest
     if manifest.fault:

@@ -41,7 +41,7 @@ from reports.verdict.vanished import Retired, Seen, Vanished
 
 NOTHING_GONE = Vanished()
 LIVE_SUITES = frozenset(("port",))
-"""Suites that run megalodon-hf itself; a night against recordings has none of them."""
+"""Suites that run megalodon-hf itself; a night that compares with recordings has none of them."""
 
 
 class Word(StrEnum):
@@ -78,12 +78,15 @@ class Decision:
     starts: tuple[Measurement, ...]
     """First divergence of each failing case and edge; that of the most severe case comes first."""
     baseline_id: str | None
+    """Id of the baseline; None without one."""
     environment: tuple[str, ...]
-    """Differences from the baseline's environment; if there are any, no value is CHANGED."""
+    """Differences from the baseline's environment. If there are any, a value may be CHANGED only in
+    a run of several hosts, for a case that equal hosts measured."""
     breaches: Breaches = field(default_factory=Breaches)
     """Differences between the measured gates and the run's contract."""
     comparisons: tuple[PinComparison, ...] = ()
-    """Comparisons with pinned runs: at most one of this machine and one of another."""
+    """Comparisons of levels with pinned runs and anchors, those of this machine first. A level is in
+    at most one comparison with this machine and one with another."""
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -123,7 +126,11 @@ def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
 
 
 def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tuple[str, ...]:
-    """Return the suites that the baseline completed, that this run lacks, and that are expected."""
+    """Return the suites that the baseline completed and that this run lacks, unless that is normal.
+
+    It is for a run of selected cases, for retired suites, and for `LIVE_SUITES` without a live
+    reference.
+    """
     # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
         return ()
@@ -154,8 +161,8 @@ def decide(
         baseline: The newest earlier run with comparable measurements, or None. A value that differs
             from it makes the run CHANGED only if a replay in this run repeated the value and both
             environments are equal. CHANGED exits with 0, since every tolerance holds.
-        past: Earlier values of the gates that do not repeat (`reports.verdict.history`). A step
-            beyond them is REGRESSED although the tolerance holds.
+        past: Earlier values of the gates that do not repeat (`reports.verdict.history`). A value
+            that rose beyond them is REGRESSED although the tolerance holds.
         pins: Pinned runs for the comparison of levels (`reports.verdict.drift.compare_with_pins`),
             in order of preference. A level that drifted from one of them is REGRESSED too.
         unusable: One line for each pinned baseline that could not be used; the sentence counts
@@ -201,9 +208,9 @@ def decide(
 def _equal_hosts(
     run: Run, baseline: Run | None, environment: Sequence[str]
 ) -> Callable[[str], bool]:
-    """Return a predicate: whether a run and its baseline measured a case on the same host.
+    """Return a function of a case: whether a run and its baseline measured it on the same host.
 
-    A run of several hosts is compared with its baseline case by case: values of another host are no
+    A run of several hosts is compared with its baseline case by case: a value of another host is no
     baseline for a value that should repeat.
     """
     manifests = [each.manifest for each in (run, baseline) if each is not None]
@@ -216,7 +223,7 @@ def _equal_hosts(
 
 
 def _host_of(manifest: Manifest) -> Callable[[str], str]:
-    """Return a function from a case to the fingerprint of the host that measured it, or ""."""
+    """Return a function of a case: the fingerprint of the host that measured it, "" if unknown."""
     whole = fingerprint(manifest.environment) or ""
     by_case = {case: part.fingerprint for part in manifest.parts for case in part.cases}
     return lambda case: by_case.get(case, "" if manifest.parts else whole)

@@ -20,29 +20,29 @@ from reports.verdict.levels import Group, Level, levels, over_meshes, pooled
 from reports.verdict.pins import Pin
 
 UNSEEN = 3.0
-"""Largest growth of a level that passes on a machine without an earlier run to compare with."""
+"""Largest ratio of a level to a pinned one that passes on a machine without an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A group's level and its pinned level; `before` and `now` are typical or worst values."""
+    """A group's level `now` compared with its pinned level `before`, whether it drifted or not."""
 
     group: Group
     what: str
-    """`typical` or `worst`."""
+    """Which value of the levels is compared: `typical` or `worst`."""
     before: float
     now: float
     limit: float
-    """Largest ratio that rounding explains; its inverse is the smallest."""
+    """Largest ratio `now` / `before` that rounding explains; its inverse is the smallest."""
 
     @property
     def wide(self) -> bool:
-        """Whether rounding explains more than `UNSEEN`, so one draw cannot detect a loss."""
+        """Whether rounding explains more than `UNSEEN`, so one run cannot detect a loss."""
         return self.limit > UNSEEN
 
     @property
     def draws(self) -> int:
-        """Draws to pool until rounding explains no more than `UNSEEN`.
+        """Number of draws to pool until rounding explains no more than `UNSEEN`.
 
         The deviation of a mean of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
         """
@@ -67,9 +67,9 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A group whose level follows tolerances that changed, so no ratio is formed.
+    """A group whose level depends on its tolerances, which changed: no ratio of levels is formed.
 
-    `before` and `now` are the geometric means of the tolerances.
+    `before` and `now` are the geometric means of the tolerances of its gates.
     """
 
     group: Group
@@ -83,9 +83,9 @@ class PinComparison:
 
     pin: Pin
     same: bool
-    """Whether machine and kind of reference are equal."""
+    """Whether both runs have the same machine: equal fingerprints, reference included."""
     differs: tuple[str, ...]
-    """Differences between this run's machine and reference and those of the pinned run."""
+    """Differences of this run's environment from the pinned run's, one line each."""
     levels: int
     """Number of levels of the run."""
     compared: tuple[Drift, ...]
@@ -93,14 +93,17 @@ class PinComparison:
     rescaled: tuple[Rescaled, ...] = ()
     """Levels of equal work that could not be compared, because their tolerances changed."""
     covered: int = 0
-    """Number of the run's levels that it covers; a level pooled over meshes covers several."""
+    """Number of the run's levels in `compared` and `rescaled`; one pooled over meshes counts as
+    several."""
     held: frozenset[Group] = frozenset()
-    """Groups that another comparison covers, with an earlier run of this machine."""
+    """Groups that were compared with an earlier run of this machine in another comparison."""
 
     @property
     def not_yet(self) -> tuple[Drift, ...]:
-        """One drift per group that is not comparable yet, the largest limit first: rounding
-        explains more than `UNSEEN`, and there is no earlier run of this machine to compare with.
+        """One drift per group that is not comparable yet, the largest limit first.
+
+        For such a group rounding explains more than `UNSEEN`, and no earlier run of this machine
+        has its level.
         """
         first: dict[Group, Drift] = {}
         for drift in sorted(self.compared, key=lambda d: -d.limit):
@@ -110,7 +113,10 @@ class PinComparison:
 
     @property
     def unseen(self) -> tuple[Drift, ...]:
-        """One drift per wide group that grew more than `UNSEEN` within its limit, largest first."""
+        """One drift per group of `not_yet` that grew more than `UNSEEN` within its limit.
+
+        The largest ratio comes first.
+        """
         first: dict[Group, Drift] = {}
         left = {drift.group for drift in self.drifts}
         for drift in sorted(self.compared, key=lambda d: (-d.ratio, d.group, d.what)):
@@ -156,10 +162,14 @@ def limit(base: float, deviation: float, same: bool) -> float:
 def compare(
     now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
 ) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
-    """Return the drift of each level of equal work, largest excess first, and the levels whose
-    tolerances changed.
+    """Return two drifts of each level of equal work, largest excess first, and the rescaled levels.
 
-    A pinned baseline that does not store its tolerances is assumed to have had those of `before`.
+    Args:
+        now: Levels of the run.
+        pin: Pinned run to compare with.
+        same: Whether the pinned run is of the same machine.
+        before: Levels of the run's baseline. An old pin without stored tolerances is assumed to
+            have had those of `before`, or without them, today's.
     """
     drifts: list[Drift] = []
     rescaled: list[Rescaled] = []
@@ -184,11 +194,12 @@ def compare(
 
 
 def _meshes_pooled(now: Mapping[Group, Level], pin: Pin) -> tuple[Mapping[Group, Level], Pin]:
-    """Return the levels of a run, and a pin of another machine, with those of meshes pooled.
+    """Return the levels of a run and a pin of another machine, with the levels of meshes pooled.
 
-    Partitions of one program scatter by 4 times among each other on a healthy machine (0.45 to 1.7
-    of 1e-6, the gradients of MLA + MoE with SSE 4.2 alone), so that a single one tells nothing of
-    another machine. Of three machines, the pooled levels are within 2.5 times of each other.
+    Levels of the partitions of one program scatter by 4 times on a healthy machine (0.45e-6 to
+    1.7e-6 for the gradients of MLA + MoE on a processor with SSE 4.2 only), so a single one says
+    nothing about another machine. The pooled levels of three machines were within 2.5 times of
+    each other.
     """
     ours, theirs = dict(now), dict(pin.groups)
     for common, own in over_meshes(now).items():
@@ -210,8 +221,9 @@ def compare_with_pins(
 ) -> tuple[PinComparison, ...]:
     """Compare a run's levels with pins of its own machine and with pins of other machines.
 
-    Of either kind, a level is compared with the first pin that has it. The anchor is the last pin
-    of its own machine, so a level that the pinned run did not measure is compared with the anchor.
+    Among the pins of its own machine, a level is compared with the first that has it; likewise
+    among those of other machines, of which pins with the run's kind of reference come first. The
+    anchor is the last pin of the own machine, for levels that the pinned run did not measure.
 
     Args:
         run: The measured run.
@@ -258,5 +270,5 @@ def compare_with_pins(
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:
-    """Return the levels of a run, with their spreads."""
+    """Return the levels of a run by group, with their spreads; `past` as for `levels`."""
     return levels(run.measurements, past, run.manifest.spreads)

@@ -44,7 +44,7 @@ GROUP BY ALL
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Values of one gate in earlier runs on this machine in which all gates of its case held."""
+    """Values of one gate in the earlier runs on this machine in which all gates of its case held."""
 
     values: tuple[float, ...] = ()
     """The newest `parity.tolerances.NOISE_WINDOW` of these values, oldest first."""
@@ -54,20 +54,21 @@ class Past:
 
 @dataclass(frozen=True)
 class History:
-    """Earlier runs of the same kind: baseline, trends and noise.
-
-    `benches` are the newest bench and earlier ones that timed the same work, oldest first. `series`
-    maps each gate to its worst share of tolerance in each of `runs`, oldest first; None where a run
-    has no comparable measurement. `past` holds earlier values of the gates that were not bit-equal
-    in every replay.
-    """
+    """Earlier runs of the same kind as the judged one: baseline, trends and noise."""
 
     baseline: Run | None = None
+    """Run to compare with (`load_history`); None if no earlier run shares a measurement."""
     runs: tuple[str, ...] = ()
+    """Folder names of the earlier runs in a trend, oldest first."""
     series: Mapping[Key, tuple[float | None, ...]] = field(default_factory=dict)
+    """Share of tolerance of each gate in each of `runs`; None where a run has no comparable
+    measurement."""
     unreadable: tuple[tuple[Path, str], ...] = ()
+    """Folders and files that could not be read, each with the reason."""
     benches: tuple[Run, ...] = ()
+    """The newest bench and earlier ones that timed the same work, oldest first."""
     past: Mapping[Key, Past] = field(default_factory=dict)
+    """Earlier values of the gates that were not bit-equal in every replay."""
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)
@@ -93,7 +94,8 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 
 
 def _before(old: Manifest, new: Manifest) -> bool:
-    """Return whether `old` is earlier than `new`, and usable for its history or as a bench."""
+    """Return whether `old` is earlier than `new`, and usable for the history of `new` or as a bench
+    beside it."""
     # A run with a planted fault is no evidence about the code without it.
     mixed = old.kind is new.kind and not old.shares_subject(new)
     return old.created < new.created and not (old.fault or mixed)
@@ -122,9 +124,9 @@ def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
     The baseline is the newest earlier run of the same kind and subject that shares at least one
-    measurement of equal identity. A run on the same machine with the same kind of reference is
-    preferred, if there is one among the newest `WINDOW`. Runs with a planted fault are skipped.
-    Runs that cannot be read are skipped and listed in `unreadable`.
+    measurement of equal identity. Among the newest `WINDOW` - 1 runs, one on the same machine
+    (equal fingerprints) is preferred. Runs with a planted fault are skipped. Runs that cannot be
+    read are skipped and listed in `unreadable`.
 
     Raises:
         StoreError: `root` itself cannot be listed.
@@ -166,7 +168,7 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
-    """Return the intact manifests of earlier runs of which another file is damaged.
+    """Return the manifests of earlier runs whose run.json is intact although another file is damaged.
 
     The seal shows that run.json is unchanged, so the planned work is known although the numbers are
     lost.
@@ -218,7 +220,7 @@ def _newer(one: Seen | None, other: Seen) -> Seen:
 
 
 def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
-    """Yield the groups of gates that runs planned, with the run, from their contracts."""
+    """Yield the groups of gates in the contracts of runs, each with the run that planned it."""
     for old in runs:
         for line in old.contract:
             group = group_of(old.kind, line.case, line.edge, line.kind)
@@ -226,7 +228,7 @@ def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
 
 
 def _measured(kind: RunKind, runs: Sequence[RunInfo]) -> Iterator[tuple[Group, Seen]]:
-    """Yield the groups of gates that runs measured, each with the newest of the runs."""
+    """Yield the groups of gates that runs measured, each with the newest run that measured it."""
     if not runs:
         return
     with Table([str(old.folder / MEASUREMENTS) for old in runs]) as table:
@@ -241,7 +243,10 @@ def _measured(kind: RunKind, runs: Sequence[RunInfo]) -> Iterator[tuple[Group, S
 def _newest(
     run: Run, stored: Sequence[RunInfo], answer: Columns, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
-    """Return the newest run that shares work with `run`; prefer one of the same machine."""
+    """Return the newest run of `stored` that shares work with `run`, or None.
+
+    A run of the same machine is preferred. Runs that cannot be read are added to `unreadable`.
+    """
     machine = fingerprint(run.manifest.environment)
 
     def elsewhere(turn: int) -> bool:
@@ -302,9 +307,11 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
 def worst_over(
     history: History, keys: set[Key], now: float | None
 ) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
-    """Return the worst share of tolerance over the gates `keys` in each run, and the run names.
+    """Return the worst share of tolerance over the gates `keys` in each earlier run, and the names
+    of these runs.
 
-    `now`, the share of the judged run, is appended; the names are those of earlier runs only.
+    `now`, the worst share in the judged run, is appended to the shares. A share is None where a run
+    measured none of the gates, and NaN if one of the shares is NaN.
     """
     columns = [history.series[key] for key in sorted(keys & history.series.keys())]
     past: list[float | None] = []

@@ -21,11 +21,13 @@ from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 
 RECENT = 7
-"""Newest values that are combined for a gate that does not repeat, the judged run's included."""
+"""Number of newest values, the judged run's included, that are combined for a gate that does not
+repeat."""
 # A scalar's error may be zero by luck, so only errors that average over many elements have a
 # level. A ratio of two errors scatters with both, and each has its own level; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
 KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
+"""Kinds of quantity whose gates have a level."""
 
 Group = tuple[str, str, str, str]
 """Case, edge (comparison), kind of quantity, metric: gates that share them have one level."""
@@ -37,6 +39,7 @@ _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case and metric whose responses to rounding were calibrated, on all edges or on one."""
 Settle = Callable[[Sequence[float]], float]
+"""Combines the recent values of a gate that does not repeat into one, such as their median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +50,24 @@ class Level:
     """
 
     work: str
-    """Hash of the identities of its gates: levels of other work are not compared."""
+    """Hash of the identities of its gates; only levels with equal hashes are compared."""
     gates: int
     typical: float
     worst: float
     spread: Spread = STILL
     tolerance: float = 0.0
-    """Geometric mean of the tolerances; 0 if unknown, in old pins."""
+    """Geometric mean of the tolerances of its gates; 0 if unknown, as in old pins."""
     floored: int = 0
     """Number of gates that count as `DRIFT_SHARE` of their tolerance. If there are any, the level
     depends on the tolerances."""
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
-    """Return the gates that have a level, by group.
+    """Return the gates that have a level, by group, sorted.
 
-    If a group was pooled over draws (`parity.pooling`), only the pooled metric has a level: the
-    error of a single draw of a small model is mostly chance.
+    Gates have a level if their kind is in `KINDS`, their metric is an error, and value and
+    tolerance are finite. If a group was pooled over draws (`parity.pooling`), only the pooled
+    metric has a level: the error of a single draw of a small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
@@ -88,9 +92,10 @@ def levels(
     counts with at least `DRIFT_SHARE` of its tolerance.
 
     Args:
-        rows: Measurements.
-        past: Earlier values of the gates that do not repeat.
-        spreads: Spread by `name_of` the group, as stored in a manifest.
+        rows: Measurements of the run.
+        past: Earlier values of the gates that do not repeat, oldest first.
+        spreads: Spread by `name_of` the group, as stored in a manifest; `STILL` for a group without
+            one.
         settle: Function that combines the recent values of a gate into one.
     """
 
@@ -121,9 +126,9 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
 
 
 def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]:
-    """Return, by their common group, the groups of one subject on several meshes.
+    """Return the groups that differ only in the mesh, at least two, by their common group.
 
-    The common group has the subject as its case: "mesh megalodon" of "mesh megalodon data=8".
+    The common group has the subject as its case: "mesh megalodon" for "mesh megalodon data=8".
     """
     members: dict[Group, list[Group]] = {}
     for group in groups:
@@ -138,8 +143,8 @@ def pooled(members: Sequence[Level]) -> Level:
     """Return the geometric mean of several levels, weighted by their numbers of gates.
 
     `worst` is the geometric mean of the members' `worst`: their largest would be that of the worst
-    partition. `spread` is the largest of the members': they share one of their two sides, so it is
-    unknown how much averaging reduces it.
+    partition. `spread` is the largest of the members': all members have one side in common, so it
+    is unknown how much averaging reduces the spread.
     """
     gates = sum(level.gates for level in members)
 
@@ -160,9 +165,9 @@ def pooled(members: Sequence[Level]) -> Level:
 
 
 def spread_of(values: object) -> Spread:
-    """Return a stored spread, or `STILL` unless it is two finite numbers of at least 0.
+    """Return a stored spread; `STILL` if it is not two finite numbers of at least 0.
 
-    With `STILL` rounding explains no drift, which is the stricter judgement.
+    `STILL` is the stricter judgement: rounding then explains no drift.
     """
     try:
         return _checked_spread(values)
@@ -222,13 +227,16 @@ def name_of(group: Group) -> str:
 def spreads_of(
     rows: Iterable[Measurement], responses: Mapping[Calibrated, Mapping[str, Sequence[float]]]
 ) -> dict[str, Spread]:
-    """Return the spread of the level of every calibrated group, by `name_of`.
+    """Return the spread of the level of every calibrated group, by `name_of` the group.
+
+    A group is left out if one of its gates has no responses.
 
     Args:
         rows: Measurements of a run.
-        responses: For each case and metric, or for one edge of them, by quantity: the relative L2
-            response to each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws
-            were pooled, to one seed on each draw.
+        responses: Responses by quantity, for a case and metric on all edges or on one, which wins.
+            A response is the relative L2 change of the quantity, for each rounding seed
+            (`parity.engine.measure.rounding_noise`) or, if draws were pooled, for each draw with
+            one seed.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():
@@ -253,7 +261,12 @@ def spread_over_seeds(
     Seeds are independent but gates are not: one perturbed weight moves every later value. Therefore
     the level is computed for each seed, and the standard deviation is taken over seeds. As in a
     level, a value counts with at least the floor of its gate: some gates do not respond to a seed.
-    A seed with a value of 0 and no floor, or with one that is not finite, has no level.
+    A seed is left out if a value is not finite, or 0 without a floor. With fewer than two seeds the
+    result is `STILL`.
+
+    Args:
+        values: Responses, by gate and seed.
+        floors: Least value of each gate; None for no floors.
     """
     floors = floors or [0.0] * len(values)
     finite = [column for column in zip(*values, strict=True) if all(map(math.isfinite, column))]
@@ -270,6 +283,7 @@ def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
 
     `values[gate][draw]` is one response each, so the level itself is observed only once. Its
     variance is estimated by the delete-one jackknife, which is exact for the mean of the gates.
+    Gates with a response of 0 are left out. With fewer than two draws the result is `STILL`.
     """
     logs = [[math.log(v) for v in gate] for gate in values if all(v > 0 for v in gate)]
     if not logs or (draws := len(logs[0])) < 2:
