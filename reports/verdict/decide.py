@@ -85,8 +85,8 @@ class Decision:
     breaches: Breaches = field(default_factory=Breaches)
     """Differences between the measured gates and the run's contract."""
     comparisons: tuple[PinComparison, ...] = ()
-    """Comparisons of levels with pinned runs and anchors, those of this machine first. A level is in
-    at most one comparison with this machine and one with another."""
+    """Comparisons of levels with pinned runs and anchors, those of this machine first. A level is
+    in at most one comparison with this machine and one with another."""
 
     @property
     def against(self) -> tuple[str, ...]:

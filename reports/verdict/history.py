@@ -44,7 +44,7 @@ GROUP BY ALL
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Values of one gate in the earlier runs on this machine in which all gates of its case held."""
+    """Values of a gate in the earlier runs on this machine in which all gates of its case held."""
 
     values: tuple[float, ...] = ()
     """The newest `parity.tolerances.NOISE_WINDOW` of these values, oldest first."""
@@ -168,7 +168,7 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
-    """Return the manifests of earlier runs whose run.json is intact although another file is damaged.
+    """Return the manifests of earlier runs that have an intact run.json and another, damaged file.
 
     The seal shows that run.json is unchanged, so the planned work is known although the numbers are
     lost.

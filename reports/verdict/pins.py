@@ -32,14 +32,14 @@ PORTS_FOLDER = "pinned"
 """Name of the folder with pinned baselines of ports, beside the folder of their runs."""
 SCHEMA = 4
 LONGEST_NAME = 120
-"""Longest name of a folder of ports, in characters, before a hash is added."""
+"""Longest name of a folder of ports, in characters; a longer one is cut and a hash is added."""
 NAME_BYTES = 255
 """Longest file name, in bytes, that file systems accept."""
 _NAMED_RUN = re.compile(r'"run":\s*"([^"\\]+)"')
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _UNUSABLE += (RecursionError,)
 LARGEST = 2**24
-"""Largest file, in bytes, that is read as a pinned baseline; today's have 1/200 of that."""
+"""Largest file, in bytes, that is read as a pinned baseline; today's files have 1/200 of that."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Pins:
 def home(root: Path, manifest: Manifest) -> Path:
     """Return the folder of pinned baselines for a run below `root`.
 
-    Megalodon's is `FOLDER`. Ports have one folder per port, beside the runs. Test sessions of ports
-    have a separate one, because their levels are not comparable with nights of Megalodon. If the
-    runs are on shared storage, the folder of a port is in the current folder, since it is committed
-    with the port's code.
+    Megalodon's is `FOLDER`. Each set of ports that a run compares has its own folder, beside the
+    folder of the runs. Test sessions without Megalodon have a separate one, because their levels
+    are not comparable with those of its nights. If the runs are on shared storage, the folder of
+    ports is in the current folder, since it is committed with the ports' code.
     """
     if manifest.without_megalodon:
         return beside(root) / PORTS_FOLDER / "(pytest)"
@@ -103,9 +103,10 @@ def _plain_name(ports: Sequence[str]) -> str:
 
 
 def old_home(root: Path, manifest: Manifest) -> Path | None:
-    """Return the folder in which earlier versions pinned these ports; None if it is `home`.
+    """Return the folder in which earlier versions pinned a run's ports.
 
-    Other ports may have the same one: "a b" and "a-b" do.
+    None if it is `home`, if the run has no ports, or if the name is not usable. Other ports may
+    have the same old folder, as "a b" and "a-b" do.
     """
     plain = _plain_name(sorted(manifest.subject))
     folder = beside(root) / PORTS_FOLDER / plain
@@ -118,7 +119,7 @@ def pins_of(root: Path, manifest: Manifest) -> Pins:
     """Return the pinned baselines of a run's subject and class of device, newest first.
 
     Earlier versions may have pinned other ports in the same folder. Such a pin is left out: it has
-    no level of this run, but its machine would no longer be compared with an anchor.
+    no level of this run, and must not count as a pin of its machine.
     """
     device, old = manifest.environment.device.kind, old_home(root, manifest)
     found = [load(device, home(root, manifest)), *([load(device, old)] if old is not None else [])]
@@ -129,7 +130,7 @@ def pins_of(root: Path, manifest: Manifest) -> Pins:
 
 
 def is_of(pin: Pin, manifest: Manifest) -> bool:
-    """Return whether a pinned baseline has an error level of a port that a run is about."""
+    """Return whether a pinned baseline has a level of one of the ports that a run compares."""
     # The title of a port is its name, or its name and its case.
     return any(
         case == port or case.startswith(f"{port}/")
@@ -139,7 +140,7 @@ def is_of(pin: Pin, manifest: Manifest) -> bool:
 
 
 def ids_of(root: Path, manifest: Manifest) -> set[str]:
-    """Return the ids of all pinned runs of a run's subject."""
+    """Return the ids of all pinned runs in the folders of a run's subject, current and old."""
     old = old_home(root, manifest)
     return pinned_ids(home(root, manifest)) | (pinned_ids(old) if old is not None else set())
 
@@ -149,7 +150,7 @@ def _newest_first(pins: Sequence[Pin]) -> tuple[Pin, ...]:
 
 
 def retired_home(root: Path, manifest: Manifest) -> Path:
-    """Return the folder of the file of retired work for a run below `root`, one for all ports."""
+    """Return the folder of the file of retired work for a run below `root`; all ports share one."""
     return beside(root) / PORTS_FOLDER if manifest.subject else FOLDER
 
 
@@ -164,6 +165,12 @@ def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "
 
     For a gate that does not repeat it pins the largest recent value: pinning accepts all values
     seen, and the median of an error that jumps between two modes is no limit for it.
+
+    Args:
+        run: The run to pin.
+        past: Earlier values of the gates that do not repeat.
+        reason: Why these levels are right; empty for an anchor.
+        pinned: Date, UTC; empty for an anchor.
     """
     manifest = run.manifest
     reference = replace(manifest.environment.reference, detail="")
@@ -178,7 +185,11 @@ def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "
 
 
 def file_of(pin: Pin, folder: Path | None = None) -> Path:
-    """Return the path of the pinned baseline for a machine and kind of reference."""
+    """Return the path of a pin's file in `folder`: one per machine and kind of reference.
+
+    The machine is identified without versions, so a pin after an update replaces the earlier one.
+    None for `folder` is `FOLDER`.
+    """
     environment = pin.environment
     kind = environment.reference.kind or "absent"
     machine = fingerprint(environment, versions=False) or "unknown"
@@ -195,7 +206,7 @@ def read(path: Path) -> Pin | None:
 
 
 def pinned_ids(folder: Path | None = None) -> set[str]:
-    """Return the ids of all pinned runs, including those of unusable files.
+    """Return the ids of all pinned runs in a folder (None: `FOLDER`), including unusable files.
 
     A damaged file still protects the run it names: the file can be restored, a deleted run cannot.
     """
@@ -211,9 +222,13 @@ def pinned_ids(folder: Path | None = None) -> set[str]:
 
 
 def load(device: str | None, folder: Path | None = None) -> Pins:
-    """Return the pinned baselines of a class of device.
+    """Return the pinned baselines of a class of device in a folder (None: `FOLDER`).
 
     A file that cannot be read or has another schema is reported in `unusable`; it raises no error.
+
+    Args:
+        device: Class of device, cpu or cuda; None if unknown, for the pins of unknown devices.
+        folder: Folder of the pins.
     """
     pins: list[Pin] = []
     unusable: list[str] = []

@@ -1,4 +1,5 @@
-"""Shell commands that repeat a run, a case or a port; and the suite of a measurement."""
+"""Shell commands that repeat a run, a case or a port, and `suite_of`, which names a measurement's
+suite."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ PROGRAM = "megalodon-numerics"
 def program() -> str:
     """Return the command that starts the program on this machine, quoted for a shell.
 
-    That is its path relative to the current folder if it lies below it, as after `make nightly`;
-    its bare name if the shell finds it; else its absolute path.
+    That is the program's path relative to the current folder if it lies below that folder, as after
+    `make nightly`; its bare name if the shell finds it; else its absolute path.
     """
     folder = Path(sys.prefix) / ("Scripts" if os.name == "nt" else "bin")
     if folder.is_relative_to(Path.cwd()):
@@ -38,7 +39,7 @@ def program() -> str:
 
 
 def suite_of(m: Measurement) -> str:
-    """Return the suite of a measurement, which is derived for runs of older schemas."""
+    """Return the suite of a measurement; for older schemas, derived from its edge and kind."""
     if m.suite:
         return m.suite
     if m.edge == PRODUCTS:
@@ -50,8 +51,10 @@ def suite_of(m: Measurement) -> str:
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
-    """Return commands with labels: one that repeats the whole run, and one for each case that
-    failed, or that left its history or error level.
+    """Return commands that repeat a run, each as {"label": ..., "command": ...}.
+
+    The first repeats the whole run; the others one case each that failed, or left its history or
+    error level. For runs of ports the commands repeat files of ports, and failing ports.
     """
     if run.manifest.ports or run.manifest.without_megalodon:
         # No command of ours repeats the tests of another project.
@@ -90,7 +93,7 @@ def port_command(file: str, title: str = "") -> str:
 
 
 def command(case: str, manifest: Manifest) -> str:
-    """Return the command that repeats one case of any suite, with the options of its run."""
+    """Return the command that repeats one case of any suite, with the options of the given run."""
     probed = manifest.checkpoint
     if case == GIVEN and probed is not None and probed.folder:
         # The given checkpoint replaced the committed one, whose case is selected by its name.
@@ -99,7 +102,10 @@ def command(case: str, manifest: Manifest) -> str:
 
 
 def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
-    """Return the command of a night with the fault and the kind of reference of an earlier one."""
+    """Return the command of a night of some cases (all if empty) on a checkpoint ("": committed).
+
+    Fault and kind of reference are those of an earlier run, whose manifest is given.
+    """
     options = "".join(f" --case {shlex.quote(case)}" for case in cases) + _planted(manifest.fault)
     if manifest.environment.reference.kind == "recorded":
         options += " --reference recorded"
@@ -109,8 +115,11 @@ def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
-    """Return the commands that explain and shrink a case of the model, with the fault planted in
-    the run; empty if this version does not have the case.
+    """Return the commands that explain a case of Megalodon and shrink it to a smaller failing one.
+
+    Args:
+        case: Name of the case; the result is empty if this version does not have it.
+        fault: Fault that the commands plant; None for none.
     """
     # Imported only for a failed case, since this imports JAX, which takes a second.
     from parity.megalodon.cases import CASES

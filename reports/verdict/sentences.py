@@ -1,4 +1,7 @@
-"""The sentence under the verdict: what happened, how large it is, and where it starts."""
+"""The sentence under the verdict: what happened, how large the error is, and where it starts.
+
+Functions that "say" something return it as text.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[M
 
 
 def _shared(run: Run, failing: Sequence[Measurement]) -> str:
-    """Say what to suspect if JAX and the oracle agree with each other but not the reference."""
+    """Say what to suspect if JAX and the oracle agree with each other but not with the reference.
+
+    Empty otherwise.
+    """
     case = failing[0].case
     broken = {m.edge for m in failing if m.case == case}
     ours = {MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE}
@@ -93,7 +99,7 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
 
 
 def worse(run: Run, changes: Sequence[Change], counts: Counts) -> str:
-    """Say which value left its history or level although its tolerance holds."""
+    """Say how many values left their history or level with every gate holding, and name the worst."""
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
@@ -147,7 +153,7 @@ def _retire(run: Run, name: str) -> str:
 
 
 def _shortened(reason: str, limit: int = 80) -> str:
-    """Return a reason that ends with a whole word."""
+    """Return a reason, cut after a whole word to at most `limit` characters."""
     return label(textwrap.shorten(reason, limit, placeholder=" …"), limit)
 
 
@@ -172,10 +178,10 @@ def tightest(run: Run) -> str:
 def since(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run differs from its baseline and from its pinned run.
+    """Say how a passing run differs from its baseline and from pinned levels.
 
-    A value that no replay repeated, with a short history, may grow without being a change: the
-    sentence counts such values and names the one that grew most.
+    A value that no replay repeated and that has a short history may grow without being a change.
+    The sentence therefore also counts the equal gates, and names the gate that grew most.
     """
     if baseline is None:
         return f"There is no earlier comparable run.{_levels(changes)}"
@@ -241,7 +247,7 @@ def nothing_shared(run: Run, baseline: Run) -> str:
 
 
 def _levels(changes: Sequence[Change]) -> str:
-    """Count the groups that left their pinned level, independently of the baseline."""
+    """Count the groups of gates that left their pinned level, by kind of change; "" if none did."""
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
     return f" Levels compared with a pinned run: {_counted(groups.values())}." if groups else ""
 
@@ -300,8 +306,9 @@ def against(comparison: PinComparison) -> str:
 
 
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
-    """Say that there is no earlier level of this machine to compare with, and what follows; empty
-    if there is one.
+    """Say that no level could be compared with an earlier run of this machine, and what follows.
+
+    Empty if one could, and for sessions of tests of ports.
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""
@@ -371,8 +378,9 @@ def not_used(unusable: Sequence[str]) -> str:
 
 
 def unseen(run: Run, found: Sequence[tuple[Drift, PinComparison]]) -> str:
-    """Say which level of a first night grew by an amount that may be rounding or a loss of
-    accuracy, and how to decide.
+    """Say which level of a machine's first night grew most, and how to decide about it.
+
+    Such growth, above `UNSEEN`, may be rounding or a loss of accuracy.
     """
     first, other = found[0]
     case, edge, kind, metric = first.group

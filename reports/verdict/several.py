@@ -17,6 +17,7 @@ from reports.verdict.decide import Decision, Word, decide
 from stability.core.findings import Finding, Severity
 
 GRAVEST = (Word.REGRESSED, Word.NOT_COMPARABLE, Word.INCOMPLETE, Word.CHANGED, Word.PASS)
+"""Verdicts, the most severe first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,10 @@ class Cell:
 
     Attributes:
         value: measured value; None if a finding has no number.
-        tolerance: the bound it was compared with.
+        tolerance: tolerance of the gate, or threshold of the finding.
         state: pass, fail, blocked (could not be compared) or info.
-        other_work: whether its identity differs from that of the first run that has it.
+        other_work: whether the gate's identity differs from that in the first run that has the
+            gate.
         what: kind of difference from the first run; None if there is none.
     """
 
@@ -44,7 +46,7 @@ class Row:
 
     Attributes:
         gravest: the most severe of its changes.
-        cells: one per run; None where the run did not measure it.
+        cells: one cell per run; None where the run did not measure the row.
     """
 
     gravest: Change
@@ -61,9 +63,9 @@ class Several:
     """Runs side by side, in the order given.
 
     Attributes:
-        runs: the runs; the others are judged against the first.
-        decisions: their verdicts: the first alone, each other one against the first only.
-        agreements: agreement of each run except the first with the first.
+        runs: the runs.
+        decisions: verdicts of the runs: the first judged alone, each other against the first only.
+        agreements: agreement with the first run, of each run but the first.
         rows: the changes of all runs, most severe first.
     """
 
@@ -74,7 +76,7 @@ class Several:
 
     @property
     def gravest(self) -> int:
-        """Position of the run with the most severe verdict against the first."""
+        """Index in `runs` of the run with the most severe verdict against the first run."""
         ranks = [GRAVEST.index(decision.word) for decision in self.decisions[1:]]
         return 1 + ranks.index(min(ranks))
 

@@ -34,7 +34,7 @@ class Since:
 
 
 def since_when(m: Measurement, run: Run, history: History) -> Since | None:
-    """Return since when a failing gate of `run` fails; None if no earlier run measured it.
+    """Return since when the failing gate `m` of `run` fails; None if no earlier run measured it.
 
     Only the newest streak counts: if a gate passed in between, the streak starts after that. Runs
     that did not measure the gate are skipped, which widens the range of commits.
@@ -64,8 +64,9 @@ def sentence(since: Since, run: Run) -> str:
 
 
 def commit_range(before: Manifest, after: Manifest) -> str:
-    """Return the commits from one run to another as a git range; empty if a commit is unknown or
-    both are equal.
+    """Return the commits from one run to another as a git range, such as 0123456789..abcdef0123.
+
+    Empty if a commit is unknown or both commits are equal.
     """
     if not before.commit or not after.commit or before.commit == after.commit:
         return ""
@@ -73,9 +74,12 @@ def commit_range(before: Manifest, after: Manifest) -> str:
 
 
 def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
-    """Describe the commits between two runs; without any, name the environment as the suspect.
+    """Describe the commits between two runs; without any, suspect environment or machine.
 
-    If nothing `changed`, nothing is suspected.
+    Args:
+        before: Manifest of the earlier run.
+        after: Manifest of the later run.
+        changed: Whether the results of the runs differ; if not, nothing is suspected.
     """
     unclean = [name for name, m in (("earlier", before), ("later", after)) if m.dirty]
     which = "both runs" if len(unclean) == 2 else f"the {''.join(unclean)} run"
@@ -91,6 +95,6 @@ def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
 
 
 def log_command(before: Manifest, after: Manifest) -> str:
-    """Return the command that lists the commits between two runs; empty without such a range."""
+    """Return the git command that lists the commits between two runs; empty without a range."""
     between = commit_range(before, after)
     return f"git log --oneline {shlex.quote(between)}" if between else ""

@@ -1,9 +1,9 @@
 """Finds work that earlier runs did and a run does not plan, unless it was retired on purpose.
 
-The contract of a run follows from its own code, so it cannot miss a case that was deleted from that
-code. Earlier runs can. A group of gates that they measured stays expected until somebody retires
-it, in a text file beside the pinned runs that is reviewed as a diff. Source: docs/verdicts.md
-"Retired work".
+The contract of a run follows from its own code, so it does not show that a case was deleted from
+that code. Earlier runs do. A group of gates that they measured stays expected until somebody
+retires it, in a text file beside the pinned runs that is reviewed as a diff. Source:
+docs/verdicts.md "Retired work".
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reports.store.schema import RunKind
 from reports.text import label
 
 FILE = "retired.json"
-"""Name of the file in the folder of pinned runs."""
+"""Name of the file of retired work, in the folder of pinned runs."""
 SCHEMA = 1
 PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
-"""Kinds of run whose work later runs must repeat; tests come and go with their code."""
+"""Kinds of run whose work later runs of the kind must repeat; tests come and go with their code."""
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 LONGEST = 10_000
@@ -37,7 +37,8 @@ LONGEST = 10_000
 _CHECKPOINTS = (GIVEN, COMMITTED)
 
 Group = tuple[str, str, str]
-"""Case, edge and kind of gates. For ports, whose stages change, the kind is "gradient" or ""."""
+"""Case, edge and kind of quantity of gates. For ports, whose stages change, the kind is "gradient"
+or "" for all other gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class Retired:
 
     Attributes:
         name: name that a person gave to `retire`.
-        until: time of the run that lacked the work. It is expected again once a later run has it.
-        reason: why it was removed, for a reviewer.
+        until: start of the run that lacked the work, ISO 8601 in UTC. The work is expected again
+            once a later run has done it.
+        reason: why the work was removed, for a reviewer.
         suites: retired suites.
         groups: retired groups of gates.
     """
@@ -82,20 +84,23 @@ class Retired:
     groups: tuple[Group, ...] = ()
 
     def covers(self, work: str | Group, seen: Seen) -> bool:
-        """Return whether a suite or group that was last measured in run `seen` was retired."""
+        """Return whether this entry retires a suite or group that was last in run `seen`."""
         return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
 @dataclass(frozen=True)
 class Vanished:
-    """Work that earlier runs did, that this run does not plan, and that nobody retired."""
+    """Work that earlier runs did, that this run does not plan, and that nobody retired.
+
+    `retired` holds all retired work that was taken into account.
+    """
 
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
     retired: tuple[Retired, ...] = ()
 
     def named(self, name: str) -> tuple[tuple[str, ...], tuple[Group, ...]]:
-        """Return the suites and groups that a person means by a name.
+        """Return the suites and groups of this work that a person means by a name.
 
         A name is that of a suite, case, edge or kind, as verdicts show it, or several of them
         joined by " | ", all of which a group must have.
@@ -112,7 +117,7 @@ class Vanished:
 
 
 def comparable(old: Manifest, new: Manifest) -> bool:
-    """Return whether a run must do what an earlier run did.
+    """Return whether the run `new` must do the work that the earlier run `old` did.
 
     The earlier run must be complete, and have the same class of device and, except for ports, the
     same kind of reference; otherwise its gates are different ones.
@@ -128,8 +133,10 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 
 
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
-    """Return the group in which a gate is expected again, with names that differ between runs
-    made equal: the checkpoint's case, and the kinds of a port other than gradients.
+    """Return the group by which a gate is expected in later runs.
+
+    Names that may differ between runs are made equal: the case of a checkpoint, and the kinds of a
+    port other than gradients.
     """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN
