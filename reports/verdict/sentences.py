@@ -99,7 +99,7 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
 
 
 def worse(run: Run, changes: Sequence[Change], counts: Counts) -> str:
-    """Say how many values left their history or level with every gate holding, and name the worst."""
+    """Say how many values left their history or level although every gate holds; name the worst."""
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
