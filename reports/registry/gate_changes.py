@@ -79,7 +79,7 @@ class GateChanges:
         dropped: number of gates that failed in the previous complete run on this class of device
             and that this run did not measure, so they are neither fixed nor failing.
         known: whether the failing gates of the run could be read; if not, the other fields are
-            empty.
+            empty or 0.
     """
 
     steps: tuple[Step, ...] = ()

@@ -361,8 +361,8 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
 def comparison_lines(judged_run: JudgedRun) -> list[str]:
     """Return the lines to show below a verdict.
 
-    They say since when the first failing gate fails and why, which pinned runs the levels were
-    compared with, and which pins and runs could not be used.
+    They say since when the first failing gate fails and why, which pinned runs and anchors the
+    levels were compared with, and which pins and runs could not be used.
     """
     lines = [f"levels compared with {text}" for text in judged_run.decision.against]
     return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins, *_damaged(judged_run)]

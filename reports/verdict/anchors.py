@@ -35,7 +35,9 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one pin with the error levels of all anchors, named after the oldest; empty without.
+    """Return one pin with the error levels of all anchors, named after the oldest.
+
+    The tuple is empty if there are no anchors.
 
     Args:
         chosen: Anchors, oldest first. Each group's level is that of the oldest anchor that measured

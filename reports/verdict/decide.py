@@ -126,10 +126,10 @@ def _starts(run: Run, new: set[Key]) -> tuple[Measurement, ...]:
 
 
 def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tuple[str, ...]:
-    """Return the suites that the baseline completed and that this run lacks, unless that is normal.
+    """Return the suites that the baseline completed and that this run lacks, if they are expected.
 
-    It is for a run of selected cases, for retired suites, and for `LIVE_SUITES` without a live
-    reference.
+    A run of selected cases needs no other suites; retired suites are not expected, nor are
+    `LIVE_SUITES` if this run compares with recordings.
     """
     # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
