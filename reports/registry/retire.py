@@ -44,7 +44,7 @@ class Retirement:
 
 
 def retire(folder: Path, name: str, reason: str) -> Retirement:
-    """Declare that work which earlier runs did, and which a stored run lacks, is no longer expected.
+    """Declare that work of earlier runs, which a stored run lacks, is no longer expected.
 
     Args:
         folder: Folder of the run that lacks the work.
