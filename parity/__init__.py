@@ -1,10 +1,10 @@
 """Parity: comparison of two programs that should compute the same results from the same inputs.
 
 `sides` wraps a torch, Flax, NNX or Equinox module as a side, and `port` compares two sides.
-`tasks` compares two language models on a text, `self_agreement` one model in two ways, `deployed` a
-model in few bits with the trained one.
-`engine` has the parts that depend on no library or model. Most other packages compare one model
-each. Names are imported on first use, because a side needs its library.
+`tasks` compares two language models on a text, `self_agreement` one language model with itself, run
+in two ways, and `deployed` a model in few bits with the trained one. `engine` has the parts that
+depend on no library or model. Most other packages compare one model each. Names are imported on
+first use, so that only the libraries of the sides in use are needed.
 """
 
 from __future__ import annotations

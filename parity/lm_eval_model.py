@@ -13,9 +13,9 @@ import numpy as np
 from parity.tasks import LanguageModel, TaskError
 
 BLOCK = 16
-"""New tokens that are generated before the text is searched for the end."""
+"""Number of tokens that are generated at a time, before the text is searched for its end."""
 NEW_TOKENS = 256
-"""New tokens of a request that gives no number."""
+"""Largest number of new tokens for a request without `max_gen_toks`."""
 
 
 def lm_eval_model(
@@ -36,7 +36,7 @@ def lm_eval_model(
         decode: maps token ids to a text.
         end: id of the token that ends a text; it precedes a text without context, and ends a
             generated one.
-        window: most tokens that the model sees at a time.
+        window: largest number of tokens that the model gets in one call.
 
     Raises:
         ImportError: lm-eval is not installed.
@@ -77,7 +77,10 @@ def lm_eval_model(
 def _scored(
     model: LanguageModel, context: Sequence[int], rest: Sequence[int], window: int
 ) -> tuple[float, bool]:
-    """Return the log-likelihood of `rest` after `context`, and whether it is the greedy choice."""
+    """Return the log-likelihood of `rest` after `context` in nats, and whether it is greedy.
+
+    `rest` is greedy if each of its tokens is the most likely one after those before it.
+    """
     if not context or not rest:
         raise TaskError(f"{model.name}: expected a context and a continuation, got one of no token")
     if len(rest) > window:
@@ -96,9 +99,10 @@ def _scored(
 
 
 def _rolled(model: LanguageModel, ids: Sequence[int], end: int, window: int) -> float:
-    """Return the log-likelihood of a whole text, in windows that predict each token once.
+    """Return the log-likelihood of a whole text in nats; token `end` precedes the text.
 
-    The last window sees the tokens before its own too, as far as they fit.
+    The text is cut into windows of `window` tokens. Each is predicted after the one token before
+    it. The last, shorter window is predicted after as many earlier tokens as fit.
     """
     whole, total = [end, *ids], 0.0
     for start in range(0, len(ids), window):
@@ -117,7 +121,11 @@ def _generated(
     end: int,
     window: int,
 ) -> str:
-    """Return the greedy continuation of a text, up to the first of the texts that end it."""
+    """Return the greedy continuation of a request, which is a context and its options.
+
+    The continuation stops before the first of the texts in `until`, before token `end`, or after
+    `max_gen_toks` tokens.
+    """
     context, options = request
     if options.get("do_sample") and options.get("temperature", 1.0) > 0:
         raise TaskError(

@@ -45,7 +45,7 @@ class Draw:
     model: Any
     """Any pytree of parameters, float32; matrices as (outputs, inputs)."""
     inputs: tuple[Any, ...]
-    """Arrays; floating-point ones float32."""
+    """Inputs of the program: arrays, those of floating-point numbers in float32."""
     original: Mapping[str, np.ndarray] | None = None
     """Stages (named intermediates) that the original computed in float32, by the port's names; None
     if the original is not available."""
@@ -77,14 +77,14 @@ def pool(
 
     Every draw runs four times: twice in float32, to find the quantities with equal bits in both
     runs; in float64; and in float64 perturbed by simulated rounding, with another seed for each
-    draw. Errors and noise floors are pooled as geometric means; the rule for a single draw then
+    draw. The first draw is also perturbed with several seeds, for `Pool.first`. Errors and noise floors are pooled as geometric means; the rule for a single draw then
     gives the bound.
 
     Args:
         function: the port, `function(model, *inputs)`, which returns one array. It marks its
             intermediates by `checkpoint_name`; derivatives are marked as `grad/<parameter>`.
-        draws: draws of equal shapes, so that all share two compiled programs. If any has no
-            original, the port is compared with its own float64 run only.
+        draws: draws of equal shapes, so that all share two compiled programs. If one of them has
+            no `original`, every draw is compared with the port's own float64 run only.
         name: name of the case in the measurements.
         suite: suite of the measurements; "": the name of the case.
         device: class of the device in the measurements, "cpu" or "cuda".
@@ -127,13 +127,16 @@ def pool(
 
 @dataclass(frozen=True)
 class Program:
-    """A port with its parameters, inputs and the shapes of its marks, ready to run."""
+    """A port with its parameters and inputs, ready to run.
+
+    Its marks are the intermediates named by `checkpoint_name`, and the output, `OUTPUT`.
+    """
 
     function: Callable[..., Any]
     model: Any
     inputs: tuple[Any, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the marks, in order of computation."""
+    """Shapes of the marks by name, in order of computation."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], model: Any, inputs: tuple[Any, ...]) -> Program:
@@ -149,7 +152,7 @@ class Program:
         return cls(function, model, inputs, found)
 
     def on(self, model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Return the same port with other parameters and inputs of the same shapes."""
+        """Return this port with other parameters and inputs, of equal shapes."""
         return replace(self, model=model, inputs=inputs)
 
     @property
@@ -163,13 +166,13 @@ class Program:
         rng: np.random.Generator | None = None,
         exact: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Run the port and return its marks and output by name, in order of computation.
+        """Run the port and return its marks by name, in order of computation.
 
         Args:
             dtype: "float32" or "float64".
             rng: draws the signs that perturb every parameter and input by float32's rounding error;
                 None: no perturbation.
-            exact: unperturbed results. If given with `rng`, every mark is perturbed too.
+            exact: results of the unperturbed run. If given with `rng`, every mark is perturbed too.
         """
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
@@ -191,7 +194,15 @@ class Program:
 
 
 def digest_of(order: tuple[str, ...], model: Any, inputs: tuple[Any, ...]) -> str:
-    """Return a hash of the names of the marks, the parameters and the inputs."""
+    """Return a hash of the marks' names and of the values of parameters and inputs.
+
+    It has 16 hex digits.
+
+    Args:
+        order: names of the marks.
+        model: pytree of parameters.
+        inputs: inputs of the program.
+    """
     found = hashlib.sha256(repr(order).encode())
     named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
     arrays = {**named, **{f"input {i}": x for i, x in enumerate(jax.tree.leaves(inputs))}}

@@ -50,7 +50,7 @@ def choose(
 
 
 def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a recording of exactly this work.
+    """Return the arrays of a recording by name, if it is of exactly this work.
 
     Args:
         path: the recording's file.

@@ -18,14 +18,14 @@ import numpy as np
 from parity.tasks import LanguageModel, TaskError
 
 LARGE = 1e-3
-"""Probability from which a token's change counts for `Agreement.largest`."""
+"""Smallest probability of a token whose change counts for `Agreement.largest`."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Log-probabilities of a model computed in two ways.
+    """Differences between the log-probabilities that one model gives in two ways.
 
-    All numbers are in nats, over the rows and positions of token ids (B, L).
+    They are differences at the positions of token ids (B, L), in nats.
     """
 
     title: str
@@ -37,19 +37,20 @@ class Agreement:
     unequal: int
     """Number of the B L positions at which any probability differs in any bit."""
     first: tuple[int, int] | None
-    """Row and position of the first of them, by position; None if there are none."""
+    """Row and position of the first of them: the smallest position, and of its rows the first. None
+    if there are none."""
     largest: float
     """Largest change of the log-probability of a token with a probability of at least `LARGE` in
-    either way; infinite if the other way excludes it."""
+    either way; infinite if the other way gives it a probability of 0."""
     at: tuple[int, int] | None
     """Row and position of that change; None if no such token changes."""
     mean: float
     """Mean change of the log-probability of the text's own tokens: the second way minus the first.
-    Rounding has no sign, so a mean as large as single changes is no rounding. Infinite or NaN if
-    one way excludes such a token."""
+    Rounding errors have random signs, so a mean as large as the single changes has another cause.
+    0 if rows have one token; infinite or NaN if one way gives such a token a probability of 0."""
     divergence: float
     """Mean Kullback-Leibler divergence of the second way from the first; infinite if the second
-    excludes a token."""
+    gives a probability of 0 to a token that the first does not exclude."""
 
     @property
     def equal(self) -> bool:
@@ -87,19 +88,20 @@ class Agreement:
 def batch_agreement(
     model: LanguageModel, ids: np.ndarray, *, sizes: Sequence[int] = ()
 ) -> tuple[Agreement, ...]:
-    """Compare each row alone with the same row among others, for each batch size.
+    """Compare each row alone with the same row in a batch; return one result per batch size.
 
-    The rows are computed in batches in their order, then in reverse, so that they have other
-    neighbours and other places; the arrangement with more positions that differ is returned, or
-    with the larger change if the numbers are equal.
+    The batches are computed twice, with the rows in their order and in reverse order, so that each
+    row has other neighbours and another place. The result is that of the order in which more
+    positions differ; if the numbers are equal, that with the larger change.
 
     Args:
         model: the model.
         ids: token ids (B, L) of B >= 2 different rows.
-        sizes: numbers of rows in a batch, from 2 to B, each a divisor of B; () for B alone.
+        sizes: numbers of rows in a batch, from 2 to B, each a divisor of B; (): one
+            batch of all B rows.
 
     Raises:
-        TaskError: the arguments are not as described, or the logits are no numbers.
+        TaskError: the arguments are not as described, or logits are NaN or +inf.
     """
     ids = _checked(ids)
     count = len(ids)
@@ -141,8 +143,8 @@ def stream_agreement(
             prompt one token at a time, with a cache.
 
     Raises:
-        TaskError: both functions are one, the arguments are not as described, or logits are no
-            numbers.
+        TaskError: `stepwise` is `model.logits`, the arguments are not as described, or logits are
+            NaN or +inf.
     """
     ids = _checked(ids)
     # `==`, because each look at a method gives another object.
@@ -169,7 +171,7 @@ def _checked(ids: np.ndarray) -> np.ndarray:
 
 
 def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreement:
-    """Compare log-probabilities (B, L, V) float64 of two ways, without a title."""
+    """Compare log-probabilities (B, L, V) float64 of two ways; the result has no title."""
     if first.shape != second.shape:
         raise TaskError(
             f"expected log-probabilities of one shape, got {first.shape} and {second.shape}"

@@ -21,7 +21,7 @@ LEVEL = 0.95
 
 
 class TaskError(ValueError):
-    """A model cannot be asked, or its answer is no measurement."""
+    """An argument is invalid, or a model returned something that cannot be measured."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class LanguageModel:
 
     name: str
     logits: Callable[[np.ndarray], np.ndarray]
-    """Maps token ids (B, L) int32 to logits (B, L, V) of any float dtype. Those at a position
-    depend on no later token."""
+    """Maps token ids (B, L) int32 to logits (B, L, V) of any float dtype. The logits at a
+    position must not depend on later tokens."""
     generate: Callable[[np.ndarray, int], np.ndarray] | None = None
     """Maps token ids (1, L) int32 and a number N to the N most likely next tokens (1, N), each
     chosen after those before it. None: `logits` is called once for each token."""
 
     def log_probabilities(self, ids: np.ndarray) -> np.ndarray:
-        """Return natural logarithms of probabilities, (B, L, V) float64.
+        """Return the log-probabilities of the next token, in nats, (B, L, V) float64.
 
         Raises:
-            TaskError: logits have another shape, or one is not a number.
+            TaskError: logits have another shape, are complex, NaN or +inf, or exclude every token.
         """
         logits = np.asarray(self.logits(ids))
         if logits.ndim != 3 or logits.shape[:2] != ids.shape:
@@ -63,7 +63,8 @@ class LanguageModel:
         """Return the `count` most likely next tokens of a prompt (L,), int64.
 
         Raises:
-            TaskError: `generate` returns another number of tokens.
+            TaskError: `generate` returns another number of tokens, or no integers; or the logits are
+                invalid, as in `log_probabilities`.
         """
         if self.generate is not None:
             found = np.asarray(self.generate(ids[None].astype(np.int32), count))
@@ -91,22 +92,22 @@ class TextAgreement:
     windows: int
     """Number of windows of the text, which the models see one by one."""
     perplexities: tuple[float, float]
-    """e to the power of the mean negative log-likelihood of a token."""
+    """Perplexity by each model: e to the power of the mean negative log-likelihood of a token."""
     difference: float
     """Mean negative log-likelihood of the first model minus the second's, in nats per token."""
     interval: tuple[float, float]
     """Confidence interval of `difference`: Student's t over windows, whose tokens depend on one
     another."""
     same_best: int
-    """Number of tokens before which both models have the same most likely token."""
+    """Number of predictions, of `tokens`, in which both models have the same most likely token."""
     equal: bool
-    """Whether all probabilities of all tokens are equal bit for bit, as if it were one program."""
+    """Whether all probabilities of all tokens are equal bit for bit."""
 
     def within(self, margin: float) -> bool:
         """Return whether the whole interval is less than `margin` nats per token from 0.
 
-        That is a test of equivalence (two one-sided tests, each at half of 1 - `LEVEL`): a short
-        text shows no agreement, while a test of a difference would show no difference.
+        That is a test of equivalence: two one-sided tests, each at half of 1 - `LEVEL`. A short
+        text has a wide interval and gives False, while a test for a difference would find none.
         """
         return all(abs(end) < margin for end in self.interval)
 
@@ -131,9 +132,9 @@ class Split:
     prompt: int
     """Number of the prompt, from 0."""
     position: int
-    """Number of new tokens that are the same."""
+    """Number of new tokens before the difference."""
     tokens: tuple[int, int]
-    """The two tokens there."""
+    """The token that each model chose at that position."""
     margins: tuple[float, float]
     """Nats by which each model prefers its own token to the other's, after the same tokens. Near 0
     it is a tie, which rounding decides."""
@@ -181,7 +182,7 @@ class GreedyAgreement:
 def text_agreement(
     first: LanguageModel, second: LanguageModel, ids: np.ndarray, *, window: int, rows: int = 1
 ) -> TextAgreement:
-    """Compare the perplexity of a text.
+    """Compare the perplexities that two models give a text.
 
     The text is cut into windows of equal length, each of which both models see from its start; a
     rest that fills no window is left out. Each window's first token is predicted by neither.
@@ -194,8 +195,9 @@ def text_agreement(
         rows: windows that a model gets in one call.
 
     Raises:
-        TaskError: it is one model twice, the text has less than two windows, the models have
-            vocabularies of different sizes, an id is outside of them, or logits are no numbers.
+        TaskError: both arguments are one model, the text has less than two windows, the models have
+            vocabularies of different sizes, an id is outside of them, logits are NaN or +inf, or a
+            model gives a token of the text a probability of 0.
     """
     _check_two(first, second)
     ids = _checked_ids(ids)
@@ -236,7 +238,7 @@ def text_agreement(
 def greedy_agreement(
     first: LanguageModel, second: LanguageModel, prompts: Sequence[np.ndarray], *, new_tokens: int
 ) -> GreedyAgreement:
-    """Compare greedy continuations.
+    """Compare the greedy continuations of prompts by two models.
 
     Args:
         first: a model.
@@ -245,8 +247,9 @@ def greedy_agreement(
         new_tokens: length of the continuations.
 
     Raises:
-        TaskError: it is one model twice, there is no prompt or an empty one, or a model returns
-            something else than new tokens or logits.
+        TaskError: both arguments are one model, there is no prompt or an empty one, the models have
+            vocabularies of different sizes, an id is outside of them, or a model returns invalid
+            tokens or logits.
     """
     _check_two(first, second)
     if new_tokens < 1 or not len(prompts):
@@ -304,7 +307,7 @@ def _check_vocabularies(
 
 
 def _mean_of_windows(means: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return the mean of independent windows and its confidence interval (Student's t)."""
+    """Return the mean of values of independent windows, and its confidence interval (`LEVEL`)."""
     mean = float(means.mean())
     error = float(means.std(ddof=1)) / math.sqrt(len(means))
     reach = error * float(stats.t.ppf((1 + LEVEL) / 2, len(means) - 1))

@@ -63,7 +63,7 @@ PRODUCTS = MegalodonEdge.PRODUCTS32_FLOAT64
 PORT_EDGES = tuple(PortEdge)
 MESH_EDGES = tuple(MeshEdge)
 SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
-"""Former names."""
+"""Former names of `KNOWN_DIFFERENCE_BOUNDS` and `KNOWN_DIFFERENCES_RECORDED`."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
 """Largest relative excess of the held-out loss over float32's after a drill (short training run) in
 each format."""
@@ -123,7 +123,7 @@ FIGURES = {
 The tolerance covers the sampling error of 2^21 numbers and the digits of the published value.
 `clipped` is the fraction of blocks with a clipped element."""
 NOISE_WINDOW = 14
-"""Number of earlier runs whose median a value that varies from run to run is compared with
+"""Number of earlier runs with whose median a noisy value, which varies from run to run, is compared
 (docs/verdicts.md "Comparability")."""
 # The median absolute deviation of four numbers is mostly chance.
 NOISE_LEAST = 5
@@ -173,15 +173,15 @@ rounding of the state itself."""
 LONG_CONTEXT = 1e-6
 """Largest relative L2 error of a float32 EMA with slow poles against float64, at 131,072 tokens."""
 LONG_CONTEXT_REFERENCE = 1e-3
-"""Smallest relative L2 error of that EMA if powers of the poles are computed in float32 (negative
+"""Smallest relative L2 error of the EMA of `LONG_CONTEXT` if powers of the poles are computed in float32 (negative
 control)."""
 LONG_CONTEXT_GRADIENT = 2e-6
-"""Largest relative L2 error of that EMA's gradients, at 16,384 tokens. Measured: at most 8e-7, on
-theta."""
+"""Largest relative L2 error of the gradients of such an EMA, at 16,384 tokens. Measured: at most
+8e-7, on theta."""
 MEMORY_PER_DOUBLING = 2.2
 """Largest ratio of a program's memory when the sequence doubles: 2 is linear growth, 0.2 slack."""
 
 
 def rule(edge: Edge | str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
-    """Return the tolerance rule for an edge, kind and metric from all tables; None if none."""
+    """Return the tolerance rule for an edge, kind and metric from all tables; None if there is none."""
     return _rule((*TABLE, *PORTS, *MESHES), edge, kind, metric)

@@ -46,7 +46,7 @@ EDGE = MegalodonEdge.JAX32_REFERENCE32
 
 
 class ExportError(ValueError):
-    """The exported folder differs from the model. It was removed; an earlier export is kept."""
+    """The exported folder differs from the model. The new folder was removed, an earlier one kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
         The fields `verified` (True), `reason` and `logits` of the folder's `export.json`.
 
     Raises:
-        ExportError: the two differ; the message names the first tensor, field or logit.
+        ExportError: megalodon-hf reports problems in the folder, or the two sides differ; the
+            message names the first differing tensor, field or logit.
         ReferenceUnavailableError: megalodon-hf cannot run here.
     """
     report("loading the folder in megalodon-hf")

@@ -59,9 +59,10 @@ class Step:
     """Relative L2 difference of the outputs in the forced run: the error made in this step."""
     amplification: float
     """Factor by which the step multiplies the relative error of its input; NaN if the input has no
-    error, or there is none."""
+    error, or the step has no input activations (`embed`)."""
     share: float
-    """Largest fraction of a tolerance that a gate of this step uses; infinite if it has no gate."""
+    """Largest fraction of a tolerance that a gate of this step uses; infinite if the step has no
+    gate."""
     where: str
     """Intermediate and edge of the gate that `share` belongs to; empty if there is none."""
 

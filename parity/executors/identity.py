@@ -56,7 +56,7 @@ class Identity:
     """Everything that determines the results of a process, apart from its inputs and processor."""
 
     code: str
-    """Digest of the files of `PACKAGES` (`code`)."""
+    """Digest of the files of `PACKAGES` and `FAULTS` (`code`)."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of Python and of `NUMERICS`, by name."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -81,12 +81,15 @@ class Identity:
 
 @cache
 def code() -> str:
-    """Return the digest of `PACKAGES`, read at the first call in this process (12 hex digits)."""
+    """Return the digest (12 hex digits) of the files of `PACKAGES` and `FAULTS`.
+
+    They are read at the first call in this process.
+    """
     return _digest(_first_files())
 
 
 def code_on_disk() -> str:
-    """Return the digest of `PACKAGES` as they are on disk now (12 hex digits)."""
+    """Return the digest (12 hex digits) of the files of `PACKAGES` and `FAULTS` on disk now."""
     return _digest(package_files())
 
 
@@ -107,7 +110,10 @@ def package_files() -> dict[str, str]:
 
 
 def changed_files() -> list[str]:
-    """Return the files of `PACKAGES` that were changed since `code` or this was first called."""
+    """Return the paths of files of `PACKAGES` and `FAULTS` that changed, were added or removed.
+
+    They are compared with the files at the first call of `code` or of this function.
+    """
     first, now = _first_files(), package_files()
     return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
 
@@ -144,7 +150,7 @@ def _is_stale(source: Path, stored: Path) -> bool:
 
 
 class Watch:
-    """Checks `PACKAGES` for changes, at most once per interval, because a check takes a few ms.
+    """Calls `changed_files`, at most once per interval, because a call takes a few ms.
 
     Args:
         every: length of the interval in seconds.

@@ -13,7 +13,7 @@ from parity.faults.demonstration import DEMONSTRATION
 from parity.faults.fault import Family, Fault, Patch
 
 FAULTS = faults_of()
-"""All faults of the catalogue; in an installed wheel, that of the demonstration."""
+"""All faults of the catalogue; in an installed wheel, only the demonstration's."""
 
 __all__ = ["DEMONSTRATION", "FAULTS", "Family", "Fault", "Patch", "absent", "by_name", "select"]
 

@@ -76,7 +76,7 @@ CONTROLS = (
         MegalodonEdge.JAX32_ORACLE,
     ),
 )
-"""Neither has an effect on the other's edge, so both are planted at once and each dtype is compiled
+"""The two controls. Neither has an effect on the other's edge, so both are planted at once and each dtype is compiled
 only once."""
 
 

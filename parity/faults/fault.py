@@ -17,7 +17,7 @@ from megalodon_jax.layers import attention
 from parity.megalodon import runner
 
 Plant = Callable[[Any], Any]
-"""Returns the faulty version of a function, method or property, given the correct one."""
+"""Function from the correct version of a function, method or property to its faulty version."""
 Weights = dict[str, Any]
 """Arrays by torch name."""
 

@@ -145,7 +145,8 @@ def alarms(
     Each one is a false alarm.
 
     Args:
-        indices: indices of the cases, consecutive ones together.
+        indices: indices of the cases; those that share a configuration should be adjacent, so that
+            compiled programs are reused.
         dtype: "float64", with absolute tolerances, or "float32", with noise floors that are
             measured for each case.
         report: called with a line of progress per configuration.

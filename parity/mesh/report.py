@@ -18,7 +18,8 @@ class MeshResult:
     """Name of the function, then the axis sizes of the mesh."""
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...] = ()
-    """After a failure: errors of every stage in the run, and when fed one device's values."""
+    """After a failure: errors of every stage, computed from the mesh's own values of earlier stages
+    and from one device's; empty if all gates hold or stages were not tested."""
     start: str = ""
     """Name of the first wrong stage (mark or result); empty if all gates hold."""
     before: str = ""
@@ -39,7 +40,8 @@ class MeshResult:
 
     @property
     def broken(self) -> Measurement | None:
-        """Failing measurement of `start`, or else the first failing one; None if nothing fails."""
+        """Failing measurement of `start`; if `start` has none, the first failing one of the mesh. None
+        if nothing fails."""
         bad = [m for m in self.measurements if m.verdict is Verdict.FAIL]
         return next((m for m in bad if m.quantity == self.start), first_divergence(bad))
 
