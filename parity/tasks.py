@@ -63,7 +63,7 @@ class LanguageModel:
         """Return the `count` most likely next tokens of a prompt (L,), int64.
 
         Raises:
-            TaskError: `generate` returns another number of tokens, or no integers; or the logits are
+            TaskError: `generate` returns another number of tokens, or no integers; or logits are
                 invalid, as in `log_probabilities`.
         """
         if self.generate is not None:

@@ -173,8 +173,8 @@ rounding of the state itself."""
 LONG_CONTEXT = 1e-6
 """Largest relative L2 error of a float32 EMA with slow poles against float64, at 131,072 tokens."""
 LONG_CONTEXT_REFERENCE = 1e-3
-"""Smallest relative L2 error of the EMA of `LONG_CONTEXT` if powers of the poles are computed in float32 (negative
-control)."""
+"""Smallest relative L2 error of the EMA of `LONG_CONTEXT` if powers of the poles are computed in
+float32 (negative control)."""
 LONG_CONTEXT_GRADIENT = 2e-6
 """Largest relative L2 error of the gradients of such an EMA, at 16,384 tokens. Measured: at most
 8e-7, on theta."""
@@ -183,5 +183,5 @@ MEMORY_PER_DOUBLING = 2.2
 
 
 def rule(edge: Edge | str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
-    """Return the tolerance rule for an edge, kind and metric from all tables; None if there is none."""
+    """Return the rule for an edge, kind and metric from all tolerance tables; None without one."""
     return _rule((*TABLE, *PORTS, *MESHES), edge, kind, metric)

@@ -46,7 +46,7 @@ EDGE = MegalodonEdge.JAX32_REFERENCE32
 
 
 class ExportError(ValueError):
-    """The exported folder differs from the model. The new folder was removed, an earlier one kept."""
+    """The exported folder differs from the model. It was removed, an earlier one kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from parity.engine.measure.measurement import Verdict
 from parity.engine.measure.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
-"""End of the names of tensors that are no parameters; they are ignored."""
+"""Suffix of the names of tensors that are buffers, no parameters; they are ignored."""
 # Fields of the configuration that do not affect an uncached evaluation: precision, streams and
 # training.
 _SILENT = frozenset(
@@ -80,7 +80,10 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Return one failing row if the head is tied but stored with other values, else []."""
+        """Return one failing row if the head is tied but its stored values are not the embedding's.
+
+        Otherwise the list is empty.
+        """
         if not self.config.tied or HEAD not in self or EMBEDDING not in self:
             return []
         row = compare_values(HEAD, self.tensors[EMBEDDING], self.tensors[HEAD])
@@ -106,7 +109,8 @@ class WeightRow:
     note: str = ""
     """The difference in words; may be empty."""
     rel_l2: float = math.nan
-    """Relative L2 difference in float32; NaN if values were not compared or are not finite."""
+    """Relative L2 difference in float32; NaN if values were not compared or are not finite,
+    infinite if torch's are all 0."""
     hashes: tuple[str, str] = ("", "")
     """Hashes of the values in float32, torch side first; equal hashes mean equal values."""
 

@@ -302,7 +302,7 @@ class Widened:
 
     Args:
         stored: the checkpoint.
-        prefix: beginning of the weights' names, which keys lack.
+        prefix: prefix of the weights' names, which is left out of the keys.
         rng: generator of signs that perturb the weights; None: unperturbed.
     """
 

@@ -96,9 +96,9 @@ class Found:
 
 
 def forward(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss; logits and intermediates are named with `checkpoint_name`.
+    """Return the mean next-token loss; logits and intermediates are named with `checkpoint_name`.
 
-    `positions` as in `traced`.
+    Arguments are those of `traced`.
     """
     return model.losses(ids, positions)[0]
 

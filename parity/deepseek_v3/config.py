@@ -68,8 +68,8 @@ class MLAMoEConfig:
     num_experts_per_tok: int = 4
     n_group: int = 4
     topk_group: int = 2
-    """Number of expert groups that a token may choose experts from: those whose best two scores
-    have the largest sums."""
+    """Number of the `n_group` groups that a token may choose experts from: those whose best two
+    scores have the largest sums."""
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"

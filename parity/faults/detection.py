@@ -212,7 +212,10 @@ def _inline(batch: list[Fault], each: bool) -> DetectionTable:
 
 
 def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
-    """Return one work item per batch; it has the names of faults, whose functions are no JSON."""
+    """Return one work item per batch of faults, to be run by workers.
+
+    Items contain the names of faults, because a fault's functions are no JSON.
+    """
     return [
         Item(
             f"{batch[0].witness} and cases of its shape, {len(batch)} faults",
@@ -236,7 +239,7 @@ def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
 
 
 def _table(value: Mapping[str, Any]) -> DetectionTable:
-    """Return the `DetectionTable` that `run_batch` returned as JSON."""
+    """Return the `DetectionTable` that `run_batch` returned as JSON data."""
     detections = [Detection(fault_by_name(name), *rest) for name, *rest in value["detections"]]
     used = {(MegalodonEdge(edge), Kind(kind)): share for edge, kind, share in value["used"]}
     return DetectionTable(detections, used)

@@ -32,7 +32,10 @@ BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 
 
 def heldout_text(folder: Path) -> Path:
-    """Return the path of `heldout.txt` in a checkpoint's folder, or else of the committed one."""
+    """Return the path of the held-out text in a checkpoint's folder, `heldout.txt`.
+
+    If the folder has none, it is that of the committed text.
+    """
     own = folder / "heldout.txt"
     return own if own.is_file() else BYTE_LM / "heldout.txt"
 

@@ -22,14 +22,15 @@ class Intermediate:
     """One intermediate of a block (layer)."""
 
     name: str
-    """Its name in the code of the JAX model; in results it is prefixed by `layers.{i}.`."""
+    """Name in the code of the JAX model; in results it is prefixed by `layers.{i}.`."""
     reference: str
-    """Submodule of megalodon-hf's block whose output or argument it is; empty: the block itself."""
+    """Submodule of megalodon-hf's block that outputs the intermediate or takes it as an argument;
+    empty: the block itself."""
     parameters: tuple[str, ...]
     """Names, relative to the block, of parameters used between the previous intermediates and this
     one."""
     channels_first: bool = False
-    """Whether megalodon-hf computes it as (B, D, L) instead of (B, L, D)."""
+    """Whether megalodon-hf computes the intermediate as (B, D, L) instead of (B, L, D)."""
     argument: int | None = None
     """Index of the positional argument of `reference` that is the intermediate; None: the
     submodule's output is."""
@@ -129,9 +130,9 @@ def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:
-    """Return the torch names of parameters used between the previous intermediates and this one.
+    """Return the torch names of the parameters that compute an intermediate from the previous ones.
 
-    Empty for a cotangent: the parameters that affect it act after the intermediate.
+    The result is () for a cotangent: the parameters that affect it act after the intermediate.
     """
     layer, _, name = stage.rpartition(".")
     named = {row.name: row.parameters for row in BLOCK_INTERMEDIATES}

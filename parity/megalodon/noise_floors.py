@@ -90,9 +90,10 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
 
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
-    """Return `floors` with those of `cases` added, which are measured now.
+    """Measure the noise floors of `cases`; return them together with `floors`.
 
-    For cases that are not calibrated in the committed file, such as a user's checkpoint.
+    Used for cases that are not in the committed file, such as a user's checkpoint. A case that is
+    in `floors` too gets the new ones.
     """
     entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
     return NoiseFloors(floors.cases | entries)

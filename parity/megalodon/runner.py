@@ -38,7 +38,7 @@ class JaxSubject:
     In "bfloat16", operands of products are bfloat16 and parameters stay float32.
 
     Attributes:
-        dtype: the dtype.
+        dtype: "float32", "float64" or "bfloat16".
         products: JAX's default precision of products (`jax.default_matmul_precision`). A GPU rounds
             the operands of float32 products to TF32 unless it is "highest".
     """
@@ -220,7 +220,10 @@ def evaluate(model, ids, labels, mask, segments=None):
 
 
 def evaluate_intermediates(model, ids, mask, forced, segments=None):
-    """Return the intermediates by name; `forced` replaces them as inputs of later stages."""
+    """Return the computed intermediates by name.
+
+    `forced`, values by name, replace them as inputs of later stages.
+    """
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params, ids, mask, segments):

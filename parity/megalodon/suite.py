@@ -53,7 +53,7 @@ class Reference(Protocol):
         ...
 
     def weights(self, case: Case) -> dict[str, np.ndarray] | None:
-        """Return megalodon-hf's state dict after it loaded a case's weights; None if recorded."""
+        """Return a case's weights, read from megalodon-hf that loaded them; None if recorded."""
         ...
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
@@ -168,7 +168,7 @@ def _converted(held: dict[str, np.ndarray], case: Case) -> tuple[str, str, float
 
 
 def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> Measurement:
-    """Return a measurement that says an edge could not be compared; `note` gives the reason."""
+    """Return a measurement with the verdict "not comparable" for an edge; `note` is the reason."""
     return Measurement(
         case=case.name,
         edge=str(edge),
@@ -188,10 +188,15 @@ def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> M
 
 
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
-    """Return the first diverging stage of a case, on the edge with the tightest tolerance.
+    """Return the failing measurement of the first diverging stage; None if all gates hold.
 
-    None if nothing failed. If several edges fail at that stage, the first one of the triangle
-    (`TRIANGLE`) is returned.
+    Measurements that are not comparable count only if no gate fails.
+
+    If several edges fail at that stage, it is that of the edge that comes first in `TRIANGLE`,
+    which has the tightest tolerance.
+
+    Args:
+        rows: measurements of one case.
     """
 
     def bluntness(row: Measurement) -> int:

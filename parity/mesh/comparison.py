@@ -387,9 +387,10 @@ class _Sides:
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the errors of all marks when fed one device's values, or why there are none.
+        """Return the stages, or () and the reason why there are none.
 
-        The reason is empty if the program has no marks.
+        Each mark is computed from one device's values of the marks before it. The reason is empty
+        if there are stages, or if the program has no marks.
         """
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
@@ -415,9 +416,9 @@ class _Sides:
 
 
 def kind_of_mark(name: str) -> Kind:
-    """Return the kind of a mark or result, by its name; never `TOKENS`.
+    """Return the kind of a mark or result, by its name; `BLOCK` instead of `TOKENS`.
 
-    Users choose the names, so floating-point values may be called `generated`.
+    Users choose the names, so a mark called `generated` may hold floating-point values.
     """
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind
@@ -458,7 +459,7 @@ def _declared(
 
 
 def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
-    """Return whether gates fail, and all of them by a finite relative error.
+    """Return whether gates fail, and all failing ones by a finite relative L2 error.
 
     Unequal replicas or integers, and values that are not finite, cannot be due to rounding.
     """

@@ -40,8 +40,10 @@ class MeshResult:
 
     @property
     def broken(self) -> Measurement | None:
-        """Failing measurement of `start`; if `start` has none, the first failing one of the mesh. None
-        if nothing fails."""
+        """Failing measurement of `start`, or the first failing one of the mesh if `start` has none.
+
+        None if nothing fails.
+        """
         bad = [m for m in self.measurements if m.verdict is Verdict.FAIL]
         return next((m for m in bad if m.quantity == self.start), first_divergence(bad))
 

@@ -110,7 +110,7 @@ def measured(names: Collection[str]) -> Measured:
 
 
 def explained(result: MeshResult) -> Iterator[Measurement]:
-    """Yield the gates of a mesh; the note of the first failing one becomes the explanation."""
+    """Yield the gates of a mesh. The failing gate `result.broken` gets the explanation as note."""
     start = result.broken
     for m in result.measurements:
         if m is start:
@@ -125,7 +125,10 @@ def planned(names: Collection[str] = ()) -> int:
 
 
 def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
-    """Return the axis sizes of the requested meshes, by subject; names are subjects or cases."""
+    """Return the axis sizes of the requested meshes, by subject.
+
+    `names` are keys of `SUBJECTS` (all its meshes) or of `CASES` (one mesh).
+    """
     chosen: dict[str, list[Mapping[str, int]]] = {}
     for case, (subject, sizes) in CASES.items():
         if subject in names or case in names:

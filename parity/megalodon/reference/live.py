@@ -62,7 +62,7 @@ class LiveReference:
         }
 
     def weights(self, case: Case) -> dict[str, np.ndarray]:
-        """Return megalodon-hf's state dict after it loaded a case's weights, for those weights."""
+        """Return a case's weights by torch name, read from megalodon-hf after it loaded them."""
         held = self.load(case.config, case.weights).state_dict()
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 

@@ -17,7 +17,7 @@ def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) 
     - forward: forward pass without a cache.
     - train_step: loss, backward pass and AdamW.
     - prefill: forward pass that fills a cache.
-    - decode: single tokens after a prefill.
+    - decode: one token per repetition, after a prefill.
     - generate: prefill and as many greedy tokens as repetitions. With recent versions of
       transformers megalodon-hf has no `generate`, so a loop over its cache stands in for it.
 
@@ -84,7 +84,10 @@ def _generate(model: Any, tokens: Any, count: int) -> None:
 
 
 def peak_bytes() -> int:
-    """Return the peak number of bytes allocated on the GPU."""
+    """Return the peak number of bytes that torch had allocated on the GPU.
+
+    It counts since the process started, or since torch's peak statistics were reset.
+    """
     import torch
 
     return torch.cuda.max_memory_allocated()
