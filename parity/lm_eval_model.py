@@ -82,7 +82,10 @@ def _scored(
     `rest` is greedy if each of its tokens is the most likely one after those before it.
     """
     if not context or not rest:
-        raise TaskError(f"{model.name}: expected a context and a continuation, got one of no token")
+        raise TaskError(
+            f"{model.name}: expected a context and a continuation of at least one token each, got "
+            "one of no token"
+        )
     if len(rest) > window:
         raise TaskError(
             f"{model.name}: a continuation of {len(rest)} tokens does not fit into a window of "

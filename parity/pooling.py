@@ -53,7 +53,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Pool:
-    """Results of `pool`."""
+    """Results of `pool`: errors of a port, and its responses to simulated rounding."""
 
     measurements: tuple[Measurement, ...]
     """One gate per quantity and edge (pair of runs), with the metric `POOLED`."""
@@ -140,7 +140,7 @@ class Program:
 
     @classmethod
     def of(cls, function: Callable[..., Any], model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Trace the port once to find its marks."""
+        """Trace the port once to find its marks; return the program."""
         found: dict[str, tuple[int, ...]] = {}
 
         def note(model: Any, inputs: Any) -> Any:

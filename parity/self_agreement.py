@@ -54,12 +54,12 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether all probabilities are equal bit for bit; a number added to all logits of a
-        position changes none."""
+        """Whether all probabilities are equal bit for bit. Logits need not be: a constant added to
+        all logits of a position changes no probability."""
         return not self.unequal
 
     def within(self, nats: float) -> bool:
-        """Return whether no log-probability changes by more than this many nats."""
+        """Return whether `largest` is at most this many nats; tokens below `LARGE` do not count."""
         return self.largest <= nats
 
     def text(self) -> str:
@@ -108,13 +108,13 @@ def batch_agreement(
     if count < 2 or len(np.unique(ids, axis=0)) < count:
         raise TaskError(
             f"expected at least two rows that all differ, got {count} rows of which "
-            f"{len(np.unique(ids, axis=0))} differ: among copies of itself a row shows nothing"
+            f"{len(np.unique(ids, axis=0))} differ: a batch of copies of one row tests nothing"
         )
     for size in (sizes := tuple(sizes) or (count,)):
         if size < 2 or size > count or count % size:
             raise TaskError(
                 f"expected batch sizes from 2 to {count} that divide it, got {size}: one row is "
-                "no batch, and a rest would be another size"
+                "no batch, and with a remainder the last batch would be smaller"
             )
     alone = np.concatenate([model.log_probabilities(ids[n : n + 1]) for n in range(count)])
     results = []

@@ -17,7 +17,7 @@ from scipy import stats
 from parity.engine.measure.metrics import log_softmax
 
 LEVEL = 0.95
-"""Confidence of the intervals."""
+"""Confidence level of all intervals."""
 
 
 class TaskError(ValueError):
@@ -157,12 +157,12 @@ class GreedyAgreement:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's confidence interval of the share of prompts that both continue alike."""
+        """Wilson's confidence interval (`LEVEL`) of the share of prompts in `same`, from 0 to 1."""
         found = stats.binomtest(self.same, self.prompts).proportion_ci(LEVEL, method="wilson")
         return float(found.low), float(found.high)
 
     def text(self) -> str:
-        """Return the result as a line, and a line for each of the first splits."""
+        """Return the result as a line, then a line for each of the first five splits."""
         low, high = self.interval
         lines = [
             f"{self.same} of {self.prompts} prompts are continued alike for {self.new_tokens} "
@@ -227,7 +227,7 @@ def text_agreement(
         if lost := int(np.isinf(values).sum()):
             raise TaskError(
                 f"{model.name}: {lost} of {values.size} tokens of the text have probability 0, so "
-                "that its perplexity is infinite: exclude no token of the text"
+                "that its perplexity is infinite: give them logits above -inf"
             )
     difference, interval = _mean_of_windows((ours - theirs).mean(axis=1))
     perplexities = float(np.exp(ours.mean())), float(np.exp(theirs.mean()))
@@ -258,7 +258,7 @@ def greedy_agreement(
     for number, prompt in enumerate(prompts):
         ids = _checked_ids(prompt)
         if not len(ids):
-            raise TaskError(f"prompt {number} has no token: begin it with the token of beginnings")
+            raise TaskError(f"prompt {number} has no token: begin it with the begin-of-text token")
         seen = [model.log_probabilities(ids[None].astype(np.int32)) for model in (first, second)]
         _check_vocabularies((first, second), seen, ids)
         both = [model.continued(ids, new_tokens) for model in (first, second)]
@@ -297,7 +297,7 @@ def _check_vocabularies(
     if sizes[0] != sizes[1]:
         raise TaskError(
             f"expected vocabularies of one size, got {sizes[0]} of {models[0].name} and {sizes[1]} "
-            f"of {models[1].name}: leave out what one of them pads"
+            f"of {models[1].name}: leave out logits that are padding"
         )
     if ids.min() < 0 or ids.max() >= sizes[0]:
         raise TaskError(

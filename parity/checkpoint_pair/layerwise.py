@@ -258,7 +258,10 @@ class Walk:
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:
-    """Return the largest used fraction of a tolerance, and its intermediate and edge as text."""
+    """Return the largest used fraction of a tolerance, and its intermediate and edge as text.
+
+    Without gates, the result is (infinity, "").
+    """
     gates = [row for row in rows if row.verdict is not Verdict.INFO]
     shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]
     share = max(shares, default=math.inf)

@@ -50,7 +50,7 @@ class Recorded:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pairs of stages, given by name so that no search by value decides what is compared."""
+        """Pairs of stages of the two sides by name, so that none is paired by its values."""
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()
@@ -75,7 +75,7 @@ class RecordedSide:
         return self.case.weights
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return the token ids."""
+        """Return the token ids (B, L), by the name of the argument, "0"."""
         return {"0": self.case.ids}
 
     def run(self, how: Run = AS_IS) -> Trace:

@@ -119,7 +119,7 @@ def _repeating(
 
 
 def end_with(code: int) -> None:
-    """Set the exit code after an interrupt, for a program that is normally ended by one."""
+    """Set the exit code of this process after an interrupt, if that is how the command should end."""
     _answers.append(code)
 
 

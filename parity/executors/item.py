@@ -186,7 +186,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Answer:
-        """Return the answer that `to_json` made `document` of, without files."""
+        """Return the answer for which `to_json` returned `document`; it has no files."""
         words = {"state": State(document["state"]), "place": Place(**document["place"])}
         return cls(**{**document, **words})
 
@@ -312,7 +312,10 @@ def _processor() -> Mapping[str, str]:
 
 @cache
 def accelerators() -> tuple[str, ...]:
-    """Return the names of the NVIDIA accelerators that this process may use, from /proc."""
+    """Return the names of the NVIDIA accelerators that this process may use, from /proc.
+
+    The result is () if there are none, or no Linux driver lists them.
+    """
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

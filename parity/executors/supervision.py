@@ -56,7 +56,10 @@ def supervised(command: Callable[[], Any]) -> int:
 
 
 def record(code: int) -> None:
-    """Report to the waiting process that the command has ended, with exit code `code`."""
+    """Report to the waiting process that the command has ended, with exit code `code`.
+
+    In a process that is not supervised, nothing happens.
+    """
     # A fork of the child inherits the pipe too, but must not report the end of the command.
     for pid, writer in _records:
         if pid == os.getpid():

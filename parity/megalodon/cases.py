@@ -207,7 +207,7 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """The case as `Comparison` needs it: name, hash, order, targets, mask and axes."""
+        """What `Comparison` needs of the case: name, hash, order, targets, mask and axes."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 

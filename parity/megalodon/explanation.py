@@ -103,7 +103,10 @@ def _starting(report: Account, culprit: Stage, others: Iterable[Explanation]) ->
 def _lines(
     report: Account, stage: str, edge: str, others: Iterable[Explanation]
 ) -> tuple[tuple[Line, ...], str]:
-    """Return the source lines that make a stage wrong, and a note on their origin or absence."""
+    """Return the source lines that make a stage wrong, and a note.
+
+    The note says from which other case the lines are, or why there are none; else it is "".
+    """
     # Explanations of streams (no culprit) are skipped: their lines are those of another stage than
     # their `quantity`.
     known = (o for o in others if o.culprit and o.lines and (o.quantity, o.edge) == (stage, edge))
@@ -177,7 +180,7 @@ def _diverging(
 
 
 def _optimiser(divergence: Measurement) -> str:
-    """Return what the first wrong quantity of a trajectory says about the cause."""
+    """Return a hint at the cause of a wrong trajectory, given its first wrong quantity."""
     moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (

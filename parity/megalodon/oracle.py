@@ -87,7 +87,7 @@ def forward(
         config: sizes and flags; its dtypes are ignored.
         weights: float64 arrays by torch name.
         ids: token ids (B, L).
-        mask: True where a token is valid, (B, L).
+        mask: True where a token is valid, (B, L); None: everywhere.
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
         hook: called with name and value of every intermediate; its result replaces the value.
         cuts: numbers of tokens per call of a cached stream; empty: one uncached call.

@@ -53,7 +53,7 @@ class Reference(Protocol):
         ...
 
     def weights(self, case: Case) -> dict[str, np.ndarray] | None:
-        """Return a case's weights, read from megalodon-hf that loaded them; None if recorded."""
+        """Return a case's weights as megalodon-hf holds them once loaded; None if recorded."""
         ...
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:

@@ -202,7 +202,10 @@ class _One:
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 response of each floating result to reordered sums, per order."""
+        """Return the relative L2 changes of each floating-point value if sums are reordered.
+
+        They are by name, one change per order.
+        """
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
             seeds = self.orders if dtype == "float32" else SEEDS

@@ -48,7 +48,7 @@ class Values:
 
 @dataclass
 class Program:
-    """One function on one mesh."""
+    """A function on one mesh, its arguments, and the program compiled last."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]

@@ -49,13 +49,13 @@ class MeshResult:
 
     @property
     def holds(self) -> bool:
-        """True if every gate holds and there is at least one."""
+        """True if at least one gate passes, and none fails or is not comparable."""
         gates = any(m.verdict is Verdict.PASS for m in self.measurements)
         return gates and first_divergence(self.measurements) is None
 
     @property
     def worst(self) -> Measurement | None:
-        """The relative L2 error that uses most of its tolerance; None if there is none."""
+        """Relative L2 error that uses the largest fraction of its tolerance; None without one."""
         gates = [m for m in self.measurements if m.metric == "rel_l2" and m.tolerance > 0]
         return max(gates, key=lambda m: m.fraction, default=None)
 
@@ -90,7 +90,7 @@ class MeshReport:
 
     @property
     def holds(self) -> bool:
-        """True if every gate holds on every mesh and there is at least one mesh."""
+        """True if there is at least one mesh and all meshes hold (`MeshResult.holds`)."""
         return bool(self.results) and all(result.holds for result in self.results)
 
     @property
@@ -100,7 +100,7 @@ class MeshReport:
 
     @property
     def culprit(self) -> MeshResult | None:
-        """Result of the first mesh that differs from one device; None if all agree."""
+        """Result of the first mesh that does not hold (`MeshResult.holds`); None if all hold."""
         return next((result for result in self.results if not result.holds), None)
 
     def table(self) -> str:
