@@ -82,7 +82,7 @@ class JaxLayer:
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Compare each parameter of the module with that of the torch checkpoint; return the rows."""
+        """Return the comparison of each parameter of the module with the torch checkpoint's."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():

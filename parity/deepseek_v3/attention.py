@@ -157,7 +157,7 @@ class Attention(eqx.Module):
         return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
 
     def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
-        """Return the matrices that expand a latent to the keys without position and to the values."""
+        """Return the matrices that expand latents to keys without position and to values."""
         c = self.config
         both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
         return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]

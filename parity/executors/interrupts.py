@@ -119,7 +119,7 @@ def _repeating(
 
 
 def end_with(code: int) -> None:
-    """Set the exit code of this process after an interrupt, if that is how the command should end."""
+    """Set this process's exit code after an interrupt, where Ctrl-C is the normal end."""
     _answers.append(code)
 
 

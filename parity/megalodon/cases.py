@@ -28,7 +28,8 @@ from parity.megalodon import COMMITTED, SUITE
 from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
-"""Folder of the committed byte-level checkpoint, with held-out text; `train` trained it."""
+"""Folder of the committed byte-level checkpoint, with held-out text; `training.json` has the
+options of its training."""
 
 
 def heldout_text(folder: Path) -> Path:
@@ -207,7 +208,7 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """What `Comparison` needs of the case: name, hash, order, targets, mask and axes."""
+        """Data of the case for `Comparison`: name, hash, order, targets, mask and axes."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 
