@@ -128,14 +128,24 @@ class OrbaxCheckpoints:
 
         Returns:
             Whether the step is saved. False if it is skipped, because it is no multiple of `every`
-            or not newer than the newest saved step.
+            or the newest saved step.
 
         Raises:
-            ValueError: the model's dtypes contradict its configuration, its layers are stacked, a
-                leaf of `opt_state` cannot be stored, `position` is not JSON, or, with `force`, the
-                step already exists.
+            ValueError: the step is negative or older than the newest saved one, the model's dtypes
+                contradict its configuration, its layers are stacked, a leaf of `opt_state` cannot
+                be stored, `position` is not JSON, or, with `force`, the step already exists.
         """
         ocp = orbax_package()
+        if step < 0:
+            raise ValueError(f"OrbaxCheckpoints.save: step={step} must be at least 0.")
+        newest = self._manager.latest_step()
+        if not force and newest is not None and step < newest:
+            # Orbax would skip every step up to the newest one, and a run that went back to an
+            # earlier step would have no checkpoint of its own for as long.
+            raise ValueError(
+                f"{self.folder} holds step {newest}, which is newer than step {step}: if the run "
+                f"went back, delete the folders of its steps after {step}, or use another folder."
+            )
         if not force and not self._manager.should_save(step):
             return False
         if step in self._manager.all_steps():

@@ -371,7 +371,9 @@ def mark_repeats(rows: Sequence[Measurement], again: Sequence[Measurement]) -> l
     values = {m.key: m.value for m in again}
 
     def repeats(m: Measurement) -> bool:
-        second = values.get(m.key, math.inf)
+        second = values.get(m.key)
+        if second is None:
+            return False
         return second == m.value or (math.isnan(second) and math.isnan(m.value))
 
     return [replace(m, deterministic=repeats(m)) for m in rows]

@@ -338,8 +338,13 @@ def check_age(folder: Path, hours: float) -> None:
         raise StoreError(
             f"{folder.name} began at {created!r}, which is not a valid time: {error}"
         ) from error
+    if age < -AHEAD:
+        raise StoreError(
+            f"expected a run that began at most {hours:g} hours ago, but {folder.name} is dated "
+            f"{-age:.1f} hours in the future. Check the clock of the machine that measured it"
+        )
     # Written so that a NaN fails.
-    if not -AHEAD <= age <= hours:
+    if not age <= hours:
         raise StoreError(
             f"expected a run that began at most {hours:g} hours ago, but {folder.name} is "
             f"{age:.1f} hours old: no newer run was stored. Check the job that measures."

@@ -171,6 +171,19 @@ def test_float64_returns_where_an_event_loop_runs(tmp_path: Path, x64) -> None:
         assert same(thread.submit(notebook).result(), model)
 
 
+def test_a_run_that_went_back_is_told_and_not_left_without_checkpoints(tmp_path: Path) -> None:
+    with OrbaxCheckpoints(tmp_path / "run", every=2, asynchronous=False) as checkpoints:
+        assert checkpoints.save(4, adapted())
+        assert not checkpoints.save(4, adapted()), "a run that continues may begin with its step"
+        assert not checkpoints.save(5, adapted()), "no multiple of 2"
+        with pytest.raises(ValueError, match=r"holds step 4, which is newer than step 2: .*delete"):
+            checkpoints.save(2, adapted())
+        with pytest.raises(ValueError, match="step=-1 must be at least 0"):
+            checkpoints.save(-1, adapted())
+        assert checkpoints.save(6, adapted())
+    assert restore(tmp_path / "run", model_like=jax.eval_shape(adapted)).step == 6
+
+
 def test_what_somebody_added_returns(tmp_path: Path) -> None:
     with OrbaxCheckpoints(tmp_path / "run") as checkpoints:
         checkpoints.save(1, adapted())

@@ -197,9 +197,10 @@ def test_a_replay_must_find_the_pairs_that_a_port_had_before(
 
 
 def test_a_gate_that_its_replay_does_not_have_does_not_repeat() -> None:
-    rows = [measurement(quantity=name, value=math.nan) for name in ("logits", "loss")]
-    marked = mark_repeats(rows, rows[:1])
-    assert [row.deterministic for row in marked] == [True, False]
+    for value in (math.nan, math.inf, 1e-7):
+        rows = [measurement(quantity=name, value=value) for name in ("logits", "loss")]
+        marked = mark_repeats(rows, rows[:1])
+        assert [row.deterministic for row in marked] == [True, False]
     assert [mark_repeats(rows[:1], [replace(rows[0], value=1.0)])[0].deterministic] == [False]
 
 

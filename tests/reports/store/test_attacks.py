@@ -137,6 +137,13 @@ def test_an_age_counts_whole_days(tmp_path: Path, hours: float) -> None:
     assert told.exit_code == 2 and f"{hours:.1f} hours old" in told.output
 
 
+def test_a_run_of_the_future_is_no_old_one(tmp_path: Path) -> None:
+    created = (datetime.now(UTC) + timedelta(hours=AHEAD + 5)).isoformat()
+    write_run(tmp_path, run(measurement(), created=created))
+    told = gate(tmp_path, "--max-age", "2")
+    assert told.exit_code == 2 and f"{AHEAD + 5:.1f} hours in the future" in told.output
+
+
 def test_gates_of_every_subject_are_listed_whoever_ran_last(tmp_path: Path) -> None:
     for day, name in ((18, "mine"), (19, "yours")):
         suites = [{"name": name, "status": "ran", "planned": 1, "executed": 1}]
