@@ -74,7 +74,7 @@ def add_lora(
     plain = unstack_layers(model)
     names = [name for name in linear_maps(plain) if name != _HEAD]
     if _HEAD in targets:
-        raise ValueError(f"add_lora: targets={tuple(targets)} name {_HEAD}: {_NO_HEAD}")
+        raise ValueError(f"add_lora: targets={tuple(targets)} contain {_HEAD}: {_NO_HEAD}")
     rules = tuple((pattern, "lora") for pattern in targets)
     chosen = resolve(rules, names, "", "add_lora: targets")
 

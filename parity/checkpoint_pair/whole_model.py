@@ -131,7 +131,10 @@ class Absent:
         return False
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Raise RecordingError, so that the suite reports the comparison as not comparable."""
+        """Raise RecordingError: this stands for a reference that did not run.
+
+        The suite reports its comparison as not comparable.
+        """
         raise RecordingError("megalodon-hf did not run")
 
     def weights(self, case: Case) -> None:

@@ -118,7 +118,8 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, ...]:
-        """Key of the run's row in the timeline: kind, ports, device, "some cases" if selected."""
+        """Key of the run's row in the timeline: kind of run, names of its ports, device, and "some
+        cases" if it ran only selected ones."""
         selection = "some cases" if self.selected else ""
         return self.kind, ", ".join(self.subject), self.device, selection
 

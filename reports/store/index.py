@@ -175,7 +175,7 @@ def _line(found: Examined, signature: str, place: str) -> Line:
 
 
 def slim(manifest: Manifest) -> Manifest:
-    """Return a manifest without the fields that no list needs."""
+    """Return a manifest without the large fields, which lists and histories of runs do not show."""
     return replace(manifest, **_BULKY)
 
 

@@ -153,7 +153,8 @@ def tolerance_note(before: float, now: float) -> str:
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
     """Return the change "not comparable" for a group whose tolerances changed since the pinned run.
 
-    Its level depends on them, since it has gates below `DRIFT_SHARE` of their tolerance.
+    A gate with an error below `DRIFT_SHARE` of its tolerance counts with that share in the level of
+    its group. With another tolerance, such a group has another level although no error changed.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)

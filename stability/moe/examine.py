@@ -1,4 +1,4 @@
-"""Test script of the stability guide: a forward pass, generation, and every probe of MLA + MoE.
+"""The test that the stability guide prescribes: a forward pass, generation, and all MoE probes.
 
 Source: docs/mla-moe.md "The stability guide".
 """

@@ -203,7 +203,11 @@ def report(
 
 
 def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrder:
-    """Return the sources for the order of a checkpoint's parameters: file, given names, folder."""
+    """Return all sources for the order of a checkpoint's parameters.
+
+    They are whether its files keep the order, the names given by the user, and the folder, whose
+    config.json may name the architecture.
+    """
     return ParameterOrder(files.ordered, names, files.folder)
 
 

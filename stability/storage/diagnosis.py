@@ -102,7 +102,10 @@ class Diagnosis:
         return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _below(self) -> list[str]:
-        """Return a list with one line on partly frozen kinds of leaf; empty if there are none."""
+        """Return one line on kinds of leaf with a frozen fraction that is noted but is no warning.
+
+        The fraction is predicted: elements that no update would change. Empty if there are none.
+        """
         shares: dict[str, float] = {}
         for f in self.findings:
             if f.metric == "predicted_frozen_fraction" and NOTED <= f.value < FROZEN_SHARE:

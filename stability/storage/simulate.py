@@ -443,12 +443,12 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def total_of(state: Any) -> Any:
-    """Return the summed updates from the state of `tally`, or of a wrapper around it."""
+    """Return the summed updates that the state of `tally` (or of a wrapper of `tally`) contains."""
     return (state if isinstance(state, TallyState) else state.inner).total
 
 
 def moments_of(state: Any) -> Any:
-    """Return the optimiser's own state from that of `tally`, or of a wrapper around it."""
+    """Return the optimiser's state inside the state of `tally`, or of a wrapper of `tally`."""
     return (state if isinstance(state, TallyState) else state.inner).inner
 
 

@@ -42,6 +42,9 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `lines` with its excerpt shortened to `FIRST` lines around the named one."""
+    """Return a row of `lines` with at most `FIRST` lines on each side of the marked one.
+
+    If no line of the excerpt is marked, its first lines remain.
+    """
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}
