@@ -2,13 +2,15 @@
 
 Three questions are separate, and none needs a chosen tolerance:
 
-1. Is every weight the trained one, rounded to its format? The bound of an element is half a step of
-   the format, computed from the trained weights of its block and not from the stored scale.
-2. If a layer rounds its inputs too, does it compute what the trained layer computes on these
-   inputs? The bound is half a step of the inputs' format times the sum of the weights' magnitudes.
-3. Does everything else compute what the trained program computes with these weights? Both are
-   compared as a port and its original (`parity.port`), so only rounding may differ. Layers that
-   round their inputs pass on the deployed results on both sides.
+1. Is every weight and buffer the trained one, rounded to its format? The bound of an element is
+   half a step of the format, computed from the trained weights of its block and not from the stored
+   scale.
+2. If a layer rounds its inputs too, does it compute what the trained layer computes on the rounded
+   inputs? The rounding is repeated, so the bound is that of sums in float32.
+3. Does everything else compute what the trained program computes with these weights, up to the
+   inputs of the layers that round them? Both are compared as a port and its original
+   (`parity.port`), so only rounding may differ. Layers that round their inputs pass on the deployed
+   results on both sides.
 
 What remains is the cost of the format: the change of the outputs. Source: docs/your-own-port.md
 "What is deployed".
@@ -16,15 +18,24 @@ What remains is the cost of the format: the change of the outputs. Source: docs/
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from parity.engine.measure.metrics import relative_l2
+from parity.few_bits import (
+    EPS,
+    InputFormat,
+    decoded,
+    format_of_weight,
+    input_format,
+    largest_share,
+    rounded,
+)
 from parity.port.compare import Port, compare
 from parity.port.report import Report
 from parity.sides.side import AS_IS, Precision, Run, SideError, Trace
@@ -32,21 +43,16 @@ from parity.sides.side import AS_IS, Precision, Run, SideError, Trace
 if TYPE_CHECKING:
     import torch
 
-_COMPILED = "_orig_mod."
-"""Prefix that `torch.compile` gives to the names of a module's parameters."""
-_FLOATS = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-}
 UNCHANGED = "unchanged"
-_FLOAT32 = float(np.finfo(np.float32).eps)
+_COMPILED = "_orig_mod."
+"""Part that `torch.compile` adds to the names of a module's parameters."""
+_INPUT = "rounded_input"
+"""Name of the stage with the input of a layer that rounds it, below the layer's path."""
 
 
 @dataclass(frozen=True)
 class DeployedWeight:
-    """One parameter as it is deployed, against the trained one."""
+    """One parameter or buffer as it is deployed, against the trained one."""
 
     name: str
     """Name of the parameter in the trained model."""
@@ -79,8 +85,8 @@ class DeployedLayer:
     format: str
     """Format of the inputs, such as "int8 by row"."""
     share: float
-    """Largest error of an element of the result over what the format's half step explains; at most
-    1 if the layer is the trained one. NaN: there is no rule for this layer."""
+    """Largest error of an element of the result over its bound; at most 1 if the layer is the
+    trained one. NaN: there is no rule for this layer, or it was not called."""
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
@@ -88,7 +94,7 @@ class DeployedLayer:
 
     @property
     def holds(self) -> bool:
-        """Whether rounded inputs explain the error of every element."""
+        """Whether the result is that of the trained layer on the rounded inputs."""
         return self.share <= 1.0
 
 
@@ -97,9 +103,9 @@ class Deployment:
     """Result of `compare_deployed`."""
 
     weights: tuple[DeployedWeight, ...]
-    """Every parameter, in the order of the trained model."""
+    """Every parameter and buffer, in the order of the trained model."""
     layers: tuple[DeployedLayer, ...]
-    """Every call of a layer that rounds its inputs."""
+    """Every call of a layer that rounds its inputs, and those that were not called."""
     program: Report
     """The rest of the deployed program against the trained one with the deployed weights."""
     cost: Mapping[str, float]
@@ -142,63 +148,171 @@ def compare_deployed(
 ) -> Deployment:
     """Compare a deployed torch module with the module that was trained.
 
-    Formats with a rule: float16, bfloat16, float8; integers of torchao (`quantize_` with weights of
-    4 or 8 bits) and of `torch.ao.quantization.quantize_dynamic`. Another format does not hold and
-    says so.
+    Formats with a rule: float16, bfloat16, float8; integers of 2 to 8 bits of torchao's `quantize_`
+    and of `torch.ao.quantization.quantize_dynamic`. Another format does not hold and says so.
 
     Args:
         trained: the module with parameters in float32, in the mode to be compared.
-        deployed: the same module, quantised, cast, or returned by `torch.compile`.
+        deployed: the same module, quantised, or returned by `torch.compile`.
         inputs: positional arguments of the call, as in `TorchSide`.
         call: function `call(module, *inputs, **keywords)`; None: `module(...)`.
         keywords: keyword arguments of the call.
 
     Raises:
         SideError: a parameter of the trained module is not float32, the deployed module lacks one
-            or has it in another shape, or a program raises an error.
+            or has it in another shape, a compiled module contains layers that round their inputs,
+            or a program raises an error.
     """
     from parity.sides.torch_side import TorchSide
 
     original = TorchSide(trained, *inputs, call=call, **keywords)
-    weights, values = [], {}
-    found = dict(_parameters(deployed))
-    for name, tensor in trained.named_parameters():
-        if str(tensor.dtype) != "torch.float32":
-            raise SideError(
-                f"expected trained parameters in float32, got {name} in {tensor.dtype}: pass the "
-                "model that was trained, before it was cast or quantised"
-            )
-        if name not in found:
-            raise SideError(
-                f"the deployed module has no parameter {name}; it has "
-                f"{', '.join(list(found)[:5]) or 'none'}. If it is wrapped in another module, pass "
-                "the module inside and `call`"
-            )
-        row, value = _weight(name, tensor.detach().cpu().numpy(), found[name])
-        weights.append(row)
-        values[name] = value
-    with_these = original.with_parameters(values)
+    weights, values = _weights(trained, deployed)
+    with_these = original.with_parameters({})
+    _set_values(with_these.module, values)
     side = _DeployedSide(deployed, with_these, call=call)
-    rounding = side.rounding_layers()
-    seen = side.run().stages
-    fed = {name: seen[name] for name in rounding}
-    # Each stage is computed from the deployed results of the layers before it.
-    expected = with_these.run(Run(Precision.FLOAT64, forced=fed)).stages if fed else {}
-    layers = tuple(
-        _layer(name, each, fed[name], expected[name], values) for name, each in rounding.items()
-    )
+    calls = side.rounding_layers()
+    shown = sorted({each.path for each in calls.values()})
+    for path in shown:
+        _show_input(with_these.module.get_submodule(path))
+    side.shown = tuple(shown)
+    after = side.run()
+    fed = {name: after.stages[name] for name in calls}
+    layers = [
+        _layer(name, each, fed[name], trained.get_submodule(each.path), values)
+        for name, each in calls.items()
+    ]
+    layers += _not_called(deployed, {each.path for each in calls.values()})
     program = compare(
-        Port("deployed", _Fed(with_these, fed), side, gradients=False, bfloat16=False)
-        if fed
-        else Port("deployed", with_these, side, gradients=False, bfloat16=False)
+        Port(
+            "deployed",
+            _Fed(with_these, fed) if fed else with_these,
+            side,
+            gradients=False,
+            bfloat16=False,
+        )
     )
-    before, after = original.run(AS_IS), side.run(AS_IS)
+    before = original.run(AS_IS)
     cost = {
         name: relative_l2(after.stages[name], before.stages[name])
         for name in before.outputs
         if name in after.outputs and after.stages[name].shape == before.stages[name].shape
     }
-    return Deployment(tuple(weights), layers, program, cost)
+    return Deployment(tuple(weights), tuple(layers), program, cost)
+
+
+def _weights(
+    trained: torch.nn.Module, deployed: torch.nn.Module
+) -> tuple[list[DeployedWeight], dict[str, np.ndarray]]:
+    """Return a row for every parameter and buffer, and the decoded values by name.
+
+    Raises:
+        SideError: a parameter is not float32, is missing, or has another shape.
+    """
+    rows, values = [], {}
+    found = dict(_values_of(deployed))
+    # Tied parameters may be deployed in different formats, so each name counts.
+    parameters = list(trained.named_parameters(remove_duplicate=False))
+    for name, tensor in (*parameters, *trained.named_buffers(remove_duplicate=False)):
+        is_parameter = len(rows) < len(parameters)
+        plain = type(tensor.data).__name__ == "Tensor" and not tensor.is_quantized
+        if not plain or (is_parameter and str(tensor.dtype) != "torch.float32"):
+            raise SideError(
+                f"expected trained parameters in float32, got {name}, a {type(tensor).__name__} of "
+                f"{tensor.dtype}: pass the model that was trained, before it was cast or quantised"
+            )
+        here = tensor.detach().cpu().numpy()
+        if name not in found:
+            if not is_parameter:
+                rows.append(DeployedWeight(name, "", math.nan, (), math.nan, math.nan, "missing"))
+                continue
+            raise SideError(
+                f"the deployed module has no parameter {name}; it has "
+                f"{', '.join(list(found)[:5]) or 'none'}. If it is wrapped in another module, pass "
+                "the module inside and `call`. Modules that fuse or pack several parameters, such "
+                "as quantised RNNs, are not supported"
+            )
+        stored = decoded(found[name].detach(), here, name)
+        value = stored.value
+        if value.shape != here.shape:
+            raise SideError(
+                f"{name}: the trained parameter has shape {here.shape}, the deployed one "
+                f"{value.shape}"
+            )
+        # In float64, so that the difference of two float32 numbers is exact; others are compared
+        # for equality.
+        wide = value.astype(np.float64)
+        differ = wide - here if here.dtype.kind == "f" else value != here
+        error = np.abs(np.asarray(differ, np.float64))
+        share, at = largest_share(error, stored.half)
+        # Of a complex element, such as one of a table of rotations, the real part is shown.
+        was, now = (float(np.real(x[at])) if x.size else math.nan for x in (here, value))
+        share = math.nan if stored.why else share
+        rows.append(DeployedWeight(name, stored.format, share, at, was, now, stored.why))
+        values[name] = value
+    return rows, values
+
+
+def _values_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield parameters and buffers by name, also those that quantised modules hold packed."""
+    for path, child in module.named_modules():
+        if not type(child).__module__.startswith("torch.ao.nn.quantized"):
+            continue
+        for name in ("weight", "bias"):
+            method = getattr(child, name, None)
+            if callable(method) and (value := method()) is not None:
+                yield f"{path}.{name}".lstrip(".").replace(_COMPILED, ""), value
+    named = module.named_parameters(remove_duplicate=False)
+    for name, value in (*named, *module.named_buffers(remove_duplicate=False)):
+        yield name.replace(_COMPILED, ""), value
+
+
+def _set_values(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> None:
+    """Give a module these parameters and buffers; tied ones become separate."""
+    import torch
+
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        tensor = torch.from_numpy(value.copy())
+        if leaf in owner._parameters:
+            device = owner._parameters[leaf].device  # type: ignore[union-attr]
+            owner._parameters[leaf] = torch.nn.Parameter(tensor.to(device))
+        else:
+            held: Any = owner._buffers[leaf]
+            owner._buffers[leaf] = tensor.to(held.device, held.dtype)
+
+
+def _show_input(module: Any) -> Callable[[], None]:
+    """Make the input of a layer a stage, `PATH.rounded_input`; return what undoes it."""
+    import torch
+
+    module.add_module(_INPUT, torch.nn.Identity())
+
+    def hook(layer: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if positional:
+            return (getattr(layer, _INPUT)(positional[0]), *positional[1:]), keywords
+        return positional, keywords | {"input": getattr(layer, _INPUT)(keywords["input"])}
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def undo() -> None:
+        handle.remove()
+        del module._modules[_INPUT]
+
+    return undo
+
+
+def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedLayer]:
+    """Yield a row for every layer that rounds its inputs and was not seen doing so."""
+    forms = {path: form for path, child in module.named_modules() if (form := input_format(child))}
+    for name, weight in module.named_parameters():
+        path = name.rpartition(".")[0]
+        if path not in forms and (form := format_of_weight(weight)) is not None:
+            forms[path] = form
+    for path, form in forms.items():
+        if path.replace(_COMPILED, "") not in called:
+            why = "not called as a module on these inputs"
+            yield DeployedLayer(path, form.text, math.nan, (), why)
 
 
 class _DeployedSide:
@@ -220,6 +334,8 @@ class _DeployedSide:
         # Otherwise a module with parameters in another dtype would run as a copy in float32.
         self._side._copies[Precision.FLOAT32] = module
         self._parameters = like.parameters()
+        self.shown: tuple[str, ...] = ()
+        """Paths of the layers whose inputs are stages."""
 
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Return the decoded parameters, by the names of the trained module."""
@@ -230,22 +346,37 @@ class _DeployedSide:
         return self._side.inputs()
 
     def rounding_layers(self) -> dict[str, _RoundedInputs]:
-        """Run once and return the inputs of every layer that rounds them, by name of its stage."""
-        found: dict[str, _RoundedInputs] = {}
+        """Run once and return the inputs of every layer that rounds them, by name of its stage.
 
-        def hook_of(path: str, step: _Step) -> Callable[..., None]:
-            def hook(_module: Any, inputs: tuple[Any, ...]) -> None:
-                count = sum(each.path == path for each in found.values()) + 1
-                name = path if count == 1 else f"{path}#{count}"
-                values = inputs[0].detach().float().cpu().numpy().astype(np.float64)
-                found[name] = _RoundedInputs(path, step, values)
+        Raises:
+            SideError: such a layer is inside of a compiled module, whose stages cannot be seen.
+        """
+        found: dict[str, _RoundedInputs] = {}
+        counts: dict[str, int] = {}
+        modules = self._side.module.named_modules()
+        layers = {path: form for path, m in modules if path and (form := input_format(m))}
+        if inside := [path for path in layers if _COMPILED in f"{path}."]:
+            raise SideError(
+                f"{inside[0].replace(_COMPILED, '')} rounds its inputs inside of a compiled "
+                "module, where they cannot be seen: compare the quantised module before "
+                "torch.compile, and then both with parity.compare"
+            )
+
+        def hook_of(path: str, form: InputFormat) -> Callable[..., None]:
+            def hook(_module: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+                counts[path] = counts.get(path, 0) + 1
+                name = path if counts[path] == 1 else f"{path}#{counts[path]}"
+                x = positional[0] if positional else keywords["input"]
+                values = x.detach().float().cpu().numpy().astype(np.float64)
+                found[name] = _RoundedInputs(path, form, values)
 
             return hook
 
         hooks = [
-            module.register_forward_pre_hook(hook_of(path, step))
-            for path, module in self._side.module.named_modules()
-            if path and (step := _step_of(module)) is not None
+            self._side.module.get_submodule(path).register_forward_pre_hook(
+                hook_of(path, form), with_kwargs=True
+            )
+            for path, form in layers.items()
         ]
         try:
             self._side.run()
@@ -262,7 +393,10 @@ class _DeployedSide:
         """
         if how != AS_IS:
             raise SideError("a deployed module runs as it is deployed, in no other precision")
-        return self._side.run()
+        with contextlib.ExitStack() as stack:
+            for path in self.shown:
+                stack.callback(_show_input(self._side.module.get_submodule(path)))
+            return self._side.run()
 
 
 class _Fed:
@@ -284,216 +418,52 @@ class _Fed:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """Format to which a layer rounds its inputs."""
-
-    bits: int
-    by_row: bool
-    asymmetric: bool
-    why: str = ""
-    """Why there is no rule for this format; empty otherwise."""
-
-    @property
-    def text(self) -> str:
-        return f"int{self.bits} by {'row' if self.by_row else 'tensor'}"
-
-
-@dataclass(frozen=True)
 class _RoundedInputs:
     """Inputs of one call of a layer that rounds them."""
 
     path: str
-    step: _Step
+    format: InputFormat
     values: np.ndarray
-    """The inputs before they are rounded, (..., in)."""
-
-
-def _step_of(module: Any) -> _Step | None:
-    """Return the format to which a module rounds its inputs; None: it does not round them."""
-    if type(module).__module__.startswith("torch.ao.nn.quantized.dynamic"):
-        # PyTorch's kernels use 7 of 8 bits, so that sums of products fit into 16 bits.
-        return _Step(7, by_row=False, asymmetric=True)
-    settings = getattr(getattr(module, "weight", None), "act_quant_kwargs", None)
-    if settings is None:
-        return None
-    kind = type(settings).__name__
-    by_row = "PerRow" in repr(getattr(settings, "granularity", ""))
-    symmetric = "ASYMMETRIC" not in repr(getattr(settings, "mapping_type", ""))
-    why = "" if "Int8" in kind else f"no rule for inputs in {kind}"
-    return _Step(8, by_row, asymmetric=not symmetric, why=why)
+    """The inputs before they are rounded, (..., in), float64."""
 
 
 def _layer(
     name: str,
     inputs: _RoundedInputs,
     result: np.ndarray,
-    expected: np.ndarray,
-    parameters: Mapping[str, np.ndarray],
+    trained: torch.nn.Module,
+    values: Mapping[str, np.ndarray],
 ) -> DeployedLayer:
-    """Compare one call of a linear layer with the trained layer on the same inputs.
+    """Compare one call of a linear layer with the trained layer on the rounded inputs.
 
     Args:
         name: name of the stage.
         inputs: the deployed layer's inputs.
         result: the deployed layer's result, (..., out).
-        expected: the trained layer's result in float64.
-        parameters: the decoded parameters by name.
+        trained: the trained layer.
+        values: the decoded parameters by name.
     """
-    step, x = inputs.step, inputs.values
-    weight = parameters.get(f"{inputs.path}.weight")
-    why = step.why
-    if weight is None or weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
-        why = "no rule for a layer without a weight (out, in)"
+    form, x = inputs.format, inputs.values
+    why = form.why
+    if type(trained).__name__ not in ("Linear", "NonDynamicallyQuantizableLinear"):
+        why = f"no rule for inputs of a {type(trained).__name__}"
+    elif not x.size:
+        why = "no rows on these inputs"
     if why:
-        return DeployedLayer(name, step.text, math.nan, (), why)
-    assert weight is not None
-    block = (*(1,) * (x.ndim - 1), x.shape[-1]) if step.by_row else x.shape
-    half = _half_integer_step(x, block, step.bits, step.asymmetric)
-    size = np.abs(weight.astype(np.float64)).T
-    # A sum of n products in float32 is off by at most n roundings of the sum of magnitudes.
-    bound = half @ size + (x.shape[-1] + 2) * _FLOAT32 * (np.abs(x) @ size)
-    error = np.abs(result.astype(np.float64) - expected)
-    share = np.where(error == 0, 0.0, error / np.maximum(bound, np.finfo(np.float64).tiny))
-    at = np.unravel_index(int(np.argmax(np.where(np.isnan(share), np.inf, share))), share.shape)
-    return DeployedLayer(name, step.text, float(share[at]), tuple(map(int, at)))
-
-
-def _parameters(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters by name, also those that quantised modules hold behind a method."""
-    for path, child in module.named_modules():
-        prefix = f"{path}." if path else ""
-        for name in ("weight", "bias"):
-            method = getattr(type(child), name, None)
-            if callable(method) and (value := getattr(child, name)()) is not None:
-                yield f"{prefix}{name}".removeprefix(_COMPILED), value
-    for name, value in module.named_parameters(remove_duplicate=False):
-        yield name.removeprefix(_COMPILED), value
-
-
-def _weight(name: str, trained: np.ndarray, tensor: Any) -> tuple[DeployedWeight, np.ndarray]:
-    """Return the row of one parameter and its decoded value, in float32.
-
-    Raises:
-        SideError: the shapes differ.
-    """
-    value, text, bound, why = _decoded(tensor.detach(), trained)
-    if value.shape != trained.shape:
-        raise SideError(
-            f"{name}: the trained parameter has shape {trained.shape}, the deployed one "
-            f"{value.shape}"
-        )
-    # In float64, so that the difference of two float32 numbers is exact.
-    error = np.abs(value.astype(np.float64) - trained)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(error == 0, 0.0, error / bound)
-    at = np.unravel_index(int(np.argmax(np.where(np.isnan(share), np.inf, share))), share.shape)
-    row = DeployedWeight(
-        name,
-        text,
-        math.nan if why else float(share[at]),
-        tuple(map(int, at)),
-        float(trained[at]),
-        float(value[at]),
-        why,
-    )
-    return row, value
-
-
-def _decoded(tensor: Any, trained: np.ndarray) -> tuple[np.ndarray, str, np.ndarray, str]:
-    """Return a stored parameter in float32, its format, half a step of it per element, and why
-    there is no rule ("" if there is one).
-    """
-    if hasattr(tensor, "qdata") and hasattr(tensor, "dequantize"):
-        return _decoded_blocks(tensor, trained)
-    if tensor.is_quantized:
-        value = tensor.dequantize().numpy()
-        channels = "per_channel" in str(tensor.qscheme())
-        block = (1, *trained.shape[1:]) if channels else trained.shape
-        asymmetric = _any(tensor.q_per_channel_zero_points() if channels else tensor.q_zero_point())
-        half = _half_integer_step(trained, block, 8, asymmetric)
-        return value, f"int8, blocks of {_shape(block)}", half, ""
-    value = tensor.float().cpu().numpy()
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if kind == "float32":
-        return value, "", np.zeros(trained.shape), ""
-    if kind in _FLOATS:
-        return value, kind, _half_float_step(trained, kind), ""
-    return value, kind, np.zeros(trained.shape), f"no rule for {kind}"
-
-
-def _decoded_blocks(tensor: Any, trained: np.ndarray) -> tuple[np.ndarray, str, np.ndarray, str]:
-    """Return the same as `_decoded` for a tensor of torchao, which has a scale per block."""
-    value = tensor.dequantize().float().cpu().numpy()
-    block = tuple(min(b, n) for b, n in zip(tensor.block_size, trained.shape, strict=True))
-    stored = str(getattr(tensor, "target_dtype", tensor.qdata.dtype)).removeprefix("torch.")
-    text = f"{stored}, blocks of {_shape(block)}"
-    if stored in _FLOATS:
-        largest = float(ml_dtypes.finfo(_FLOATS[stored]).max)
-        scale = _blocks(np.abs(trained), block, np.max) / largest
-        half = scale * _half_float_step(trained / np.where(scale > 0, scale, 1.0), stored)
-    elif stored in ("int8", "uint8", "int4", "uint4"):
-        zero = getattr(tensor, "zero_point", None)
-        half = _half_integer_step(trained, block, int(stored[-1]), _any(zero))
-    else:
-        return value, text, np.zeros(trained.shape), f"no rule for {stored}"
-    # The scale is rounded to its own dtype, and the product of scale and number to float32.
-    unit = 2.0**-8 if "bfloat16" in str(tensor.scale.dtype) else _FLOAT32
-    return value, text, half * (1 + unit) + (unit + _FLOAT32) * np.abs(trained), ""
-
-
-def _half_integer_step(
-    trained: np.ndarray, block: tuple[int, ...], bits: int, asymmetric: bool
-) -> np.ndarray:
-    """Return half a step of integers of `bits` bits whose range is that of each block.
-
-    A symmetric format has its largest integer at the block's largest absolute value; an asymmetric
-    one covers the values between the block's smallest and largest, and 0.
-    """
-    trained = trained.astype(np.float64)
-    if not asymmetric:
-        step = _blocks(np.abs(trained), block, np.max) / (2 ** (bits - 1) - 1)
-    else:
-        top = np.maximum(_blocks(trained, block, np.max), 0.0)
-        step = (top - np.minimum(_blocks(trained, block, np.min), 0.0)) / (2**bits - 1)
-    # Decoding multiplies in float32.
-    return step / 2 + 2 * _FLOAT32 * np.abs(trained)
-
-
-def _half_float_step(trained: np.ndarray, kind: str) -> np.ndarray:
-    """Return half the distance between the two numbers of a float format around each element."""
-    info = ml_dtypes.finfo(_FLOATS[kind])
-    size = np.maximum(np.abs(trained.astype(np.float64)), float(info.smallest_normal))
-    _, exponent = np.frexp(size)
-    return np.ldexp(1.0, exponent - 1) * float(info.eps) / 2
-
-
-def _blocks(x: np.ndarray, block: tuple[int, ...], reduce: Callable[..., Any]) -> np.ndarray:
-    """Return a reduction of every block of `x`, repeated to the shape of `x`.
-
-    Args:
-        x: array whose axes are multiples of the block's; a last block may be shorter.
-        block: size of a block by axis.
-        reduce: NumPy reduction with `axis` and `keepdims`, such as `np.max`.
-    """
-    result = x
-    for axis, size in enumerate(block):
-        starts = np.arange(0, x.shape[axis], size)
-        ufunc = {np.max: np.maximum, np.min: np.minimum}[reduce]
-        reduced = ufunc.reduceat(result, starts, axis=axis)
-        lengths = np.diff(np.asarray([*starts, x.shape[axis]], np.int64))
-        result = np.repeat(reduced, lengths, axis=axis)
-    return result
-
-
-def _any(zero_point: Any) -> bool:
-    """Return whether a zero point (a number, a tensor or None) differs from 0 anywhere."""
-    if zero_point is None:
-        return False
-    return bool(np.any(np.asarray(zero_point)))
-
-
-def _shape(block: tuple[int, ...]) -> str:
-    return " x ".join(map(str, block))
+        return DeployedLayer(name, form.text, math.nan, (), why)
+    weight = values[f"{inputs.path}.weight"].astype(np.float64).T
+    bias = np.asarray(values.get(f"{inputs.path}.bias", 0.0), np.float64)
+    size = np.abs(weight)
+    best = (math.inf, ())
+    for numbers, ties in rounded(x, form):
+        error = np.abs(result.astype(np.float64) - (numbers @ weight + bias))
+        # A sum of n products in float32 is off by at most n roundings of the sum of magnitudes.
+        sums = np.abs(numbers) @ size + np.abs(bias)
+        share = largest_share(error, ties @ size + (x.shape[-1] + 4) * EPS * sums + 2.0**-149)
+        if math.isnan(share[0]):
+            return DeployedLayer(name, form.text, *share)
+        best = min(best, share)
+    return DeployedLayer(name, form.text, *best)
 
 
 def _line(part: DeployedWeight | DeployedLayer) -> str:

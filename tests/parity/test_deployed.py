@@ -221,10 +221,10 @@ def test_a_cast_parameter_is_rounded_and_not_cut(dtype: str, rounded: bool) -> N
 
 def test_a_format_without_a_rule_does_not_hold_and_says_so() -> None:
     module = in_few_bits("symmetric", 8)
-    module.up.weight.target_dtype = torch.int2
+    module.up.weight.target_dtype = torch.int1
     found = deployed(module)
     row = next(w for w in found.weights if w.name == "up.weight")
-    assert not row.holds and not found.holds and "no rule for int2" in found.text()
+    assert not row.holds and not found.holds and "no rule for int1" in found.text()
     assert np.isnan(row.share)
 
 
@@ -266,18 +266,72 @@ def test_layers_that_round_their_inputs_are_the_trained_ones() -> None:
     assert found.holds, found.text()
     assert [layer.name for layer in found.layers] == ["up", "down"]
     assert all(0 < layer.share <= 1 for layer in found.layers)
-    assert "layers with inputs in int7 by tensor: 2 of 2 hold" in found.text()
+    assert "layers with inputs in int8 by tensor: 2 of 2 hold" in found.text()
 
 
 @pytest.mark.parametrize("layer", ["up", "down"])
-def test_a_layer_that_computes_something_else_is_named(layer: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda m, x, y: y * 1.001, lambda m, x, y: y - m.bias(), lambda m, x, y: y.roll(1, -1)],
+    ids=["scaled", "without its bias", "in another order"],
+)
+def test_a_layer_that_computes_something_else_is_named(layer: str, change: Any) -> None:
     module = dynamic()
-    getattr(module, layer).register_forward_hook(lambda m, x, y: y + 2)
+    getattr(module, layer).register_forward_hook(change)
     found = deployed(module)
     assert [each.name for each in found.layers if not each.holds] == [layer]
     # What follows is computed from its results on both sides.
     assert found.program.holds and not found.holds
     assert f"  {layer}: " in found.text()
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.5])
+def test_what_lies_between_two_layers_that_round_is_compared_to_rounding(factor: float) -> None:
+    """A functional activation has no module; what it computes is the input of the next layer."""
+
+    def call(m: Any, x: Any) -> Any:
+        h = torch.tanh(m.up(m.norm(x)))
+        return x + m.down(h if type(m.up) is torch.nn.Linear else h * factor)
+
+    found = deployed(dynamic(), call=call)
+    assert all(layer.holds for layer in found.layers) and not found.holds
+    assert found.program.failures[0].quantity == "down.rounded_input"
+
+
+def test_an_outlier_in_one_row_hides_no_other_row() -> None:
+    rows = ROWS * np.array([[1000], [1], [1]], np.float32)
+    call = lambda m, x: m.up(x)  # noqa: E731
+    module = dynamic()
+    [layer] = [
+        each for each in compare_deployed(trained(), module, rows, call=call).layers if not each.why
+    ]
+    assert layer.holds
+    kept = torch.tensor([[1.0], [0.0], [1.0]])
+    module.up.register_forward_hook(lambda m, x, y: y * kept)
+    [layer] = [
+        each for each in compare_deployed(trained(), module, rows, call=call).layers if not each.why
+    ]
+    assert not layer.holds and layer.element[0] == 1
+
+
+def test_a_layer_that_was_not_called_was_not_measured() -> None:
+    found = deployed(dynamic(), call=lambda m, x: m.up(m.norm(x)))
+    assert [layer.name for layer in found.layers if not layer.holds] == ["down"]
+    assert not found.holds and "down: not called as a module on these inputs" in found.text()
+
+
+def test_inputs_given_by_keyword_are_seen() -> None:
+    def call(m: Any, x: Any) -> Any:
+        return x + m.down(torch.tanh(m.up(input=m.norm(x)) if type(m.up) is torch.nn.Linear
+                                     else m.up(m.norm(x))))  # fmt: skip
+
+    found = deployed(dynamic(), call=call)
+    assert found.holds and len(found.layers) == 2, found.text()
+
+
+def test_rounding_layers_inside_a_compiled_module_are_refused_in_words() -> None:
+    with pytest.raises(SideError, match=r"^up rounds its inputs inside of a compiled module"):
+        deployed(torch.compile(dynamic(), backend="eager"))
 
 
 def test_another_program_is_found_beside_rounded_inputs() -> None:
@@ -300,6 +354,64 @@ def test_two_calls_of_a_layer_are_two_layers() -> None:
     found = deployed(dynamic(), call=lambda module, x: module(module(x)))
     assert found.holds, found.text()
     assert [layer.name for layer in found.layers] == ["up", "down", "up#2", "down#2"]
+
+
+class Tables(Net):
+    """A net with a table, of which these inputs use one row, and a head tied to a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(32.0).reshape(2, WIDTH) / 7)
+        self.register_buffer("count", torch.tensor(3))
+        self.head = torch.nn.Linear(WIDTH, 24, bias=False)
+        self.head.weight = self.up.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.head(super().forward(x) + self.table[0])
+
+
+@pytest.mark.parametrize("change", ["", "table", "count", "missing"])
+def test_buffers_are_compared_whole(change: str) -> None:
+    torch.manual_seed(7)
+    original = Tables().eval()
+    module = copy.deepcopy(original)
+    if change == "table":
+        module.table[1, 3] += 1e-6
+    if change == "count":
+        module.count += 1
+    if change == "missing":
+        module.count = None
+    found = compare_deployed(original, module, ROWS)
+    broken = [row.name for row in found.weights if not row.holds]
+    assert broken == ([] if not change else ["count" if change == "missing" else change])
+    assert found.holds is not bool(change), found.text()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_of_tied_weights_one_may_be_in_few_bits(wrong: bool) -> None:
+    torch.manual_seed(7)
+    original = Tables().eval()
+    module = copy.deepcopy(original)
+    weight = module.head.weight.detach().clone()
+    few = packed(weight.roll(1, 0) if wrong else weight, 8, "symmetric")
+    module.head.weight = torch.nn.Parameter(few, requires_grad=False)
+    found = compare_deployed(original, module, ROWS)
+    assert {row.name: row.format for row in found.weights}["head.weight"].startswith("int8")
+    assert [row.name for row in found.weights if not row.holds] == ["head.weight"] * wrong
+    assert found.holds is not wrong, found.text()
+
+
+def test_a_trained_model_that_was_quantised_in_place_is_refused() -> None:
+    module = in_few_bits("symmetric", 8)
+    with pytest.raises(SideError, match=r"got up\.weight, a .*before it was cast or quantised"):
+        compare_deployed(module, module, ROWS)
+
+
+def test_a_weight_without_data_is_refused_in_words() -> None:
+    module = trained()
+    module.up.weight = torch.nn.Parameter(module.up.weight.to("meta"))
+    with pytest.raises(SideError, match=r"dense tensor with data, got up\.weight"):
+        deployed(module)
 
 
 def without(name: str) -> Any:
@@ -330,7 +442,9 @@ def test_a_parameter_that_is_missing_or_of_another_shape_is_an_error(
 
 
 def test_a_trained_model_that_was_cast_is_refused() -> None:
-    with pytest.raises(SideError, match=r"in float32, got norm\.weight in torch\.bfloat16"):
+    with pytest.raises(
+        SideError, match=r"in float32, got norm\.weight, a Parameter of torch\.bfloat16"
+    ):
         compare_deployed(trained().bfloat16(), trained(), ROWS)
 
 
