@@ -139,7 +139,9 @@ def test_a_table_in_float32_hides_no_wrong_epsilon_behind_it(kind):
             continue
         assert report.culprit is not None and report.culprit.name == "output"
         assert output.verdict is Verdict.FAIL
-        assert ("because of float32 tables" in output.note) is (kind == "rounded otherwise")
+        assert ("float32 tables widen the tolerance" in output.note) is (
+            kind == "rounded otherwise"
+        )
 
 
 class Angles(torch.nn.Module):
