@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity import SideError, compare_deployed
+from parity import SideError, compare_deployed, few_bits
 from parity.deployed import Deployment
 from parity.engine.measure.metrics import relative_l2
 
@@ -412,6 +412,62 @@ def test_a_weight_without_data_is_refused_in_words() -> None:
     module.up.weight = torch.nn.Parameter(module.up.weight.to("meta"))
     with pytest.raises(SideError, match=r"dense tensor with data, got up\.weight"):
         deployed(module)
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("asymmetric", [True, False])
+def test_inputs_are_rounded_with_a_scale_by_row_or_one(by_row: bool, asymmetric: bool) -> None:
+    x = ROWS.astype(np.float64) * np.array([[1], [30], [900]])
+
+    def one(part: np.ndarray) -> np.ndarray:
+        if asymmetric:
+            low, high = min(part.min(), 0), max(part.max(), 0)
+            step = (high - low) / 255
+            zero = round(-low / step)
+            return (np.clip(np.rint(part / step) + zero, 0, 255) - zero) * step
+        step = abs(part).max() / 127
+        return np.rint(part / step) * step
+
+    expected = np.stack([one(row) for row in x]) if by_row else one(x)
+    form = few_bits.InputFormat((8,), by_row, asymmetric)
+    found = [numbers for numbers, _ in few_bits.rounded(x, form)]
+    assert any(np.array_equal(numbers, expected) for numbers in found)
+    # The control: with the scales of the other kind no convention gives these numbers.
+    other = few_bits.InputFormat((8,), not by_row, asymmetric)
+    assert not any(np.array_equal(n, expected) for n, _ in few_bits.rounded(x, other))
+
+
+class Int8Settings:
+    granularity = "PerRow(dim=-1)"
+    mapping_type = "MappingType.SYMMETRIC"
+
+
+class Float8Settings(Int8Settings):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        ({}, None),
+        ({"act_quant_kwargs": Int8Settings()}, few_bits.InputFormat((8,), True, False)),
+        (
+            {"activation_quantization": "int8_asym_per_token"},
+            few_bits.InputFormat((8,), True, True),
+        ),
+        (
+            {"act_quant_kwargs": Float8Settings()},
+            few_bits.InputFormat((8,), True, False, "no rule for inputs in Float8Settings"),
+        ),
+        (
+            {"activation_quantization": "other"},
+            few_bits.InputFormat((8,), True, True, "no rule for inputs in other"),
+        ),
+    ],
+)
+def test_the_format_of_inputs_is_read_from_the_weight(weight: Any, expected: Any) -> None:
+    layer = type("Layer", (), {"weight": type("Weight", (), weight)()})()
+    assert few_bits.input_format(layer) == expected
 
 
 def without(name: str) -> Any:
