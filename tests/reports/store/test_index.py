@@ -137,6 +137,8 @@ def test_many_small_files_of_values_become_one(tmp_path: Path) -> None:
     for day in range(1, gathered.FEW + 3):
         write_run(root, night(day, measurement(value=day * 1e-8)))
         list_runs(root)
+    # A folder that the name would match if it were a pattern.
+    shutil.copytree(root, tmp_path / "runs o")
     names = {line.gathered for line in index.read_lines(root / INDEX)}
     assert len(names) < gathered.FEW
     assert values(root) == [day * 1e-8 for day in range(1, gathered.FEW + 3)]
