@@ -147,6 +147,9 @@ def test_many_small_files_of_values_become_one(tmp_path: Path) -> None:
     with Table(files, [str(gathered.Gathered(root, {}).path(n.gathered)) for n in lines]) as table:
         found, broken = table.ask("SELECT value FROM measurements")
     assert broken == {} and sorted(found["value"]) == values(root)
+    with Table(files) as table:
+        found, broken = table.ask("SELECT value FROM measurements")
+    assert broken == {} and sorted(found["value"]) == values(root)
 
 
 def test_the_index_forgets_no_part_of_a_manifest_that_lists_need(tmp_path: Path) -> None:
