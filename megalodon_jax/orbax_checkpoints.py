@@ -141,7 +141,7 @@ class OrbaxCheckpoints:
         newest = self._manager.latest_step()
         if not force and newest is not None and step < newest:
             # Orbax would skip every step up to the newest one, and a run that went back to an
-            # earlier step would have no checkpoint of its own for as long.
+            # earlier step would have no new checkpoint for as long.
             raise ValueError(
                 f"{self.folder} holds step {newest}, which is newer than step {step}: if the run "
                 f"went back, delete the folders of its steps after {step}, or use another folder."

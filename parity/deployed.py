@@ -52,7 +52,7 @@ _INPUT = "rounded_input"
 
 @dataclass(frozen=True)
 class DeployedWeight:
-    """One parameter or buffer as it is deployed, against the trained one."""
+    """One parameter or buffer of the deployed model, against the trained one."""
 
     name: str
     """Name of the parameter in the trained model."""
@@ -386,13 +386,13 @@ class _DeployedSide:
         return found
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run the module as it is deployed.
+        """Run the deployed module, unmodified.
 
         Raises:
             SideError: the settings ask for another run, or the module raises an error.
         """
         if how != AS_IS:
-            raise SideError("a deployed module runs as it is deployed, in no other precision")
+            raise SideError("a deployed module runs unmodified, in no other precision")
         with contextlib.ExitStack() as stack:
             for path in self.shown:
                 stack.callback(_show_input(self._side.module.get_submodule(path)))

@@ -20,7 +20,7 @@ from reports.verdict.change_points import FALSE_ALARM, LEAST_RUNS
 
 
 def moment(created: str) -> str:
-    """Format an ISO 8601 time stamp in UTC to the minute; an invalid one is shown as it is."""
+    """Format an ISO 8601 time stamp in UTC to the minute; an invalid one is shown unchanged."""
     try:
         time = datetime.fromisoformat(created)
     except ValueError:
