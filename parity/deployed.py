@@ -68,7 +68,7 @@ class DeployedWeight:
     deployed: float
     """Deployed value of that element."""
     why: str = ""
-    """Why there is no rule; empty otherwise."""
+    """Why it was not compared, such as a format without a rule; empty otherwise."""
 
     @property
     def holds(self) -> bool:
@@ -90,7 +90,7 @@ class DeployedLayer:
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
-    """Why there is no rule; empty otherwise."""
+    """Why it was not compared; empty otherwise."""
 
     @property
     def holds(self) -> bool:
@@ -118,7 +118,7 @@ class Deployment:
         return all(part.holds for part in (*self.weights, *self.layers, self.program))
 
     def text(self) -> str:
-        """Return both answers and the cost, one line each; parameters that do not hold by name."""
+        """Return the three answers and the cost; what does not hold is named, with its error."""
         parts: dict[str, list[DeployedWeight | DeployedLayer]] = {}
         for weight in self.weights:
             parts.setdefault(f"weights, {weight.format or UNCHANGED}", []).append(weight)
@@ -358,8 +358,7 @@ class _DeployedSide:
         if inside := [path for path in layers if _COMPILED in f"{path}."]:
             raise SideError(
                 f"{inside[0].replace(_COMPILED, '')} rounds its inputs inside of a compiled "
-                "module, where they cannot be seen: compare the quantised module before "
-                "torch.compile, and then both with parity.compare"
+                "module, where they cannot be seen: pass the quantised module before torch.compile"
             )
 
         def hook_of(path: str, form: InputFormat) -> Callable[..., None]:

@@ -269,6 +269,21 @@ def test_layers_that_round_their_inputs_are_the_trained_ones() -> None:
     assert "layers with inputs in int8 by tensor: 2 of 2 hold" in found.text()
 
 
+ENGINES = [name for name in torch.backends.quantized.supported_engines if name != "none"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("size", [1e2, 1.0, 1e-4, 1e-8])
+def test_inputs_are_rounded_as_every_engine_does(
+    engine: str, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in the bits that they use and in the smallest scale."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", engine)
+    rows = ROWS * np.float32(size)
+    found = compare_deployed(trained(), dynamic(), rows, call=lambda m, x: m.up(x))
+    assert found.layers[0].name == "up" and found.layers[0].holds, found.text()
+
+
 @pytest.mark.parametrize("layer", ["up", "down"])
 @pytest.mark.parametrize(
     "change",
