@@ -364,8 +364,8 @@ def test_accelerators_are_those_that_are_shown(
         (None, [Needs(gpus=1 / 16)] * 20, 1, 8),
         (None, [Needs(gpus=1 / 3)] * 20, 2, 6),
         (None, [Needs(gpus=1 / 3), Needs(gpus=1)] * 9, 2, 2),
-        # Two of 0.7 are more than one; the inverse of 1 / 93 is less than 93.
-        (20, [Needs(gpus=0.7)] * 9, 2, 2),
+        # Two of 0.6 are more than one; the inverse of 1 / 93 is less than 93.
+        (20, [Needs(gpus=0.6)] * 9, 2, 2),
         (100, [Needs(gpus=1 / 93)] * 100, 1, 93),
     ],
 )

@@ -57,6 +57,20 @@ def test_another_content_at_the_same_path_is_another_input(folder: Path, change:
     assert changed(before) == [str(folder)]
 
 
+def test_another_source_of_an_item_s_function_is_another_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function may be the user's own, in a module outside of the packages."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "their_measurement.py"
+    digests = []
+    for text in ("value = 1", "value = 2", "value = 1"):
+        module.write_text(text, encoding="utf-8")
+        item_module._source.cache_clear()
+        digests.append(Item("x", "their_measurement:measure").digest())
+    assert digests[0] == digests[2] != digests[1]
+
+
 def test_content_is_of_files_and_not_of_their_place(folder: Path, tmp_path: Path) -> None:
     before = content(str(folder))
     assert content(str(folder.rename(tmp_path / "elsewhere"))) == before

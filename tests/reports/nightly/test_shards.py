@@ -189,9 +189,11 @@ def test_a_night_of_shards_has_a_machine_only_if_all_of_them_are_of_it(
 def test_an_odd_shard_is_refused_by_name(
     stored: list[Path], tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
+    """Where machines may be mixed, shards may differ in threads, but in nothing else named here."""
     odd = write_run(tmp_path / "odd", shard(2, **changes))
-    with pytest.raises(StoreError, match=rf"differs from .*{named}.*Measure the odd one again"):
-        merge_shards([stored[0], odd, stored[2]])
+    for mixed in (False,) if named == "threads" else (False, True):
+        with pytest.raises(StoreError, match=rf"differs from .*{named}.*Measure the odd one again"):
+            merge_shards([stored[0], odd, stored[2]], mixed=mixed)
 
 
 def test_shards_without_a_digest_of_their_code_are_of_one_commit(tmp_path: Path) -> None:

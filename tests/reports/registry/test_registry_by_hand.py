@@ -510,12 +510,15 @@ def test_several_runs_are_a_table_beside_the_first(tmp_path: Path) -> None:
             rows = []
             for case, quantity in keys:
                 value = rng.choice((1e-6, 1e-6, 2e-6, 9e-6))
+                verdict = rng.choice((*[Verdict.PASS] * 6, Verdict.NOT_COMPARABLE))
+                compared = verdict is Verdict.PASS
                 made = measurement(
                     case=case,
                     quantity=quantity,
-                    value=value,
+                    value=value if compared else math.inf,
+                    tolerance=4e-6 if compared else math.inf,
                     identity=rng.choice("iiij"),
-                    verdict=rng.choice((*[Verdict.PASS] * 6, Verdict.NOT_COMPARABLE)),
+                    verdict=verdict,
                 )
                 rows += [made] * (rng.random() < 0.9)
             severity = rng.choice((Severity.OK, Severity.ERROR))
@@ -538,6 +541,7 @@ def test_several_runs_are_a_table_beside_the_first(tmp_path: Path) -> None:
         order = [list(What).index(row.gravest.what) for row in several.rows]
         assert order == sorted(order)
         told = as_values(several)
+        json.dumps(told, allow_nan=False)
         assert [it["run"] for it in told["runs"]] == [it.id for it in runs]
         assert [it["verdict"] for it in told["runs"]] == [it.word.value for it in decisions]
         assert [it["exit_code"] for it in told["runs"]] == [int(it.exit_code) for it in decisions]
@@ -571,8 +575,8 @@ def test_several_runs_are_a_table_beside_the_first(tmp_path: Path) -> None:
                 assert (cell.state, cell.value, cell.tolerance) == (state, m.value, m.tolerance)
                 assert (cell.other_work, cell.what) == (m.identity != first, own[i])
                 assert value == {
-                    "value": m.value,
-                    "tolerance": m.tolerance,
+                    "value": None if state == "blocked" else m.value,
+                    "tolerance": None if state == "blocked" else m.tolerance,
                     "state": state,
                     "other_work": m.identity != first,
                     "what": own[i] and own[i].value,

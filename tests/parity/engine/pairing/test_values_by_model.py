@@ -586,6 +586,11 @@ def test_constants_of_stacked_layers_go_by_families():
     back = matched(stacked, parts)
     assert back["layers.2.norm.weight"][0] == "layers.norm.scale[2]"
     assert back["layers.1.bias_norm.bias"][0] == "layers.bias_norm.bias[1]"
+    # Scalars of layers are one vector.
+    scalars = {f"layers.{i}.scale": np.ones(()) for i in range(6)}
+    vector = {"layers.scale": np.ones(6)}
+    assert matched(scalars, vector)["layers.scale"][0].endswith("layers.5.scale, at  as (6, 1)[5]")
+    assert matched(vector, scalars)["layers.4.scale"][0] == "layers.scale as (6, 1)[4]"
     tensors = Tensors(parts), Tensors({"norm": np.ones((2, 9))})
     # 18 elements of three layers are no stack of three where the first axis has two.
     names = [n for n in parts if "bias" not in n]

@@ -82,6 +82,14 @@ def test_a_right_number_behind_a_wrong_mask_clears_neither_it_nor_what_it_is_mad
     assert found == [(1, False, False), (3, False, True), (5, False, False)]
 
 
+@pytest.mark.parametrize(("values", "clears"), [((1.5, 2.5, 3.5), True), ((1.5, 2.5, 2.5), False)])
+def test_a_right_result_of_three_different_numbers_clears_what_it_is_made_of(values, clears):
+    operations = {0: op("first"), 1: op("few", (0,)), 2: op("last", (1,))}
+    few = np.array(values)
+    found = suspects(operations, {0: D, 1: few, 2: C}, [A, few])
+    assert found[0] == (2 if clears else 0, False, False)
+
+
 def test_a_selection_that_masks_nothing_has_no_mask():
     operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
     values = {0: A, 1: np.ones((4, 5), bool), 2: A, 3: D}
