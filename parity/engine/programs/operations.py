@@ -7,6 +7,7 @@ Source: docs/your-own-port.md "Where it starts".
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import traceback
@@ -318,7 +319,7 @@ def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
     lines = []
     for frame in trace.frames if trace is not None else ():
         path = Path(frame.file_name)
-        if _in_library(path) or is_hidden(frame.file_name) or not path.is_file():
+        if _in_library(frame.file_name) or is_hidden(frame.file_name) or not path.is_file():
             continue
         line = f"{_short(path)}:{frame.line_num} ({frame.function_name})"
         if line not in lines:
@@ -351,8 +352,9 @@ _ROOTS = (*_roots(LIBRARIES), *(_PARITY / room for room in ("engine", "sides", "
 _ERROR_ROOTS = (*_ROOTS, *_roots(("torch", "numpy")))
 
 
-def _in_library(path: Path) -> bool:
-    return any(root in path.parents for root in _ROOTS)
+@functools.cache  # Large programs have a hundred thousand frames, in a few hundred files.
+def _in_library(file_name: str) -> bool:
+    return any(root in Path(file_name).parents for root in _ROOTS)
 
 
 def _short(path: Path) -> Path:
