@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import jax
 import pytest
 from _pytest.mark.expression import Expression
-from jaxtyping import install_import_hook
 
+from tests.annotations import check_annotations
 from tests.browser import chromium
 from tests.sweeps import DAYS, Sweeps, is_sweep
 
@@ -29,10 +29,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     jax.config.update("jax_num_cpu_devices", 8)
 
-# Shapes and dtypes of every annotated signature are checked while testing. The hook stays: most
-# modules are imported by the tests that need them. An int is a float, as PEP 484 has it.
-PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
-install_import_hook(PACKAGES, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+# Annotated signatures are checked while testing. The hooks stay: most modules are imported by the
+# tests that need them.
+check_annotations()
 
 # The same kernels in each process on a GPU, as in nights; before the first device is used.
 importlib.import_module("reports.provenance.gpu").repeatable()

@@ -108,7 +108,13 @@ def look_back(
 
     Raises:
         StoreError: `place` cannot be listed, or the case or quantity was never measured.
+        ValueError: there is a quantity without a case.
     """
+    if quantity is not None and case is None:
+        raise ValueError(
+            f"expected the case of the quantity {quantity!r}, received case=None: "
+            "`measured_names(place)` lists the cases"
+        )
     entries, unreadable = _runs(place)
     kind = _kind_of(entries) if kind is None else kind
     runs = [e for e in entries if e.manifest.kind is kind and not e.manifest.fault]

@@ -106,6 +106,8 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     write_run(tmp_path, earlier(*rows, info, day=4))
     words = look_back(str(tmp_path), "baseline", "logits").rows
     assert [row["metric"] for row in words] == ["rel_l2"] * 4
+    with pytest.raises(ValueError, match="expected the case of the quantity 'logits'"):
+        look_back(str(tmp_path), quantity="logits")
     shown = cli("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
