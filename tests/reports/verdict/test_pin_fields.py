@@ -100,6 +100,19 @@ def test_what_older_versions_wrote_is_used(path: Path) -> None:
     assert pinned_ids(path.parent) == {old.run}
 
 
+def test_levels_are_written_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """A file that is pinned again differs from the last one where a level moved, and only there."""
+    night = run(*(measurement(case=case) for case in ("stream", "plain", "large")))
+    pin = pin_of(night, {}, "as measured", "2026-11-01")
+    texts = []
+    for groups in (pin.groups, dict(reversed(pin.groups.items()))):
+        write(replace(pin, groups=groups), tmp_path / "pin.json")
+        texts.append((tmp_path / "pin.json").read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
+    names = list(json.loads(texts[0])["groups"])
+    assert len(names) == 3 and names == sorted(names)
+
+
 def test_a_pinned_file_is_text_to_review_with_a_line_for_each_level(tmp_path: Path) -> None:
     """What does not decide whether levels may be compared is no part of it."""
     reference = ReferenceInfo("live", "c0ffee", {"torch": "2"}, "AVX2", "a sentence", 3)
