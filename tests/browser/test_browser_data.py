@@ -14,7 +14,7 @@ from stability.core.findings import Severity
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, finding, measurement, run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 
 MEGABYTE = 1_000_000
 HOSTILE = {

@@ -171,6 +171,7 @@ def sheets(page):
     return len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
 
 
+@pytest.mark.sweep
 def test_print_is_a_summary_of_two_sheets(visit, broken, healthy, big):
     page = on_paper(visit, broken)
     for part in page.locator("#word, .sentence, .counts, .overview, #starts > .scroll table").all():

@@ -14,7 +14,7 @@ from reports.text import number, share
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import measurement, regressed, run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 
 
 def rows(page):

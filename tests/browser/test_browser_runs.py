@@ -14,7 +14,7 @@ from tests.helpers import cli
 from tests.reports.nights import bench, stored_below
 from tests.reports.registry.test_runs_page import judged, night, stored
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 
 FILTER = "#filter [name={}]"
 VISIBLE = (

@@ -20,7 +20,7 @@ from tests.browser.test_browser_use import violations
 from tests.helpers import cli
 from tests.reports.nights import earlier, explained, failing, measurement, run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 
 PLACES = [
     {"case": "plain", "edge": edge, "quantity": q, "kind": kind, "stage": i}

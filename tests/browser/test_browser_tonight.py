@@ -15,7 +15,7 @@ from reports.verdict.history import History
 from tests.browser.conftest import until
 from tests.reports.nights import measurement, run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 NOW = datetime(2026, 11, 20, 21, 30, tzinfo=UTC)
 WORD = "document.getElementById('word')?.textContent"
 

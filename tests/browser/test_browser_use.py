@@ -10,7 +10,7 @@ from reports.verdict.history import History
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, measurement, run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sweep]
 
 SCHEMES = ("light", "dark")
 

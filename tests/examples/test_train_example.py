@@ -56,6 +56,7 @@ def number(line: str) -> float:
     return float(line.split()[1])
 
 
+@pytest.mark.sweep
 def test_the_loss_falls(whole) -> None:
     _, lines = whole
     assert list(lines) == list(range(1, STEPS + 1))

@@ -263,6 +263,7 @@ checkpoints.close()
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kill", ["kill", "live"])
 def test_a_kill_during_a_save_leaves_the_step_before(tmp_path: Path, kill: str) -> None:
     """Without the kill, the negative control, the same program leaves step 2."""

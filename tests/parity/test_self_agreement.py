@@ -239,6 +239,7 @@ def test_a_way_beside_itself_is_refused() -> None:
         stream_agreement(model, IDS, lambda ids: stepwise(ids)[..., :-1])
 
 
+@pytest.mark.sweep
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "docs" / "examples" / "my_serving.py"), run_name="__main__")
     out = capsys.readouterr().out

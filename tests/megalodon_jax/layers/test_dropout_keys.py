@@ -50,6 +50,7 @@ def run(model, ids, **options):
 
 
 # 4 tokens in stripes of 2, and 2 more; blocks of 4, 4 and 1.
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("length", "streams", "layers"), [(6, False, LAYERS), (9, True, 1)])
 def test_every_mask_is_drawn_with_a_key_of_its_own(length: int, streams: bool, layers) -> None:
     window = 6 if streams else None

@@ -233,6 +233,7 @@ def flat(blocks: MX | Scaled, length: int) -> np.ndarray:
     return wide.reshape(len(wide), -1)[:, :length]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["mxfp8", "nvfp4-nearest-unrotated"])
 def test_zeros_after_the_contraction_change_nothing(backend: str) -> None:
     """The same operands to the bit; a product of another shape may be summed in other blocks."""

@@ -142,6 +142,7 @@ def test_a_mask_that_is_missing_is_named_by_the_call_that_lacks_it(tmp_path: Pat
     assert "tail = None" in told.lines[0].excerpt and f" {at}  " in told.lines[0].excerpt
 
 
+@pytest.mark.sweep
 def test_another_bug_names_another_line_and_a_healthy_model_none() -> None:
     """Negative controls. A gain of 1 that is left out is wrong in every element."""
     case = replace(PADDED, padding="none")

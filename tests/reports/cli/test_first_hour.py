@@ -292,6 +292,7 @@ def until(session: subprocess.Popen[str], what: str) -> str:
     raise AssertionError(f"{what!r} never came: {text}")
 
 
+@pytest.mark.sweep
 def test_a_port_is_compared_again_when_its_source_changes(tmp_path: Path) -> None:
     source = (ROOT / "docs" / "examples" / "my_port.py").read_text(encoding="utf-8")
     file = tmp_path / "my_port.py"

@@ -44,6 +44,7 @@ def test_the_committed_model_gets_a_ranked_list() -> None:
     assert "probing" not in result.stdout
 
 
+@pytest.mark.sweep
 def test_json_and_quiet_leave_nothing_but_the_answer(tmp_path) -> None:
     path = small(tmp_path, weight=np.ones(64, np.float32))
     result = cli("stability", path, "--json", "--quiet", "--lr", "1e-3")
@@ -83,6 +84,7 @@ def test_a_processor_that_cannot_convert_float16_is_told_in_words(tmp_path) -> N
     assert "ask about another format" in words.stderr
 
 
+@pytest.mark.sweep
 def test_a_torch_file_is_read(tmp_path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"norm.weight": torch.ones(64)}, path)

@@ -80,6 +80,7 @@ def _stepped(rows, *_, lr, steps, burn_in, moves):
     return rows + moves * way, way, np.full(rows.shape, moves)
 
 
+@pytest.mark.sweep
 def test_model_and_optimiser_of_one_file_are_both_audited(tmp_path) -> None:
     # Without decay all leaves run together.
     content = of(*trained(torch.bfloat16, weight_decay=0.0)) | {"epoch": 3, "rng": torch.ones(2)}

@@ -179,6 +179,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_any_part_begins(option
     assert executor.ran == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("resume", "again"), [(True, 0), (False, 3)])
 def test_finished_parts_of_a_killed_driver_are_taken(
     options: Options, monkeypatch: pytest.MonkeyPatch, resume: bool, again: int

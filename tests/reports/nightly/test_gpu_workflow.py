@@ -37,6 +37,7 @@ def session(runs: Path) -> Any:
     return subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.sweep
 def test_tests_of_a_gpu_are_not_run_where_none_is_and_that_is_not_green(tmp_path: Path) -> None:
     done = session(tmp_path / "runs")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout

@@ -86,6 +86,7 @@ def only(folder: Path):
     return read_run(stored.folder)
 
 
+@pytest.mark.sweep
 def test_the_same_records_come_out_with_and_without_workers(sessions) -> None:
     both = {name: only(folder) for name, (folder, _) in sessions.items()}
     assert both["alone"].measurements == both["workers"].measurements[1:]
@@ -122,6 +123,7 @@ def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.sweep
 def test_what_is_no_measurement_fails_its_own_test_alone(tmp_path: Path) -> None:
     """It ended the whole session with an internal error, and nothing was stored."""
     tests = TESTS + "\n\ndef test_wrong(numerics):\n    numerics({'y': 1.0})\n"
@@ -175,6 +177,7 @@ def test_a_key_that_two_tests_measure_is_kept_from_both(tmp_path: Path) -> None:
     assert result.returncode == ExitCode.REGRESSION
 
 
+@pytest.mark.sweep
 def test_the_exit_status_is_pytest_s_where_that_is_asked_for(tmp_path: Path) -> None:
     result, stored = judged(tmp_path, "-n", "0", "--numerics-exit", "pytest", tests=TWICE)
     assert {m.case: m.value for m in stored.run.measurements} == KEPT
@@ -182,6 +185,7 @@ def test_the_exit_status_is_pytest_s_where_that_is_asked_for(tmp_path: Path) -> 
     assert (result.returncode, "exit status" in result.stdout) == (0, False)
 
 
+@pytest.mark.sweep
 def test_a_verdict_that_passes_leaves_a_failed_session_red(tmp_path: Path) -> None:
     """A plugin may fail a session in which all tests passed, such as one that measures coverage."""
     hook = """
@@ -268,6 +272,7 @@ def test_three(numerics):
 )
 
 
+@pytest.mark.sweep
 def test_a_worker_that_dies_loses_its_test_and_is_red(tmp_path: Path) -> None:
     result, stored = judged(tmp_path, "-n", "1", "--max-worker-restart", "0", tests=DEATH)
     assert stored.decision.word is Word.REGRESSED

@@ -252,6 +252,7 @@ def test_an_error_in_the_watch_is_reported_once_and_ends_the_watch_alone(
         assert ">MOVING<" not in render(stored(tmp_path))
 
 
+@pytest.mark.sweep
 def test_a_killed_training_leaves_what_was_measured(tmp_path: Path) -> None:
     """SIGKILL, so nothing can be stored any more. On a GPU a client of JAX would take the memory
     that the training needs, so there is none until then.
