@@ -47,7 +47,8 @@ UNCHANGED = "unchanged"
 _COMPILED = "_orig_mod."
 """Part that `torch.compile` adds to the names of a module's parameters."""
 _INPUT = "rounded_input"
-"""Name of the stage with the input of a layer that rounds it, below the layer's path."""
+"""Last part of the name of the stage that holds the input of a layer which rounds its inputs; the
+first part is the layer's path."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,12 @@ class DeployedWeight:
     name: str
     """Name of the parameter in the trained model."""
     format: str
-    """Stored format, such as "int8, blocks of 1 x 32"; "" if it is the trained one."""
+    """Stored format, such as "int8, blocks of 1 x 32"; "" if the parameter is stored as it was
+    trained."""
     share: float
-    """Largest error of an element over half a step of the format at that element; at most 1 if the
-    weight is the trained one, rounded. NaN: there is no rule for this format."""
+    """Largest error of an element, divided by half a step of the format at that element; at most 1
+    if the weight is the trained weight rounded to the format. NaN: there is no rule for this
+    format."""
     element: tuple[int, ...]
     """Index of the element with the largest share."""
     trained: float
@@ -68,11 +71,11 @@ class DeployedWeight:
     deployed: float
     """Deployed value of that element."""
     why: str = ""
-    """Why it was not compared, such as a format without a rule; empty otherwise."""
+    """Why the parameter was not compared, such as a format without a rule; empty if it was."""
 
     @property
     def holds(self) -> bool:
-        """Whether every element is the trained one, rounded to the format."""
+        """Whether every element is the trained value rounded to the format."""
         return self.share <= 1.0
 
 
@@ -81,20 +84,21 @@ class DeployedLayer:
     """One call of a layer that rounds its inputs, against the trained layer on the same inputs."""
 
     name: str
-    """Path of the layer; a second call is `path#2`."""
+    """Path of the layer; the second call of the layer is named `path#2`."""
     format: str
     """Format of the inputs, such as "int8 by row"."""
     share: float
-    """Largest error of an element of the result over its bound; at most 1 if the layer is the
-    trained one. NaN: there is no rule for this layer, or it was not called."""
+    """Largest error of an element of the result, divided by the bound of that element; at most 1 if
+    the layer computes what the trained layer computes. NaN: there is no rule for this layer, or it
+    was not called."""
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
-    """Why it was not compared; empty otherwise."""
+    """Why the layer was not compared; empty if it was."""
 
     @property
     def holds(self) -> bool:
-        """Whether the result is that of the trained layer on the rounded inputs."""
+        """Whether the result is what the trained layer computes from the rounded inputs."""
         return self.share <= 1.0
 
 
@@ -105,20 +109,23 @@ class Deployment:
     weights: tuple[DeployedWeight, ...]
     """Every parameter and buffer, in the order of the trained model."""
     layers: tuple[DeployedLayer, ...]
-    """Every call of a layer that rounds its inputs, and those that were not called."""
+    """Every call of a layer that rounds its inputs, and every such layer that was not called."""
     program: Report
-    """The rest of the deployed program against the trained one with the deployed weights."""
+    """Comparison of everything else: the deployed program against the trained program with the
+    deployed weights."""
     cost: Mapping[str, float]
     """Relative L2 distance between the outputs of the deployed and of the trained model, by name of
     the output: what the format costs on these inputs."""
 
     @property
     def holds(self) -> bool:
-        """Whether all weights are rounded trained ones, and the program is the trained one."""
+        """Whether all weights are the trained weights rounded to their formats, and everything else
+        computes what the trained program computes."""
         return all(part.holds for part in (*self.weights, *self.layers, self.program))
 
     def text(self) -> str:
-        """Return the three answers and the cost; what does not hold is named, with its error."""
+        """Return the three comparisons and the cost as text; every part that does not pass is
+        listed with its error."""
         parts: dict[str, list[DeployedWeight | DeployedLayer]] = {}
         for weight in self.weights:
             parts.setdefault(f"weights, {weight.format or UNCHANGED}", []).append(weight)
@@ -283,7 +290,8 @@ def _set_values(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> No
 
 
 def _show_input(module: Any) -> Callable[[], None]:
-    """Make the input of a layer a stage, `PATH.rounded_input`; return what undoes it."""
+    """Make the input of a layer a stage, `PATH.rounded_input`; return a function that removes the
+    stage again."""
     import torch
 
     module.add_module(_INPUT, torch.nn.Identity())
@@ -303,7 +311,7 @@ def _show_input(module: Any) -> Callable[[], None]:
 
 
 def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedLayer]:
-    """Yield a row for every layer that rounds its inputs and was not seen doing so."""
+    """Yield a row for every layer that rounds its inputs but was not called as a module."""
     forms = {path: form for path, child in module.named_modules() if (form := input_format(child))}
     for name, weight in module.named_parameters():
         path = name.rpartition(".")[0]
@@ -316,7 +324,7 @@ def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedL
 
 
 class _DeployedSide:
-    """The deployed module, run unmodified; its parameters are the decoded ones.
+    """The deployed module, run unmodified; its parameters are reported decoded to float32.
 
     Kernels for few bits have no float64, so there is only the float32 run: the trained program with
     the same weights is the truth.
@@ -346,10 +354,11 @@ class _DeployedSide:
         return self._side.inputs()
 
     def rounding_layers(self) -> dict[str, _RoundedInputs]:
-        """Run once and return the inputs of every layer that rounds them, by name of its stage.
+        """Run once and return the inputs of every layer that rounds its inputs, by name of the
+        layer's stage.
 
         Raises:
-            SideError: such a layer is inside of a compiled module, whose stages cannot be seen.
+            SideError: such a layer is inside of a compiled module, whose stages cannot be read.
         """
         found: dict[str, _RoundedInputs] = {}
         counts: dict[str, int] = {}
@@ -399,14 +408,15 @@ class _DeployedSide:
 
 
 class _Fed:
-    """The trained program, in which some stages pass on given results instead of their own."""
+    """The trained program, in which the stages named in `values` pass on the given results instead
+    of computing their own."""
 
     def __init__(self, side: Any, values: Mapping[str, np.ndarray]) -> None:
         self.kind, self.parameters, self.inputs = side.kind, side.parameters, side.inputs
         self._side, self._values = side, values
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run with these settings; the replaced stages are returned as they were given.
+        """Run with these settings; each replaced stage is returned with the given result.
 
         Raises:
             SideError: the module raises an error.
@@ -418,7 +428,7 @@ class _Fed:
 
 @dataclass(frozen=True)
 class _RoundedInputs:
-    """Inputs of one call of a layer that rounds them."""
+    """Inputs of one call of a layer that rounds its inputs."""
 
     path: str
     format: InputFormat

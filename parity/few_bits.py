@@ -1,6 +1,7 @@
-"""Formats in few bits of torch: what a stored value stands for, and what rounding to it explains.
+"""Low-precision storage formats of torch: decodes stored values, and bounds the error that rounding
+to the format explains.
 
-A bound comes from the range of the trained values, and not from a stored scale, which may be wrong.
+The bound comes from the range of the trained values, not from a stored scale, which may be wrong.
 Source: docs/your-own-port.md "What is deployed".
 """
 
@@ -27,7 +28,8 @@ FLOATS = {
 """Float formats with a rule, by torch's name."""
 EPS = float(np.finfo(np.float32).eps)
 SMALLEST_SCALES = (0.0, EPS, 6.1e-5)
-"""Scales below which libraries do not go: torchao's, and FBGEMM's `SMALL_SCALE_THRESHOLD`."""
+"""Smallest scales that libraries use: no minimum, torchao's minimum, and FBGEMM's
+`SMALL_SCALE_THRESHOLD`."""
 # Quotients are at most 255. Scale and quotient are rounded to float32, so a quotient is off by up
 # to 255 * 2^-23 = 3e-5.
 _TIE = 1e-4
@@ -37,11 +39,12 @@ _DYNAMIC = "torch.ao.nn.quantized.dynamic"
 
 @dataclass(frozen=True)
 class Decoded:
-    """A stored value in float32, its format, and half a step of it per element."""
+    """A stored array decoded to float32, its format, and half a step of the format at each
+    element."""
 
     value: np.ndarray
     format: str = ""
-    """Such as "int8, blocks of 1 x 32"; "" for an unchanged one."""
+    """Storage format, such as "int8, blocks of 1 x 32"; "" if the array is stored unchanged."""
     half: np.ndarray | float = 0.0
     why: str = ""
     """Why there is no rule for the format; empty otherwise."""
@@ -52,7 +55,7 @@ class InputFormat:
     """Format to which a layer rounds its inputs."""
 
     bits: tuple[int, ...]
-    """Bits that the kernels of this layer may use."""
+    """Numbers of bits that the kernels of this layer may round to."""
     by_row: bool
     """Whether each row has a scale; otherwise one scale serves the whole tensor."""
     asymmetric: bool
@@ -78,7 +81,8 @@ def input_format(module: Any) -> InputFormat | None:
 
 
 def format_of_weight(weight: Any) -> InputFormat | None:
-    """Return the format to which a weight of torchao has inputs rounded; None: it has not."""
+    """Return the format to which a layer with this torchao weight rounds its inputs; None: it does
+    not round them."""
     settings = getattr(weight, "act_quant_kwargs", None)
     if settings is not None:
         kind = type(settings).__name__
@@ -95,7 +99,8 @@ def format_of_weight(weight: Any) -> InputFormat | None:
 
 
 def rounded(x: np.ndarray, form: InputFormat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (inputs rounded to a format, largest error by a tie) by the conventions in use.
+    """Yield the rounded inputs and the largest error that a tie causes, for each rounding
+    convention in use.
 
     Libraries differ in the largest integer of a symmetric format, in the smallest scale, and in the
     number of bits. Ties are elements that float32 may round either way, by one step.
@@ -131,7 +136,7 @@ def decoded(tensor: Any, trained: np.ndarray, name: str) -> Decoded:
     Args:
         tensor: the stored value.
         trained: the trained value, from whose range the bound is derived.
-        name: its name, for messages.
+        name: name of the parameter or buffer, for messages.
 
     Raises:
         SideError: the value is sparse or has no data.
@@ -164,7 +169,7 @@ def decoded(tensor: Any, trained: np.ndarray, name: str) -> Decoded:
 
 
 def _of_blocks(tensor: Any, trained: np.ndarray) -> Decoded:
-    """Return `decoded` of a tensor of torchao, which has a scale per block."""
+    """Decode a torchao tensor, which has one scale per block; the result is that of `decoded`."""
     value = tensor.dequantize().float().cpu().numpy()
     stored = str(getattr(tensor, "target_dtype", tensor.qdata.dtype)).removeprefix("torch.")
     block = getattr(tensor, "block_size", None)

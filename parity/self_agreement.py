@@ -23,13 +23,13 @@ LARGE = 1e-3
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences between the log-probabilities that one model gives in two ways.
+    """Differences between the log-probabilities that one model gives when it is run in two ways.
 
-    They are differences at the positions of token ids (B, L), in nats.
+    The model ran on token ids (B, L); differences are in nats.
     """
 
     title: str
-    """The model and the two ways."""
+    """Name of the model, and the two ways in which it was run."""
     rows: int
     """Number B of rows."""
     length: int
@@ -37,13 +37,13 @@ class Agreement:
     unequal: int
     """Number of the B L positions at which any probability differs in any bit."""
     first: tuple[int, int] | None
-    """Row and position of the first of them: the smallest position, and of its rows the first. None
-    if there are none."""
+    """Row and position of the first position that differs: the smallest position, and of its rows
+    the first. None if no position differs."""
     largest: float
     """Largest change of the log-probability of a token with a probability of at least `LARGE` in
     either way; infinite if the other way gives it a probability of 0."""
     at: tuple[int, int] | None
-    """Row and position of that change; None if no such token changes."""
+    """Row and position of the change `largest`; None if no such token changes."""
     mean: float
     """Mean change of the log-probability of the text's own tokens: the second way minus the first.
     Rounding errors have random signs, so a mean as large as the single changes has another cause.
@@ -147,7 +147,7 @@ def stream_agreement(
             NaN or +inf.
     """
     ids = _checked(ids)
-    # `==`, because each look at a method gives another object.
+    # `==`, because each access to a method creates a new object.
     if stepwise == model.logits:
         raise TaskError(
             f"{model.name} would be compared with itself: give as stepwise= the function that "
@@ -171,7 +171,8 @@ def _checked(ids: np.ndarray) -> np.ndarray:
 
 
 def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreement:
-    """Compare log-probabilities (B, L, V) float64 of two ways; the result has no title."""
+    """Compare the log-probabilities (B, L, V), float64, of two runs of one model; the result has no
+    title."""
     if first.shape != second.shape:
         raise TaskError(
             f"expected log-probabilities of one shape, got {first.shape} and {second.shape}"
@@ -183,10 +184,10 @@ def _agreement(first: np.ndarray, second: np.ndarray, ids: np.ndarray) -> Agreem
         )
     differs = (first != second).any(-1)
     places = np.argwhere(differs.T)
-    # What both exclude is -inf on both sides and does not change.
+    # A token that both runs exclude has -inf in both and does not change.
     with np.errstate(invalid="ignore"):
         change = np.where(first == second, 0.0, second - first)
-    # Far out in the tail logits cancel, and a change means nothing to anyone.
+    # Changes of very improbable tokens are mostly cancellation error and have no effect on users.
     large = np.maximum(first, second) >= math.log(LARGE)
     sizes = np.where(large, np.abs(change), 0.0).max(-1)
     row, place = (int(n) for n in np.unravel_index(sizes.argmax(), sizes.shape))

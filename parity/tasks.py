@@ -148,7 +148,7 @@ class GreedyAgreement:
     prompts: int
     new_tokens: int
     splits: tuple[Split, ...]
-    """One for each prompt whose continuations differ."""
+    """First difference of the two continuations, for each prompt whose continuations differ."""
 
     @property
     def same(self) -> int:
@@ -157,7 +157,8 @@ class GreedyAgreement:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's confidence interval (`LEVEL`) of the share of prompts in `same`, from 0 to 1."""
+        """Wilson's confidence interval (`LEVEL`) of the fraction of prompts that both models
+        continue alike, from 0 to 1."""
         found = stats.binomtest(self.same, self.prompts).proportion_ci(LEVEL, method="wilson")
         return float(found.low), float(found.high)
 

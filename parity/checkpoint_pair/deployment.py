@@ -46,7 +46,8 @@ EDGE = MegalodonEdge.JAX32_REFERENCE32
 
 
 class ExportError(ValueError):
-    """The exported folder differs from the model. It was removed, an earlier one kept."""
+    """The exported folder differs from the model. The new folder was removed; an earlier export at
+    the same path was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Export:
     reason: str
     """The verification in words, or the reason why there was none."""
     record: dict[str, Any]
-    """Content of the folder's `export.json`."""
+    """Content of `export.json`, a file in the folder."""
 
 
 def export_pretrained(
@@ -86,8 +87,8 @@ def export_pretrained(
         generation: generation settings: a mapping, a JSON file, or a folder with one.
         dtype: storage dtype of all but the sensitive parameters; None: unchanged.
         max_shard_size: largest size of a weights file in bytes.
-        verify: verify the folder. If megalodon-hf is not installed, the folder is only read back;
-            `Export.reason` then says so.
+        verify: whether to verify the folder. If megalodon-hf is not installed, the folder is only
+            read back; `Export.reason` then says so.
         report: called with a line of progress per step.
 
     Raises:

@@ -212,10 +212,10 @@ class Walk:
 
         Args:
             name: name of the step.
-            last: name of its output among the intermediates.
+            last: name of the step's output among the intermediates.
             ours: JAX's intermediates in float32, in the forced run.
-            theirs: megalodon-hf's; None if it does not run.
-            exact: the oracle's.
+            theirs: megalodon-hf's intermediates; None if megalodon-hf does not run.
+            exact: the oracle's intermediates.
             floors: noise floors by intermediate.
             wide: JAX's intermediates in float64; None if the layer is too large.
             flow: activations of both runs; None for the embedding, which has no input activations.

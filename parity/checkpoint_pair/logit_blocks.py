@@ -62,10 +62,8 @@ class LogitsApart:
                 reader.add(start, wide[name])
 
     def error(self, actual: str, expected: str) -> float:
-        """Return the relative L2 error of side `actual` against side `expected`.
-
-        It is NaN if either has a value that is not finite.
-        """
+        """Return the relative L2 error of side `actual` against side `expected`; NaN if either side
+        has a value that is not finite."""
         difference, scale = self._apart[actual, expected]
         if not (math.isfinite(difference) and math.isfinite(scale)):
             return math.nan
@@ -79,9 +77,9 @@ class LogitsApart:
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
         """Return measurements of the logits.
 
-        Logits from the reference's hidden states have tolerances. Those from JAX's own (`free`)
-        give two metrics for information: agreement of the most probable token, and difference of
-        losses.
+        Logits computed from the reference's hidden states have tolerances. Logits computed from
+        JAX's own hidden states (`free`) give two metrics for information: agreement of the most
+        probable token, and difference of losses.
 
         Args:
             edge: returns the settings of the comparison of an edge, with these `floors`.
@@ -133,10 +131,8 @@ class Reader:
         self._chosen[here] = logits[here, self.targets[here] - start]
 
     def nll(self) -> float:
-        """Return the mean negative log-likelihood of the targets in nats.
-
-        It is 0 without targets, and NaN if a target was in no block.
-        """
+        """Return the mean negative log-likelihood of the targets in nats; 0 without targets, NaN if
+        a target was in no block."""
         counted = self.targets != -100
         values = self._peak + np.log(self._total) - self._chosen
         return float(np.mean(values[counted])) if counted.any() else 0.0

@@ -33,14 +33,15 @@ from parity.megalodon.perturbation import of_weight
 from parity.megalodon.reference import LiveReference
 
 FINAL = -1
-"""Index that stands for the final norm."""
+"""Layer index that stands for the final norm."""
 FEW_SEEDS = 1
 """Number of seeds for the noise floor of an expensive layer."""
 CHEAP = 1e8
-"""Largest product of tokens and a layer's parameters at which its noise floor gets `SEEDS` seeds.
+"""Largest product of tokens and a layer's parameters at which the noise floor is measured with
+`SEEDS` seeds.
 
-Beyond it `FEW_SEEDS` are enough: the response of a large tensor is a mean over its elements, so one
-seed is nearly exact.
+Above this product `FEW_SEEDS` are enough: the response of a large tensor is a mean over its
+elements, so one seed is nearly exact.
 """
 
 

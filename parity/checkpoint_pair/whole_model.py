@@ -105,7 +105,7 @@ def _about_the_checkpoint(row: Measurement) -> Measurement:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A JAX model that runs `case`, with its weights, whatever case it is asked for."""
+    """A JAX model that always runs its own `case`, whatever case is passed to `run`."""
 
     case: Case
     subject: JaxSubject

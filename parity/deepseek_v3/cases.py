@@ -39,7 +39,7 @@ TINY = MLAMoEConfig(
     num_experts_per_tok=2,
     min_moe_layer=1,
 )
-"""Configuration of the cases, which change single fields of it: two layers, the second sparse."""
+"""Configuration with two layers, the second sparse; each case changes single fields of it."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class Found:
     report: Report
     """Report of `parity.port.compare`."""
     measurements: tuple[Measurement, ...]
-    """Measurements of `report`, and those of the experts that tokens are routed to."""
+    """Measurements of `report`, and measurements of how many tokens Transformers routes to other
+    experts."""
 
     @property
     def gates(self) -> tuple[Measurement, ...]:
@@ -184,7 +185,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
 
 
 def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list[Measurement]:
-    """Compare in float64 the few quantities that are recorded in it (`RECORDED64`)."""
+    """Compare in float64 the few quantities of which a float64 recording exists (`RECORDED64`)."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
     comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)

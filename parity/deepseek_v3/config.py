@@ -46,7 +46,7 @@ class MLAMoEConfig:
 
     Raises:
         ValueError: a field has an invalid value, or fields contradict each other; the message names
-            them and their values.
+            the fields and their values.
     """
 
     vocab_size: int = 256
@@ -145,7 +145,8 @@ class MLAMoEConfig:
 
     @property
     def score_scale(self) -> float:
-        """Factor on the products of queries and keys: 1/sqrt(width), times YaRN's if extended."""
+        """Factor on the products of queries and keys: 1/sqrt(width), times YaRN's factor if
+        `rope_scaling` extends the context."""
         yarn = self.rope_scaling
         stretch = yarn.temperature(yarn.mscale_all_dim) if yarn and yarn.mscale_all_dim else 1.0
         return self.qk_head_dim**-0.5 * stretch**2

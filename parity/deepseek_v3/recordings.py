@@ -46,7 +46,8 @@ class Recorded:
     versions: dict[str, str]
     """Versions of torch and transformers."""
     refusal: str
-    """Error message of Transformers' model if it is only cast to float64; empty if it runs then."""
+    """Error message of Transformers' model when it is cast to float64 and not changed otherwise;
+    empty if the cast model runs."""
 
     @property
     def pins(self) -> tuple[Pin, ...]:

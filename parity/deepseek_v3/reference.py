@@ -125,7 +125,8 @@ def one_thread() -> Iterator[None]:
 
 
 def float64_refusal(reference: TorchSide) -> str:
-    """Return the error message of the model if it is only cast to float64; "" if it runs."""
+    """Return the error message of the model when it is cast to float64 and not changed otherwise;
+    "" if the cast model runs."""
     import torch
 
     model = copy.deepcopy(reference.module).to(torch.float64)

@@ -114,9 +114,9 @@ def counts(routing: Routing) -> Int[Array, " E"]:
 def balanced(bias: Float[Array, " E"], load: Int[Array, " E"], rate: float) -> Float[Array, " E"]:
     """Return the selection bias after one training step.
 
-    It is raised by `rate` for experts with fewer tokens than the mean, and lowered for those with
-    more. Source: auxiliary-loss-free balancing, DeepSeek-V3 report section 2.1.2; `rate` is its
-    gamma.
+    The bias of an expert is raised by `rate` if the expert got fewer tokens than the mean, and
+    lowered if it got more. Source: auxiliary-loss-free balancing, DeepSeek-V3 report section 2.1.2;
+    `rate` is the report's gamma.
 
     Args:
         bias: selection bias before the step.

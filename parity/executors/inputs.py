@@ -36,10 +36,8 @@ def changed(inputs: Mapping[str, str]) -> list[str]:
 
 
 def content(name: str) -> str:
-    """Return the digest of an input's current content.
-
-    It is `MISSING` if the input does not exist, is an empty folder, or cannot be read.
-    """
+    """Return the digest of an input's current content; `MISSING` if the input does not exist, is an
+    empty folder, or cannot be read."""
     if name.startswith(MODULE):
         files = _module_files(name.removeprefix(MODULE))
     else:

@@ -96,10 +96,10 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
 def _repeating(
     hook: Callable[[Any], Any], interrupt: Callable[..., None], interrupted: threading.Event
 ) -> Callable[[Any], None]:
-    """Return a `sys.unraisablehook` that sends an interrupt again which Python ignored.
+    """Return a `sys.unraisablehook` that sends an interrupt again if Python ignored its exception.
 
-    Python ignores what is raised in `__del__` and in callbacks of the garbage collector, such as
-    JAX's, and goes on with what was to be interrupted.
+    Python ignores exceptions raised in `__del__` and in callbacks of the garbage collector, such as
+    JAX's, and continues the work that the interrupt should have ended.
     """
 
     def repeat(lost: Any) -> None:

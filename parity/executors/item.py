@@ -45,9 +45,10 @@ class State(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
-    """Its function raised an exception, its workers died, or a worker's program differs."""
+    """The item's function raised an exception, its workers died, or a worker's program differs from
+    the driver's."""
     NOT_RUN = "not run"
-    """No worker has the resources that it needs."""
+    """No worker has the resources that the item needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,8 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 
 
 def _sharing(width: float) -> int:
-    """Return how many items share one device, if each needs `width` devices; 1 from width 1 on."""
+    """Return the number of items that can share one device, if each needs `width` devices; 1 if
+    `width` is 1 or more."""
     # 1e-9 because 1 / (1 / 93) is a little less than 93 in floating point.
     return max(math.floor(1 / width + 1e-9), 1)
 

@@ -19,7 +19,8 @@ PRIOR = 5.0
 # An overdue item is unlikely to end at once. A larger share than an eighth would change estimates
 # for items of minutes that are on time.
 LATE = 8.0
-"""The remaining time of a running item is assumed to be at least its age divided by this."""
+"""Smallest remaining time that is assumed for a running item: the item's age divided by this
+number."""
 # The machine may be half or twice as fast as the one on which the expected seconds were measured.
 UNSURE = 2.0
 """Factor between the estimate and each end of its range, before any item is finished."""

@@ -219,7 +219,7 @@ def rounded(x: Any, bits: int = 7) -> Any:
 
 @runtime_checkable
 class Named(Protocol):
-    """Planted bug of any kind of program."""
+    """A planted bug in any program; only its name is needed."""
 
     @property
     def name(self) -> str:

@@ -29,14 +29,12 @@ from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """Folder of the committed byte-level checkpoint, with held-out text; `training.json` has the
-options of its training."""
+options with which the checkpoint was trained."""
 
 
 def heldout_text(folder: Path) -> Path:
-    """Return the path of the held-out text in a checkpoint's folder, `heldout.txt`.
-
-    If the folder has none, it is that of the committed text.
-    """
+    """Return the path of the held-out text in a checkpoint's folder, `heldout.txt`; if the folder
+    has none, the path of the committed text."""
     own = folder / "heldout.txt"
     return own if own.is_file() else BYTE_LM / "heldout.txt"
 

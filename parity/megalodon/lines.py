@@ -31,7 +31,8 @@ Step = tuple[str, tuple[str, ...]]
 ORACLE = "the oracle"
 """Name of the program that results are looked up in, in the sentences about lines."""
 _HERE = "parity/megalodon/"
-"""Frames of a traceback from here outwards belong to this package, not to the model."""
+"""Part of the path of this package's files. In a traceback, the first frame in such a file and all
+frames outside of it do not belong to the model."""
 ENTERS = "brings padding into the stage, which is right without padding"
 UNREAD = "calls the stage, which ignores the padding mask and is right without padding"
 

@@ -37,7 +37,7 @@ def joined_documents(
 ) -> dict[str, np.ndarray]:
     """Join arrays (1, n, ...) of single documents to arrays (B, L, ...).
 
-    Positions of a document that lacks an array are 0 in it.
+    If a document lacks an array, the joined array is 0 at the document's positions.
 
     Args:
         case: a case with packed documents.

@@ -47,6 +47,6 @@ def of_weight(name: str, shape: tuple[int, ...]) -> float:
 
     Args:
         name: parameter by torch name.
-        shape: its shape; the last axis is the one that a linear layer sums over.
+        shape: shape of the parameter; the last axis is the one that a linear layer sums over.
     """
     return summed(shape[-1]) if role_of(name) is Role.LINEAR else UNIT_ROUNDOFF

@@ -190,10 +190,8 @@ def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> M
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
     """Return the failing measurement of the first diverging stage; None if all gates hold.
 
-    Measurements that are not comparable count only if no gate fails.
-
-    If several edges fail at that stage, it is that of the edge that comes first in `TRIANGLE`,
-    which has the tightest tolerance.
+    Measurements that are not comparable count only if no gate fails. If several edges fail at that
+    stage, the edge that comes first in `TRIANGLE`, which has the tightest tolerance, is reported.
 
     Args:
         rows: measurements of one case.

@@ -33,8 +33,8 @@ from parity.mesh.tolerance_table import MESHES, MeshEdge
 EDGES = {"float64": MeshEdge.MESH64_ONE64, "float32": MeshEdge.MESH32_ONE32}
 """Compared pair of sides by precision; "float32" stands for the unmodified function."""
 COMPARES = ("rel_l2", "unequal", "disagreement")
-"""Metrics that compare a result on the mesh with that on one device. `replicas` is not one of them:
-it compares copies of one result on several devices."""
+"""Metrics that compare a result on the mesh with the result on one device. The metric `replicas` is
+left out: it compares copies of one result on several devices of the mesh."""
 REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError)
 """Exceptions that JAX raises if a program cannot run on a mesh."""
 
@@ -202,10 +202,8 @@ class _One:
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 changes of each floating-point value if sums are reordered.
-
-        They are by name, one change per order.
-        """
+        """Return the relative L2 change of each floating-point value if sums are reordered, by
+        name; one change per order."""
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
             seeds = self.orders if dtype == "float32" else SEEDS
@@ -221,7 +219,11 @@ class _One:
 
 @dataclass
 class _Sides:
-    """Comparison of one mesh with one device, one precision after the other."""
+    """Comparison of one mesh with one device, one precision after the other.
+
+    `declared` has the `PartitionSpec` of marks inside `shard_map` as tuples, by mark; `watched` the
+    precisions in which marks are compared too.
+    """
 
     one: _One
     program: Program

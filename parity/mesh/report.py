@@ -34,7 +34,8 @@ class MeshResult:
     """Reason why stages could not be fed one device's values; empty if they could or need not."""
     responses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Relative L2 change of each quantity on one device in float32, one per order of sums; empty if
-    float32 was not compared. It predicts how much a level varies between machines."""
+    float32 was not compared. The scatter predicts how much the error level of a group of quantities
+    (the geometric mean of their errors) varies between machines."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Reason why a result was not compared, by name of the result."""
 

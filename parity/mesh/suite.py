@@ -42,8 +42,8 @@ arguments of the command that repeats a case."""
 WATCHED = ("float64",)
 """Precisions in which marked intermediates are compared too, to locate differences."""
 ORDERS = 10
-"""Number of reordered runs on one device, from which the scatter of a level between machines
-follows. It equals the number of seeds of other noise floors
+"""Number of reordered runs on one device, from which the scatter of an error level (geometric mean
+of a group of errors) between machines follows. It equals the number of seeds of other noise floors
 (`parity.engine.measure.rounding_noise`). With four, one healthy level in fifty would look wrong."""
 ALONE = 3600
 """Timeout of the suite's subprocess in seconds: ten times its duration on two cores."""

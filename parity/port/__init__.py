@@ -1,6 +1,7 @@
 """Comparison of a port with its original: two programs that should compute the same thing.
 
-`compare` takes two sides, pairs their parameters and stages by value, and derives the tolerances.
+`compare` takes the two programs, pairs their parameters and stages (named intermediates) by value,
+and derives the tolerances.
 """
 
 from parity.port.compare import Port, PortError, compare

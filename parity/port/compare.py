@@ -51,7 +51,8 @@ from parity.sides.side import Rounding, Side, SideError, Trace
 FORCED = "rel_l2_forced"
 """Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
 
-It is measured, as a gate, only if the port can run in float64 and the original cannot."""
+The metric is a gate that exists only if the port can run in float64 and the original cannot.
+"""
 
 
 class PortError(ValueError):
@@ -82,8 +83,8 @@ class Port:
     """Whether outputs contain masks on purpose: infinities, or numbers beyond 1e30. Masks agree
     where the float64 run has them too. If False, an infinite output fails."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
-    """Outputs of either side that are not compared, by name, with the reason. A name includes what
-    is below it: `output.cache` includes `output.cache[0]`."""
+    """Outputs of either side that are not compared, by name, with the reason. A name also excludes
+    every field below it: `output.cache` excludes `output.cache[0]`."""
     device: str = ""
     """Class of the device in measurements, "cpu" or "cuda"; "" is that of JAX's default device."""
     work: str = ""
@@ -112,7 +113,8 @@ def compare(port: Port) -> Report:
 
 
 def _would_hold(port: Port, side: Side) -> bool:
-    """Return whether `port` holds with `side` as its port; False if the comparison raises."""
+    """Return whether the comparison passes with `side` in the place of the port's side; False if
+    the comparison raises."""
     try:
         return _compare(replace(port, port=side), again=False).holds
     except (ValueError, ExitError):
@@ -120,7 +122,11 @@ def _would_hold(port: Port, side: Side) -> bool:
 
 
 def _compare(port: Port, *, again: bool) -> Report:
-    """Compare a port with its original; `again` is that of `_Both.misconverted`."""
+    """Compare a port with its original.
+
+    `again` is whether the port may be compared a second time, with its parameters exchanged
+    (`_Both.misconverted`).
+    """
     port = replace(port, device=port.device or device_kind())
     both = _both_sides(port)
     original, ours = both.original, both.port
@@ -284,7 +290,7 @@ def _both_sides(port: Port) -> _Both:
 
 @dataclass
 class _Both:
-    """Runs of both sides, and the correspondence between them by the port's names."""
+    """Runs of both sides, and the pairs of their stages and parameters, by the port's names."""
 
     names: Correspondence
     original: SideRuns
@@ -364,8 +370,8 @@ class _Both:
             rows: the measurements; if all gates pass, there are no notes.
             port: the port and its original.
             place: where the difference starts.
-            again: whether the port may be compared again with other parameters, which the second
-                kind of note needs.
+            again: whether the port may be compared again with other parameters; only then can
+                parameters in one another's place be found.
 
         Returns:
             Notes on square matrices that are not transposed, and notes on parameters in one
@@ -396,7 +402,8 @@ class _Both:
         )
 
     def alone(self) -> list[str]:
-        """Return notices about parts of the original without a counterpart in the port."""
+        """Return notices about the original's parameters that the port lacks or stores several
+        times, and about sides without trained parameters."""
         parameters = [entry.name for entry in self.names.matching.unmatched_original]
         notices = []
         if parameters:
@@ -418,8 +425,8 @@ class _Both:
     def noise(self) -> dict[str, Noise]:
         """Return the noise of each side, by `original` and `port`.
 
-        It has no norms for a side without float64. An original that cannot be perturbed gets the
-        responses of the port.
+        The noise of a side that cannot run in float64 has no norms. An original that cannot be
+        perturbed gets the responses of the port.
         """
         original, port = self._noise("original"), self._noise("port")
         # A side that answers from a capture cannot be perturbed: assume the other side's rounding.
@@ -450,8 +457,11 @@ class _Both:
         return Noise(norms_of(exact), responses, squares)
 
     def _measured(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
-        """Return the compared values of a run, and for the original also its derivatives without a
-        partner, under the names of `_of_the_original`."""
+        """Return the compared values of a run, by the port's names.
+
+        For the original, also its derivatives by parameters that the port lacks, under the names of
+        `_of_the_original`.
+        """
         found = self.view(side, trace)
         if side == "port":
             return found
@@ -551,7 +561,7 @@ class _Both:
         return name not in self.port.best.outputs or self.port.masked_outputs
 
     def _truth(self, name: str, edge: PortEdge) -> np.ndarray | None:
-        """Return float64 values of a quantity, from a run of this edge if one is in float64.
+        """Return float64 values of a quantity, preferably from a float64 run of this edge.
 
         None if neither side has a float64 run with this quantity.
         """

@@ -29,9 +29,10 @@ def compensated(
     place: Place,
     outputs: Collection[str],
 ) -> Pair | None:
-    """Return the pair of the first wrong stage if it joins two different quantities, else None.
+    """Return the pair of the first wrong stage if the pair joins two different quantities, else
+    None.
 
-    It does if a later stage is correct in the port's own run but wrong when computed from the
+    The pair does if a later stage is correct in the port's own run but wrong when computed from the
     original's values: the port then uses its value differently from the original.
 
     Args:
@@ -52,7 +53,8 @@ def compensated(
 def has_effect(
     pair: Pair, names: Correspondence, original: SideRuns, port: SideRuns, place: Place
 ) -> bool:
-    """Return whether the original's value of this pair alone changes a later stage of the port.
+    """Return whether replacing the port's value of this pair by the original's changes a later
+    stage.
 
     `localise` replaces all stages at once, so a later stage may be wrong because of another pair.
     True if the port cannot run in float64, False if the pair's value cannot be replaced.
@@ -87,7 +89,7 @@ def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
 
 
 def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
-    """Return the alignment without the pairs `idle`; their stages then have no partner."""
+    """Return the alignment without the pairs `idle`, whose stages then have no partner."""
     originals = {pair.original: pair.layout.source for pair in idle}
     ports = {pair.port: pair.layout.target for pair in idle}
     return replace(

@@ -1,9 +1,11 @@
 """Finds parameters that were converted wrongly although they hold the original's values.
 
-Comparing values cannot find a square matrix that is not transposed, nor parameters of one shape in
-one another's place. So the first wrong stage is run with the matrix transposed, and the port is
-compared again with each parameter where its name says. If the port then holds, the conversion is
-wrong, not the code; a matrix is only a hint, because the code may lack the transpose.
+Comparing values cannot find a square matrix that is not transposed, nor two parameters of one shape
+that were exchanged. So the first wrong stage is run with each square matrix transposed, and the
+port is compared again with each parameter assigned by its name. If the port then passes with the
+parameters assigned by name, the conversion is wrong, not the code. A matrix that fits when
+transposed is only a hint, because the code may lack the transpose.
+
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -94,7 +96,7 @@ def misplaced(
     """Return notes, by the port's name, on parameters in one another's place.
 
     Such a parameter holds another parameter of the original than its name suggests. The notes are
-    empty unless all gates pass once each of them holds the parameter that its name suggests.
+    empty unless all gates pass once each such parameter holds the one that its name suggests.
 
     Args:
         matching: the pairs of parameters.

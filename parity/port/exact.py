@@ -12,7 +12,7 @@ from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Measurement
 
 METRIC = "unequal"
-"""Metric: the number of elements that differ; it passes only if it is 0."""
+"""Metric: number of differing elements. The gate passes only if it is 0."""
 
 
 def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:

@@ -25,12 +25,12 @@ ROUNDINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden elements whose error is largest relative to its bound.
+    """The hidden elements whose error is largest relative to the bound.
 
     Attributes:
         count: number of these elements.
         below: upper limit of their magnitudes.
-        error: L2 norm of their difference.
+        error: L2 norm of the difference of both sides over these elements.
         bound: largest L2 norm of the difference that passes.
     """
 
@@ -60,7 +60,8 @@ class Squares:
     seeds: int = 0
 
     def add(self, exact: Arrays, moved: Arrays) -> None:
-        """Add a run perturbed by the signs of one more seed."""
+        """Add the squared change of each element in one more run, which rounding with another seed
+        perturbed."""
         self.seeds += 1
         for name, value in exact.items():
             # An infinity is a mask; its change is irrelevant.

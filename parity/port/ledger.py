@@ -23,7 +23,8 @@ BETWEEN = (
     PortEdge.PORT32_ORIGINAL64,
     PortEdge.PORT32_ORIGINAL32,
 )
-"""Edges (pairs of runs) of the port and the original; other edges compare a side with itself."""
+"""Edges (pairs of runs) that compare the port with the original; other edges compare two runs of
+one side."""
 ALL_DERIVATIVES = "grad/*"
 """Name of the entry that stands for all derivatives if none was computed."""
 FROZEN = "the original does not train it (`requires_grad` is False)"
@@ -34,7 +35,7 @@ NO_OUTPUT = "outputs"
 
 
 class Role(StrEnum):
-    """Kind of result that an entry is about."""
+    """Type of result that an entry is about."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -47,12 +48,12 @@ class Entry:
     """One output, derivative or updated state of the original.
 
     Attributes:
-        name: its name in the original.
+        name: name of the result in the original.
         role: output, derivative by a parameter, derivative by an input, or state that a call
             updates.
-        port: name of its counterpart in the port; empty if there is none.
-        compared: whether a gate compared it with its counterpart.
-        reason: why it was not compared; empty if it was.
+        port: name of the counterpart in the port; empty if there is none.
+        compared: whether a gate compared the result with its counterpart.
+        reason: why the result was not compared; empty if it was.
     """
 
     name: str

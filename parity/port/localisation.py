@@ -42,12 +42,13 @@ MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
 # The effect of a float32 table averages out over a stage, but one operation may show all of it.
 ROOM = 4.0
-"""An operation's result agrees if it differs by at most this factor times its stage's tolerance."""
+"""Factor on a stage's tolerance: an operation inside the stage agrees if its result differs by at
+most this multiple."""
 
 
 # Any change shows a dependence: float64 results then differ.
 CHANGE = 1e-3
-"""Largest change of a parameter or an input, to see which stages depend on it."""
+"""Largest change of a parameter or an input when testing which stages depend on it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Place:
     """Description of the culprit's elements that break its tolerance (`engine.measure.where`)."""
     operation: Unknown | None = None
     """First operation of the culprit that the original does not perform, or, if only float32
-    differs, the first one computed in less than float32. None if unknown."""
+    differs, the first one computed in a dtype narrower than float32. None if unknown."""
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -196,17 +197,19 @@ def _own_tables(
     fed: Mapping[str, np.ndarray],
     constants: Mapping[str, float],
 ) -> Mapping[str, float]:
-    """Return the noise floors due to the original's tables, with its own values fed to each stage.
+    """Return the noise floors due to the original's tables, with the original's own values fed to
+    each stage.
 
     A table used in an earlier stage has moved the value that is fed, on both sides alike, so it
-    explains no error of this stage. A stage that is a table itself, such as the sines of a rotary
-    embedding, is not fed (`_depending`): the port may make it anew for each layer.
+    explains no error of the fed stage. A stage that is a table itself, such as the sines of a
+    rotary embedding, is not fed (`_depending`): the port may compute the table anew in each layer.
 
     Args:
         together_: the correspondence of stages.
         original: runs of the original.
         fed: the stages that are fed to the port, by the port's names.
-        constants: noise floors without replaced stages, returned if the original supports none.
+        constants: noise floors without replaced stages, returned if the original cannot run with
+            replaced stages.
     """
     if not any(constants.values()):
         return constants
@@ -224,8 +227,10 @@ def _own_tables(
 
 
 def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
-    """Return the original's stages that depend both on parameters that the port holds too and on
-    the inputs. The others are tables, also if scaled by a parameter or indexed by an input.
+    """Return the original's stages that depend both on parameters that the port also holds and on
+    the inputs.
+
+    The other stages are tables, also if scaled by a parameter or indexed by an input.
 
     Raises:
         SideError: the original cannot run with other parameters or inputs.
@@ -237,7 +242,8 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
     names = dict.fromkeys(name for pair in pairs for name in pair.originals)
 
     def moved(x: np.ndarray) -> np.ndarray:
-        """Move numbers a little, zeros too; reverse integers, which stay indices."""
+        """Change floating-point numbers a little, zeros too; reverse integers, which stay valid
+        indices."""
         if x.dtype.kind in "iu":
             return np.flip(x, -1) if x.ndim else x
         if x.dtype.kind == "b":
@@ -287,7 +293,7 @@ class _Fed:
     replaced: dict[str, np.ndarray]
     """The stages of `theirs` that replaced the port's own."""
     exact: dict[str, np.ndarray]
-    """The port's stages, in float64."""
+    """The port's stages in float64, computed from the original's values."""
     floors: Floors
     """Noise floor of each stage, without rounding in earlier stages."""
 

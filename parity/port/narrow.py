@@ -1,4 +1,4 @@
-"""Error of both sides in bfloat16 against float64, and whether rounding explains the port's.
+"""Errors of both sides in bfloat16 against float64, and whether rounding explains the port's error.
 
 Source: docs/your-own-port.md "In bfloat16".
 """
@@ -45,8 +45,8 @@ def compare_narrow(
     """Return the errors of the stages, rows (gates and informational ones), and notices.
 
     The notices say which side could not run or be perturbed, and why. There are no stages if the
-    port did not run in bfloat16. If the original did, and the port is no capture, one row reports
-    the port's first output as not measured.
+    port did not run in bfloat16. If only the original did, and the port is not a capture, one row
+    reports the port's first output as not measured.
 
     Args:
         comparison: settings of the bfloat16 edge; creates the rows.
@@ -68,7 +68,7 @@ def compare_narrow(
     try:
         ours = port.run(Run(Precision.BFLOAT16)).stages
     except SideError as error:
-        # A capture that lacks them shows nothing about the port.
+        # A capture without bfloat16 runs shows nothing about the port.
         if theirs is None or isinstance(port.side, CapturedSide):
             return (), (), (f"bfloat16 is not compared: {error}",)
         why = (

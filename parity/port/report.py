@@ -23,12 +23,12 @@ from parity.port.narrow import NarrowStage
 from parity.port_tolerances import PortEdge
 
 AROUND = 3
-"""Number of stages shown before and after the one where a difference starts."""
+"""Number of stages shown before and after the stage where a difference starts."""
 NAMES = 8
 """Largest number of names listed in one line of results that were not compared for the same
 reason."""
 EXCHANGED = "with every parameter assigned by its name, all gates pass"
-"""End of a note on parameters in one another's place."""
+"""End of a note on parameters that were exchanged."""
 ELEMENTS = 3
 """Largest number of elements shown of the stage where the difference starts."""
 
@@ -49,11 +49,11 @@ class Report:
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
     untransposed: Mapping[str, str] = field(default_factory=dict)
-    """Notes on square matrices that fit when transposed, by the port's name
-    (`parity.port.conversion.untransposed`)."""
+    """Notes on square matrices with which the first wrong stage passes when they are transposed, by
+    the port's name (`parity.port.conversion.untransposed`)."""
     misplaced: Mapping[str, str] = field(default_factory=dict)
-    """Notes on parameters in one another's place, by the port's name; not empty only if the port
-    holds once they are exchanged (`parity.port.conversion.misplaced`)."""
+    """Notes on parameters that were exchanged, by the port's name. Not empty only if all gates pass
+    once the parameters are assigned by name (`parity.port.conversion.misplaced`)."""
 
     def __repr__(self) -> str:
         """Return the one-sentence answer, which a failing assertion shows."""
@@ -102,10 +102,11 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Notes on parameters that hold the original's values in an unusual layout, or those of
-        another parameter than their name suggests.
+        """Notes on parameters that hold the original's values in an unusual layout, or another
+        parameter's values than their name suggests.
 
-        They are possible causes of a difference, a sentence each; empty if the port holds.
+        Such parameters are possible causes of a difference. Each note is a sentence; empty if the
+        port holds.
         """
         if self.holds:
             return ()
@@ -273,10 +274,11 @@ class Report:
 
 
 def first_use(parameter: str, stages: Sequence[str]) -> int:
-    """Return the index of the first stage that may use a parameter; -1 if its name shows none.
+    """Return the index of the first stage that may use a parameter; -1 if the parameter's name
+    shows none.
 
-    It is the first stage of the parameter's module, or else of the nearest enclosing module that
-    has stages.
+    The first stage of the parameter's module is returned, or else of the nearest enclosing module
+    that has stages.
 
     Args:
         parameter: dotted name of the parameter.

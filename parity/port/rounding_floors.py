@@ -38,9 +38,9 @@ Floors = dict[str, float]
 
 
 def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
-    """Return the noise floor of each array over its L2 norm; not divided where the norm is 0.
+    """Return the noise floor of each array divided by its L2 norm; not divided where the norm is 0.
 
-    Arguments as in `responses_of`.
+    Arguments as in `responses_of`, which returns the floors undivided.
     """
     norms = norms_of(exact)
     return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
@@ -52,7 +52,7 @@ def responses_of(
     seeds: int = SEEDS,
     squares: Squares | None = None,
 ) -> Floors:
-    """Return the L2 norm of each array's change, as a root mean square over seeds.
+    """Return the L2 norm of each array's change under rounding, as a root mean square over seeds.
 
     Args:
         exact: unperturbed float64 values.
@@ -93,7 +93,7 @@ class Noise:
     squares: Mapping[Rounding, Arrays] = field(default_factory=dict)
 
     def floors(self, kind: Rounding) -> Floors:
-        """Return each response over the quantity's norm; not divided where the norm is 0."""
+        """Return each response divided by the quantity's norm; not divided where the norm is 0."""
         found = self.responses.get(kind, {})
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
 
@@ -126,9 +126,9 @@ def narrowed(floors: Mapping[str, float]) -> Floors:
 def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | None:
     """Return a notice of the first stage whose noise floor in the port far exceeds the original's.
 
-    None if no floor exceeds it by the factor `COSTLY`. No gate reports this, since each side is
-    checked against the rounding of its own operations. An example is the variance, computed as a
-    difference of squares of numbers with a large mean.
+    None if no floor exceeds the original's by the factor `COSTLY`. No gate reports this, since each
+    side is checked against the rounding of its own operations. An example is the variance, computed
+    as a difference of squares of numbers with a large mean.
 
     Args:
         original: noise floors of the original, by the port's names, in order of computation.
@@ -170,8 +170,9 @@ class PortBounds:
     def of(cls, original: Noise, port: Noise) -> PortBounds:
         """Derive the bounds from the noise of two sides.
 
-        Floors of two sides are added as norms and then divided by one scale. Relative floors could
-        not be added: a derivative may be 0 in float64 on one side and rounding on the other.
+        L2 norms of the noise of two sides are combined, and the result is divided by one scale.
+        Relative floors could not be combined: a derivative may be 0 in float64 on one side and
+        nothing but rounding on the other.
         """
         sides = {"original": original, "port": port}
         floors: dict[Edge, Floors] = {}
@@ -275,9 +276,9 @@ def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
 
 
 def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
-    """Return how many noise floors pass on an edge; NaN without a rule.
+    """Return the factor on the noise floor in the tolerance of an edge; NaN without a rule.
 
-    Float64 rules have no factor: they use that of edges with one float32 side.
+    Rules of float64 edges have no factor; the factor of edges with one float32 side is used there.
     """
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:

@@ -2,7 +2,8 @@
 
 A port may hold the sum of two biases, rounded to float32, and both sides may hold one table that
 was made in float32. Neither is a difference between the programs, so neither may widen the
-tolerance of what follows. Source: docs/your-own-port.md "What a tolerance is made of".
+tolerances of the stages computed from such numbers. Source: docs/your-own-port.md "What a tolerance
+is made of".
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from parity.sides.side import HoldsTables, Side, TakesExactParameters
 def exact_sums(
     matching: Matching, original: Mapping[str, np.ndarray], side: Side
 ) -> dict[str, np.ndarray]:
-    """Return the port's parameters that are sums, added in float64, by name.
+    """Return the port's parameters that are sums of the original's, added in float64, by the port's
+    name.
 
-    Empty if the port's side cannot run with them.
+    Empty if the port's side cannot run with float64 parameters.
 
     Args:
         matching: the pairs of parameters.
@@ -42,7 +44,7 @@ def exact_sums(
 def without_shared_tables(
     original: Side, port: Side, parameters: Mapping[str, np.ndarray]
 ) -> tuple[Side, Side, frozenset[str]]:
-    """Return both sides, with the tables that both hold bit for bit exempt from perturbation.
+    """Return both sides, which no longer perturb the tables that both hold bit for bit.
 
     Args:
         original: the original's side.
@@ -80,7 +82,7 @@ def _tables(side: Side, whose: str) -> list[np.ndarray]:
 def _partners(table: np.ndarray, others: Sequence[np.ndarray]) -> bool:
     """Return whether an array of `others` equals a table, apart from missing rows at the end.
 
-    One may be a table for the longest sequence, the other for this sequence only.
+    One of the two may be a table for the longest sequence, the other for this sequence only.
     """
     return any(_same_rows(table, other) for other in others)
 

@@ -32,10 +32,11 @@ class SideRuns:
         side: the side to run.
         valid: mask of the positions to compare; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether outputs contain masks on purpose, which stages always may.
-        left_out: outputs that are not compared, including everything below them.
-        sums: float64 values of the parameters that hold sums of the other side's parameters rounded
-            to float32, by name.
+        masked_outputs: whether outputs contain masks on purpose; stages that are no outputs always
+            may.
+        left_out: outputs that are not compared, including every field below them.
+        sums: by name, the parameters that are sums of the other side's parameters and stored
+            rounded; the values are the sums in float64.
 
     Raises:
         SideError: the side rejects its inputs.
@@ -105,7 +106,7 @@ class SideRuns:
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
         """Repeat the float32 and float64 runs with derivatives.
 
-        Later perturbed runs (`moved`) compute them too.
+        Later perturbed runs (`moved`) compute derivatives too.
 
         Args:
             cotangents: cotangents of the outputs, by output name.
@@ -143,7 +144,8 @@ class SideRuns:
         return self.run(replace(how, forced=forced), side)
 
     def _without_left_out(self, trace: Trace) -> Trace:
-        """Return a run without the outputs in `left_out`, and add those to `dropped`."""
+        """Return a run without the outputs in `left_out`, and add the removed outputs to
+        `dropped`."""
         names = (*trace.outputs, *trace.exact, *trace.unread)
         dropped = {n: top for n in names if (top := covering(n, self.left_out)) is not None}
         if not dropped:
@@ -175,7 +177,8 @@ def _roundoff(x: np.ndarray) -> float:
 
 
 def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
-    """Return a side whose float64 runs have the parameters `values`; `side` itself without any."""
+    """Return a side whose float64 runs have the parameters `values`; `side` itself if `values` is
+    empty."""
     if not values:
         return side
     assert isinstance(side, TakesExactParameters)

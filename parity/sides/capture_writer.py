@@ -130,7 +130,10 @@ def comparison_runs(
 
 
 class _Writer:
-    """Runs a side and writes the results to a capture folder."""
+    """Runs a side and writes the results to a capture folder.
+
+    `place_of_wide` is the index in `runs` of the unperturbed float64 run `wide`.
+    """
 
     def __init__(self, side: Side, folder: Path) -> None:
         self.side, self.folder = side, folder

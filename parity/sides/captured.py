@@ -159,8 +159,8 @@ class CapturedSide:
     ) -> dict[str, np.ndarray]:
         """Return the arrays of one group of a captured run, by name.
 
-        Arrays of a perturbed run may be stored as differences; those of the unperturbed run `exact`
-        are added to them.
+        Arrays of a perturbed run may be stored as differences; the arrays of the unperturbed run
+        `exact` are then added.
         """
         differs = {row["name"] for row in entry[group] if row["differs"]}
         base = {} if exact is None or not differs else self._arrays(exact[group])

@@ -54,7 +54,8 @@ DTYPES = {
 
 
 class JaxSide:
-    """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
+    """A JAX function of parameters and inputs; its stages are the values marked by
+    `checkpoint_name`.
 
     Base class of all JAX sides; use `FunctionSide` to compare a function.
 
@@ -62,7 +63,7 @@ class JaxSide:
         function: called with the parameters, then the inputs.
         params: any pytree; leaves that are not arrays are passed unchanged.
         inputs: arrays, random keys, pytrees of them, or any other arguments.
-        keywords: keyword arguments, of the same kinds.
+        keywords: keyword arguments, of the same types as `inputs`.
     """
 
     kind = "jax"
@@ -304,7 +305,8 @@ class JaxSide:
 
 
 class FunctionSide(JaxSide):
-    """A function of parameters and inputs; its stages are its `checkpoint_name` marks, if any."""
+    """A plain JAX function of parameters and inputs; its stages are the values marked by
+    `checkpoint_name`, if any."""
 
     kind = "function"
 

@@ -14,16 +14,15 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     """Raise an error, before anything runs, if two sides were given different inputs.
 
     Inputs with equal elements are paired first, whatever their names, positions and order of axes;
-    among several equal ones, the one of the same name is preferred. A remaining input of one side
-    counts as a remaining input of the other side with different values if
-
+    among several equal inputs, one of the same name is preferred. A remaining input of one side is
+    taken for the counterpart, with other values, of a remaining input of the other side if
     - both have the same name, shape and kind (integer or floating-point);
-    - one of them is positional, and each is the only remaining one of its side with this shape and
-      kind;
-    - both have the same name and rank, unless they agree after broadcasting, are masks of
-      different kinds, or are positional arguments after the first and the sides share an array; or
-    - the sides share no array, and each is the only remaining one of its side with its rank and
-      kind.
+    - one of them is positional, and each is the only remaining input of its side with this shape
+    and kind;
+    - both have the same name and rank, unless they agree after broadcasting, are masks of different
+    kinds, or are positional arguments after the first and the sides share an array; or
+    - the sides share no array, and each is the only remaining input of its side with its rank and
+    kind.
 
     Other remaining inputs need not correspond: one may be a mask and the other positions, or one a
     mask of positions and the other a mask of pairs of positions.

@@ -19,7 +19,7 @@ from parity.engine.measure.arrays import Arrays
 from parity.engine.programs.operations import Operation, source_of_error
 
 OUTPUT = "output"
-"""Stage name of a program's result; a field `logits` of it is named `output.logits`."""
+"""Stage name of a program's result; a field `logits` of the result is named `output.logits`."""
 
 
 class Precision(StrEnum):
@@ -85,8 +85,9 @@ class Run:
     """Values that replace stages in the rest of the computation, by stage name, in the shapes of
     this side. The returned stage is still the one that the program computed."""
     shared: frozenset[str] | None = None
-    """Names of parameters that both sides hold bit for bit. `Rounding.CONSTANTS` perturbs the
-    others. None: unknown, and no trained parameter is perturbed, only tables."""
+    """Names of parameters that both sides hold bit for bit. `Rounding.CONSTANTS` perturbs all other
+    parameters and the tables. None: the names are unknown; only tables are perturbed, no trained
+    parameter."""
     cotangents: Arrays | None = None
     """Cotangents of the vector-Jacobian product, by output name; None: no gradients."""
 

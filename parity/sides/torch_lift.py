@@ -58,7 +58,8 @@ native_layer_norm native_group_norm native_batch_norm _softmax _safe_softmax _lo
 softplus lerp addmm baddbmm
 """
 FUSED = tuple(_FUSED.split())
-"""Operations of several steps; a port may compute the steps as separate operations."""
+"""Operations that torch computes in one kernel of several steps; a port may compute the steps as
+separate operations."""
 
 
 class Lift(TorchDispatchMode):
@@ -105,8 +106,8 @@ class Lift(TorchDispatchMode):
     def _run_in_steps(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Add the intermediate results of a fused operation to `results`, if its steps are known.
 
-        Without them a port's first step, such as the correct variance of a norm, would be reported
-        as an operation that the original does not do, rather than the step that differs.
+        Without these results a port's first step, such as the correct variance of a norm, would be
+        reported as an operation that the original does not do, rather than the step that differs.
         """
         packet, overload = func.overloadpacket, func._overloadname
         # An in-place operation has the same steps as the one without the underscore.
@@ -222,8 +223,8 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
 class Unseen(TorchFunctionMode):
     """Function mode in which float64 tensors report float32, and complex128 ones complex64.
 
-    It is for modules that reject float64. If such a module passes the reported dtype to an
-    operation, `Lift` replaces it by float64 again.
+    Used for modules that reject float64. If such a module passes the reported dtype to an
+    operation, `Lift` replaces that dtype by float64 again.
     """
 
     def __torch_function__(
@@ -242,8 +243,8 @@ class Scores(TorchFunctionMode):
     """Function mode that adds unscaled attention scores, queries times keys, to `Lift.results`.
 
     torch's unfused attention multiplies queries and keys by the square root of the scale first, so
-    it never computes the unscaled scores that many ports compute. Without this mode, that product
-    rather than a wrong scale would be reported as the difference.
+    it never computes the unscaled scores that many ports compute. Without this mode, the port's
+    product of queries and keys rather than a wrong scale would be reported as the difference.
     """
 
     def __init__(self, lift: Lift) -> None:

@@ -425,9 +425,9 @@ def _with_moved_tables(
 ) -> torch.nn.Module:
     """Return a copy of a module whose precomputed tables are perturbed by float32 rounding.
 
-    Tables are buffers and tensors held as plain attributes. If it is known which parameters both
-    sides share (`Run.shared`), the others are perturbed too: the other side may compute them in
-    float64, such as positions.
+    Tables are buffers and tensors held as plain attributes. If the parameters that both sides share
+    are known (`Run.shared`), all other parameters are perturbed too: the other side may compute
+    them in float64, such as positions.
 
     Args:
         module: the module, in float64.
@@ -493,8 +493,8 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Restore a module's parameters and buffers on exit; yield copies of their values by name.
 
     A call may change them: statistics in training mode, or the rows of an embedding with
-    `max_norm`. A port whose arrays share memory with the module would be changed too, and the
-    comparison would miss the difference.
+    `max_norm`. If a port's arrays share memory with the module, such a change would reach the port
+    too, and the comparison would miss the difference.
     """
     buffers = dict(module.named_buffers())
     tensors = dict(_state_of(module))

@@ -16,7 +16,8 @@ from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
 
 EXACT_ENOUGH = 2e-7
-"""Relative L2 error that rounding of the result alone can cause; smaller errors are no better."""
+"""Relative L2 error that rounding of the result alone can cause. A smaller error of the reference
+is raised to this value before the port's error is divided by it."""
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
 """Kinds computed by a forward pass, a stream (token-by-token run) or a training trajectory."""
 
@@ -72,13 +73,13 @@ def bound_from(row: Rule | None, floor: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """Source of tolerances: rules, and stored noise floors of the calibrated cases."""
+    """Tolerances from rules, and from the stored noise floors of the calibrated cases."""
 
     cases: dict[str, dict]
     """Calibration by case name: `hash` of the work, and `responses`, the relative L2 change of each
     quantity under simulated rounding, one value per seed."""
     rules: Sequence[Rule]
-    """The tolerance table; of several rules that apply, the first decides."""
+    """The tolerance table. If several rules apply, the first decides."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
     unknown: ClassVar[str] = "calibrate this case"
 

@@ -61,17 +61,19 @@ class Work:
 
 @runtime_checkable
 class Bounds(Protocol):
-    """Source of tolerances; implemented by `parity.engine.measure.bounds.NoiseFloors`."""
+    """Tolerances by edge, kind and quantity; implemented by
+    `parity.engine.measure.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
-    """Relative L2 error that rounding of the result alone can cause; smaller errors are no better.
-
-    `Comparison.accuracy` counts a smaller error of the reference as this one."""
+    """Relative L2 error that rounding of the result alone can cause.
+    `Comparison.accuracy` divides by the reference's error, or by this value if that error is
+    smaller."""
     unknown: ClassVar[str]
     """Message that follows "no tolerance: ": why a tolerance is missing, or what to do."""
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN if there is no tolerance."""
+        """Return the largest relative L2 error of a quantity that passes; NaN if there is no
+        tolerance."""
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
@@ -94,7 +96,7 @@ class Comparison:
     work: Work
     edge: Edge
     floors: Bounds
-    """Source of the tolerances."""
+    """The tolerances by edge, kind and quantity."""
     dtype: str
     """Dtype that the left side must have."""
     device: str = "cpu"
@@ -106,8 +108,9 @@ class Comparison:
     kinds: Callable[[str], Kind] = kind_of
     """Maps the name of a quantity to its kind."""
     largest_bound: float = math.inf
-    """Smallest bound on a relative error with which a gate proves nothing: an array of zeros has
-    error 1. A gradient whose terms cancel, for example, can have such a bound."""
+    """A bound on a relative error that is this large or larger proves nothing, since an array of
+    zeros has error 1: such a row is not a passing gate (`gate`). A gradient whose terms cancel, for
+    example, can have such a bound."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """L2 norms that errors and bounds are relative to, by quantity; the default is the norm of the
     expected array."""
@@ -168,11 +171,12 @@ class Comparison:
         return self._row(name, metric, value, bound, verdict)
 
     def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
-        """Return an informational measurement, to which no tolerance applies."""
+        """Return an informational measurement, which has no tolerance."""
         return self._row(name, metric, value, math.nan, Verdict.INFO, note)
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:
-        """Return the gate of a value whose bound is fixed (`Bounds.absolute`), without a floor."""
+        """Return the gate on a value whose bound is a fixed number (`Bounds.absolute`), not a
+        multiple of a noise floor."""
         return self.gate(
             name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )

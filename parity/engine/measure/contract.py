@@ -67,11 +67,13 @@ Contract = tuple[ContractLine, ...]
 class Breaches:
     """Differences between a run and its contract.
 
-    False in a condition if there are none: every planned gate was measured once, and no other.
+    The object is falsy if there are no differences: every planned gate was measured once, and no
+    unplanned gate was measured.
     """
 
     missing: tuple[tuple[ContractLine, int], ...] = ()
-    """Lines with fewer or different gates than planned, each with the number that was measured."""
+    """Contract lines with fewer or different gates than planned, each with the number of gates
+    measured."""
     unplanned: tuple[Gate, ...] = ()
     """All gates of groups that the contract lacks, or that have more gates than planned."""
     doubled: tuple[Gate, ...] = ()

@@ -29,7 +29,7 @@ SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """One of the elements that differ most."""
+    """One of the elements with the largest differences: its index and its value on both sides."""
 
     index: tuple[int, ...]
     actual: float

@@ -19,10 +19,9 @@ TOP_K = 10
 IGNORED = -100
 """Label of a position without a correct token."""
 POOLED = "rel_l2_pooled"
-"""Metric: geometric mean of a quantity's relative L2 error over draws of weights and inputs.
-
-The root mean square over draws would be dominated by the worst draw: the standard deviation of its
-logarithm is 0.27, that of the geometric mean's logarithm 0.1."""
+"""Metric: geometric mean of a quantity's relative L2 error over random draws of weights and inputs.
+The root mean square would be dominated by the worst draw: the logarithm of the root mean square has
+a standard deviation of 0.27, the logarithm of the geometric mean one of 0.1."""
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:
@@ -53,7 +52,7 @@ def without_shared_infinities(
     Args:
         a: one side.
         e: the other side.
-        truth: float64 values: an infinity counts as a mask only if they hold it too. None: `e`.
+        truth: float64 values: an infinity counts as a mask only if `truth` has it too. None: `e`.
     """
     truth = e if truth is None else truth
     if not a.shape == e.shape == truth.shape:
@@ -165,9 +164,9 @@ def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
 
 
 def disagreement(a: np.ndarray, e: np.ndarray) -> float:
-    """Return the number of tokens from the first difference of two generated texts to their end.
+    """Return the number of tokens from the first difference of two generated batches to their end.
 
-    It is counted in the row of the batch that differs first; 0 if all rows are equal.
+    The row of the batch that differs first counts; 0 if all rows are equal.
 
     Args:
         a: token ids (B, T).

@@ -37,7 +37,7 @@ DECIDES = 0.5
 # Two such pairs are worth less than one whose names are alike, so that a dropout layer, which has
 # the value of the module around it, does not take that module's partner.
 PRESENT = 0.15
-"""Score of a pair of equal values, whatever its names."""
+"""Smallest score of a pair of equal values; similar names add to it."""
 # If values agree again, nothing has diverged, and a stage more likely has no partner.
 ENCLOSED = 0.8
 """Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
@@ -188,7 +188,8 @@ class _Aligner:
         return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
 
     def _misnumbered(self) -> np.ndarray:
-        """Return which pairs join stages of different layers although both have a namesake.
+        """Return which pairs join stages of different layers, if both stages have a namesake on the
+        other side.
 
         Such a pair of equal values is suspicious: a layer without effect, because of a bug, passes
         its input on to the next layer, and then the layer number is better evidence. If most values
@@ -202,7 +203,8 @@ class _Aligner:
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Search for unpaired stages equal in an unusual layout; return whether any were found."""
+        """Search for unpaired stages that are equal in a layout other than `plain_layouts`; return
+        whether any were found."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)

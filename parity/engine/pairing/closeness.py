@@ -210,7 +210,7 @@ def _has_three_values(x: np.ndarray) -> bool:
 def _sums(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return L2 norm, sum and sum of magnitudes of each array, (arrays, 3).
 
-    They are equal in all layouts.
+    A layout (reordering of the elements) changes none of the three.
     """
     out = np.zeros((len(arrays), 3))
     for row, x in zip(out, arrays, strict=True):

@@ -88,7 +88,8 @@ def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of the original's parameter `parameter`, and its place in the port's parameter."""
+    """Copies `part` of the original's parameter `parameter`, rearranged by `layout`, to `place`, a
+    part of the port's parameter."""
 
     parameter: str
     part: Part

@@ -28,7 +28,8 @@ INDICES = "ijklm"
 INSIDE = "n"
 """Name of the index of a comprehension, which may be inside loops over `INDICES`."""
 SLOT = "\0"
-"""Placeholder for a parameter name, filled in when it is known which numbers a loop varies."""
+"""Placeholder for a parameter name, which is filled in once it is known which numbers of the name a
+loop varies."""
 WIDTH = 100
 
 
@@ -120,7 +121,8 @@ def _joint(construction: Construction) -> int | None:
 
 
 def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]]:
-    """Return a `np.stack` or `np.concatenate` of the pieces, and the names that fill its slots."""
+    """Return a `np.stack` or `np.concatenate` of the pieces, and the parameter names that replace
+    its placeholders (`SLOT`)."""
     pieces, shape = construction.pieces, construction.shape
     view = pieces[0].place.view
     stack = axis == 0 and view == shape and len(pieces) == shape[0]

@@ -88,10 +88,11 @@ class _Search:
         self.pairs: dict[str, Pair] = {}
         self.used: set[str] = set()
         self.summed: set[str] = set()
-        """Originals that are a term of a sum."""
+        """Names of the original's vectors that are a term of a sum found in the port
+        (`as_sums`)."""
         self.reordered: dict[str, str] = {}
-        """Originals with the same values in an order that is no layout, by parameter of the
-        port."""
+        """By parameter of the port, the original with the same values in an order that no layout
+        (reshape and transposition) gives."""
 
     def add(
         self,
@@ -224,9 +225,9 @@ class _Search:
     def as_sums(self) -> None:
         """Match vectors of the port, such as biases, that are the sum of two vectors of one module.
 
-        They may also be a block of the sum, have its elements in another order, or be a sum in part
-        only. Vectors of the original that are already matched, whole or in part, are tried as terms
-        too: a GRU's biases are summed except those of the last gate.
+        The port's vector may also be a block of the sum, hold its elements in another order, or be
+        the sum in some blocks only. Vectors of the original that are already matched, whole or in
+        part, are tried as terms too: a GRU's biases are summed except those of the last gate.
         """
         _, rest_p = self.rest(ambiguous=False)
         ports = {p: self.port[p] for p in rest_p if len(self.port.shapes[p]) == 1}
@@ -392,9 +393,9 @@ class _Search:
         return Matching(pairs, left_o, left_p)
 
     def in_order(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Return the pair of a sum in blocks, marked as equal instead of reordered if complete.
+        """Mark the pair of a sum in blocks as equal instead of reordered, if it is complete.
 
-        It is complete if the blocks keep their places and the port holds every element of both
+        A pair is complete if the blocks keep their places and the port holds every element of both
         terms, as for a GRU, whose last two biases are not summed. Any other pair is returned
         unchanged.
         """
@@ -417,9 +418,10 @@ class _Search:
     def as_its_module(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
         """Return the pair of a vector, reordered like the matrices of its module.
 
-        Zero biases of a cell equal the original's in any order of the gates, but their derivatives
-        have the order of the gates. The pair is returned unchanged if its values do not allow that
-        order, or if the matrices of its module are not reordered, or in several ways.
+        Zero biases of a recurrent cell equal the original's in any order of the gates, but their
+        derivatives have the order of the gates. The pair is returned unchanged if its values do not
+        allow that order, if the matrices of its module are not reordered, or if they are reordered
+        in several ways.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces

@@ -79,10 +79,10 @@ class Unmatched:
     name: str
     shape: tuple[int, ...]
     closest: str = ""
-    """Name of the most similar parameter; empty if the other side has none, or none was searched
-    for."""
+    """Name of the most similar parameter; empty if the other side has no parameter or none was
+    searched for."""
     note: str = ""
-    """How `closest` differs, such as "of (3, 4), has other values"."""
+    """Difference of `closest` from this parameter, such as "of (3, 4), has other values"."""
 
 
 @dataclass(frozen=True)

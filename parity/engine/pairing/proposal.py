@@ -240,7 +240,8 @@ def _join(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Pieces | None:
-    """Return the pieces of a fusion along the first axis that fits; None if none does."""
+    """Return the pieces of a concatenation of `group` along the first axis on which the lengths of
+    the parts add up to that of the fused parameter; None if there is no such axis."""
     for axis in range(len(shape)):
         pieces, at = [], 0
         for part in group:
@@ -264,11 +265,12 @@ def _along(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Layout | None:
-    """Return the layout from a part's place in the fused parameter to the part, else None.
+    """Return the layout from a part's place in the fused parameter to the part; None if the shapes
+    do not allow one.
 
     Args:
         name: name of the fused parameter.
-        shape: its shape.
+        shape: shape of the fused parameter.
         part: name of the part.
         own: shape of the part.
         axis: axis of the fused parameter along which the parts follow one another.

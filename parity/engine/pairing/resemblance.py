@@ -1,4 +1,5 @@
-"""Resemblance of two arrays that are not equal: their difference, its place, or a linear map."""
+"""Resemblance of two unequal arrays: the size of the difference, the rows or columns that differ,
+or a linear map between the arrays."""
 
 from __future__ import annotations
 

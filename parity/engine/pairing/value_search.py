@@ -394,14 +394,15 @@ def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Constructio
 
 
 def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
-    """Return the orders in which a construction holds the rows or columns of a parameter.
+    """Return the orders in which a construction takes the rows or columns of a parameter.
 
-    An order lists, for each index along an axis of the port's parameter, the index of the original
-    that it holds. Axes in their own order are left out, and those of a length that several axes
-    have: a bias follows the rows of a square matrix, and the columns may be in another order.
+    An order lists, for each index along an axis of the port's parameter, the index of the
+    original's row or column that is found there. Axes in unchanged order are left out, and so are
+    axes whose length another axis has too: a bias follows the rows of a square matrix, and the
+    columns may be in another order.
 
     Args:
-        construction: the construction.
+        construction: the recipe for the port's parameter.
         name: a parameter of the original in it.
     """
     found = set()

@@ -305,7 +305,8 @@ class Evaluation:
         return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
 
     def at(self, turn: Any) -> Evaluation:
-        """Return the settings for iteration `turn` of a loop; each iteration reads other signs."""
+        """Return the settings for iteration `turn` of a loop; each iteration reads another part of
+        the pool of random signs."""
         if self.signs is None:
             return self
         return dataclasses.replace(self, signs=self.signs.at(turn))

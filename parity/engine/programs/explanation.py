@@ -1,4 +1,5 @@
-"""Explanation of a case that fails: where its difference starts, for the page and the terminal.
+"""Explanation of a failing case: the stage and source line where its difference starts, for the
+page and the terminal.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -28,7 +29,8 @@ class Explanation:
     """Root cause: the first stage that is wrong given correct inputs. If there is none, the first
     quantity that fails."""
     value: float = math.nan
-    """Relative L2 error of `quantity`; of a stage, its error given the oracle's inputs (forced)."""
+    """Relative L2 error of `quantity`. If `quantity` is a stage, the error when it is computed from
+    the oracle's inputs (forced)."""
     tolerance: float = math.nan
     """Largest `value` that passes."""
     meaning: str = ""

@@ -56,7 +56,10 @@ class Operation:
 
 @dataclass
 class Recorder:
-    """Records the operations of one evaluation and their results."""
+    """Records the operations of one evaluation and their results.
+
+    `_producers` has the index of the operation that computed each array, by the array's `id`.
+    """
 
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -146,7 +149,8 @@ class Unknown:
     source: tuple[str, ...] = ()
     """Source lines of the operation, innermost first."""
     mask: tuple[str, ...] = ()
-    """Source lines that compute the mask it applies, if the other program lacks that mask."""
+    """Source lines that compute the mask which the operation applies, if the other program lacks
+    that mask."""
 
 
 def first_unknown(
@@ -155,7 +159,8 @@ def first_unknown(
     known: Iterable[np.ndarray],
     same: float,
 ) -> Unknown | None:
-    """Return the first operation whose result is not in `known` and leads to no known result.
+    """Return the first operation whose result the other program lacks and from which no result is
+    computed that the other program has.
 
     If a known result is computed from an operation's result, the operation is part of a different
     algorithm for the same result. None if there is no such operation with source lines.

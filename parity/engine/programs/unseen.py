@@ -1,10 +1,12 @@
-"""Finds operations of a program whose numbers another program never computes, and their lines.
+"""Finds operations of a program whose numbers another program never computes, and their source
+lines.
 
 Two programs of the same mathematics may arrange it in different arrays: one works in chunks, the
 other on the whole sequence. So single numbers are searched for among all numbers that the other
 program computes. Two float64 numbers that agree to 11 digits count as equal. A number that the
 other program never computes is either wrong or belongs to a different algorithm for the same
-result; in the second case a later result of the operation is found again.
+result; in the second case the other program has a number that is computed later from it.
+
 Source: docs/parity.md "From a stage to a line".
 """
 
@@ -96,11 +98,12 @@ class Suspect:
 
     Attributes:
         index: index of the operation.
-        wrong: booleans in the shape of its result, True at elements that the other program lacks or
-            masks differently.
-        partly: whether some elements of its result do occur in the other program.
-        computed: whether some of the elements that do occur are not copied from its operands.
-        mask: whether the mask it applies is wrong, rather than its numbers.
+        wrong: booleans in the shape of the operation's result, True at elements that the other
+            program lacks or masks differently.
+        partly: whether some elements of the result do occur in the other program.
+        computed: whether some of the elements that do occur are not copied from the operation's
+            operands.
+        mask: whether the mask that the operation applies is wrong, rather than its numbers.
     """
 
     index: int
@@ -118,7 +121,8 @@ class Search:
         operations: operations from the preceding stages to the wrong stage, by index.
         values: their results in float64, by index.
         suspects: suspicious operations, in order of execution.
-        fine: indices of the operations whose result is correct, or leads to a correct one.
+        fine: indices of the operations whose result is correct, or from which a correct result is
+            computed.
         original: name of the other program in messages.
         beside: operations of the program in stages that are correct.
     """
@@ -134,10 +138,10 @@ class Search:
     def first(self) -> Suspect | None:
         """The most likely cause; None without suspects.
 
-        This is a wrong mask, if there is one. Otherwise it is the first operation whose result is
-        only partly wrong: since the rest is correct, both programs use the same algorithm there.
-        If there is none, or if all correct elements are copied from operands, it is the first
-        suspect.
+        A wrong mask comes first. Without one, it is the first operation whose result is only partly
+        wrong: since the rest of the result is correct, both programs use the same algorithm there.
+        Without such an operation, or if all correct elements of such results are copied from
+        operands, it is the first suspect.
         """
         masks = [s for s in self.suspects if s.mask]
         partly = [s for s in self.suspects if self._is_partly(s)]
@@ -236,9 +240,9 @@ class Search:
     def _frame(self, index: int, idle: Callable[[int], bool] = lambda index: False) -> str:
         """Return the source line that distinguishes an operation from correct runs of its code.
 
-        If the same code is correct when called from another line, this is the line of the wrong
-        call. If it is correct nowhere, this is the operation's own line. It is empty if a correct
-        run has the same call stack, as another iteration of a loop has.
+        If the same code is correct when called from another line, the line of the wrong call is
+        returned. If the code is correct nowhere, the operation's own line is returned. The result
+        is empty if a correct run has the same call stack, as another iteration of a loop has.
 
         Args:
             index: index of the operation.

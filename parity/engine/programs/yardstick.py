@@ -1,4 +1,5 @@
-"""Compiler options for yardsticks: float64 reference programs that others are compared with.
+"""Compiler options for float64 reference programs ("yardsticks"), which other programs are compared
+with.
 
 A reference runs once or a few times, so compilation is most of its cost. XLA's optimisations change
 only the last bits of float64, eight digits below the differences that are measured in float32. A
