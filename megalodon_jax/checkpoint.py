@@ -136,7 +136,8 @@ def load_checkpoint(
 def resume(
     folder: str | os.PathLike[str], model: MegalodonForCausalLM, opt_state: Any
 ) -> tuple[MegalodonForCausalLM, Any, int]:
-    """Return model, optimiser state and step of a run's checkpoint, or of its start if none exists.
+    """Return model, optimiser state and step of a run's checkpoint, or the given start values if
+    there is no checkpoint.
 
     Args:
         folder: where the run saves its checkpoint with `save_checkpoint`.

@@ -69,7 +69,8 @@ class MegalodonConfig:
     `softmax_dtype`.
 
     Raises:
-        ValueError: a field breaks its rule; the message names the field, its value and the rule.
+        ValueError: a field has an invalid value; the message names the field, its value and the
+            rule.
     """
 
     vocab_size: int = 32_000
@@ -119,7 +120,8 @@ class MegalodonConfig:
     scan_layers: bool = False
     """Whether equal neighbouring layers run as one loop, compiled once for any number of layers."""
     output_size: int = -1
-    """Number of logits of a separate head; -1 or `vocab_size`: no separate head, the embedding."""
+    """Number of logits of a separate head. With -1 or `vocab_size` there is no separate head: the
+    embedding matrix is the head."""
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
@@ -265,7 +267,7 @@ class MegalodonConfig:
             changes: fields to change, such as `vocab_size` or `chunk_size`.
 
         Raises:
-            ValueError: there is no such preset, or a field breaks its rule.
+            ValueError: there is no such preset, or a field in `changes` has an invalid value.
         """
         if name not in PRESETS:
             raise ValueError(
@@ -324,7 +326,7 @@ class MegalodonConfig:
 
         Raises:
             ValueError: `model_type` is not "megalodon", `tie_word_embeddings` contradicts
-                `output_size`, or a field breaks its rule.
+                `output_size`, or a field has an invalid value.
         """
         fields = dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
         if fields.get("model_type", HF_MODEL_TYPE) != HF_MODEL_TYPE:

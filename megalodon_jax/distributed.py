@@ -113,7 +113,8 @@ def _client() -> Any:
 
 
 def whole(tree: Tree) -> Tree:
-    """Return a pytree with every array whole in every process; all processes must call this."""
+    """Gather a pytree: every process gets every array complete. All processes must call this
+    function."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = ((i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array))
     split = [i for i, x in arrays if not x.is_fully_addressable]
@@ -127,7 +128,8 @@ def whole(tree: Tree) -> Tree:
 
 
 def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: Any = None) -> None:
-    """Write a checkpoint from the shards of all processes, atomically; all must call this.
+    """Write a checkpoint from the shards of all processes, atomically; all processes must call this
+    function.
 
     Arguments and errors are those of `checkpoint.save_checkpoint`. The first process writes, and
     the others wait until it is done, so that every process may rely on the checkpoint afterwards.

@@ -14,9 +14,10 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 def install(extra: str) -> str:
     """Return the shell command that installs an extra, such as `torch`, beside this package.
 
-    From a checkout that is `.venv/bin/python -m pip install -e '.[torch]'`: it names the running
-    Python, since a bare `pip` may be another environment's, and the checkout, since the project may
-    not be on the user's package index. Paths below the current folder are relative.
+    In a checkout the command is, for example, `.venv/bin/python -m pip install -e '.[torch]'`. It
+    calls the running Python, since a bare `pip` may belong to another environment, and installs the
+    checkout, since the project may not be on the user's package index. Paths below the current
+    folder are relative.
     """
     if not (_CHECKOUT / "pyproject.toml").is_file():
         return f"pip install 'megalodon-numerics[{extra}]'"

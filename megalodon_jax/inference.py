@@ -185,7 +185,7 @@ def generate(
         temperature: see `sample_token`; 0 is greedy.
         top_k, top_p: see `sample_token`.
         bos_token_id: first token of an empty prompt; None means the configuration's.
-        eos_token_id: one token or several; a row that produced one repeats it from there on. None
+        eos_token_id: id or ids that end a text; a row repeats the first one it generates. None
             never stops, whatever the configuration has.
         attention_mask: True, or 1, where the prompt is valid. Each row gets the result it would get
             alone, whatever its length. A row has at least one token, and padding only before and

@@ -479,9 +479,10 @@ _TOKENS = ("batch", "sequence")
 def _padding(
     mask: Any, shape: Any, cache: ModelCache | None, return_cache: bool
 ) -> tuple[Any, bool]:
-    """Return the mask, None if a call with a cache needs none, and whether positions are per row.
+    """Return the attention mask, and whether the cache that the call returns has one position per
+    row.
 
-    The latter concerns the returned cache.
+    The mask is None if the call uses a cache and the mask is known to have no padding.
     """
     if cache is None and not return_cache:
         return mask, False

@@ -29,7 +29,8 @@ class Role(StrEnum):
     LORA = "lora"
     """Matrix of an adapter (`megalodon_jax.lora`); never in a plain model."""
     OTHER = "other"
-    """Parameter that no rule in `_ROLES` names, such as one added by a user; never one of ours."""
+    """Parameter that no rule in `_ROLES` names, such as one added by a user; this project's own
+    models have none."""
 
 
 SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})

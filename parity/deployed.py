@@ -8,9 +8,9 @@ Three questions are separate, and none needs a chosen tolerance:
 2. If a layer rounds its inputs too, does it compute what the trained layer computes on the rounded
    inputs? The rounding is repeated, so the bound is that of sums in float32.
 3. Does everything else compute what the trained program computes with these weights, up to the
-   inputs of the layers that round them? Both are compared as a port and its original
-   (`parity.port`), so only rounding may differ. Layers that round their inputs pass on the deployed
-   results on both sides.
+   inputs of the layers that round them? The two programs are compared as a port and its original
+   (`parity.port`), so only rounding may differ. On both sides, a layer that rounds its inputs
+   passes on the result of the deployed layer.
 
 What remains is the cost of the format: the change of the outputs. Source: docs/your-own-port.md
 "What is deployed".
@@ -156,7 +156,8 @@ def compare_deployed(
     """Compare a deployed torch module with the module that was trained.
 
     Formats with a rule: float16, bfloat16, float8; integers of 2 to 8 bits of torchao's `quantize_`
-    and of `torch.ao.quantization.quantize_dynamic`. Another format does not hold and says so.
+    and of `torch.ao.quantization.quantize_dynamic`. A weight in another format does not pass, and
+    its `why` says so.
 
     Args:
         trained: the module with parameters in float32, in the mode to be compared.
@@ -166,9 +167,9 @@ def compare_deployed(
         keywords: keyword arguments of the call.
 
     Raises:
-        SideError: a parameter of the trained module is not float32, the deployed module lacks one
-            or has it in another shape, a compiled module contains layers that round their inputs,
-            or a program raises an error.
+        SideError: a parameter of the trained module is not float32, the deployed module lacks a
+            parameter or has it in another shape, a compiled module contains layers that round their
+            inputs, or a program raises an error.
     """
     from parity.sides.torch_side import TorchSide
 

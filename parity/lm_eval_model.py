@@ -104,8 +104,8 @@ def _scored(
 def _rolled(model: LanguageModel, ids: Sequence[int], end: int, window: int) -> float:
     """Return the log-likelihood of a whole text in nats; token `end` precedes the text.
 
-    The text is cut into windows of `window` tokens. Each is predicted after the one token before
-    it. The last, shorter window is predicted after as many earlier tokens as fit.
+    The text is cut into windows of `window` tokens. Each window is predicted after the one token
+    before the window. The last, shorter window is predicted after as many earlier tokens as fit.
     """
     whole, total = [end, *ids], 0.0
     for start in range(0, len(ids), window):

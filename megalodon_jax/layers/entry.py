@@ -24,7 +24,8 @@ def check_sizes(owner: str, **sizes: Any) -> None:
     """Check that the sizes of a layer are positive integers.
 
     Raises:
-        ValueError: a size is not; the message names the owner, the size and its value.
+        ValueError: a size is not a positive integer; the message names the owner, the size and its
+            value.
     """
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
@@ -35,7 +36,8 @@ def check_positive(owner: str, **numbers: Any) -> None:
     """Check that the numbers of a layer are positive and finite.
 
     Raises:
-        ValueError: a number is not; the message names the owner, the number and its value.
+        ValueError: a number is not positive and finite; the message names the owner, the number and
+            its value.
     """
     for name, number in numbers.items():
         if not 0 < number < math.inf:

@@ -1,6 +1,6 @@
 """Sharding of one model over many devices: mesh axes, parameter placement, communication.
 
-The layers use `axes`, `rules` and `sequence`; users call what is exported here.
+The layers use the modules `axes`, `rules` and `sequence`; users call the functions exported here.
 """
 
 from megalodon_jax.sharding.axes import AXES, make_mesh

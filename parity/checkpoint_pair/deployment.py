@@ -84,7 +84,8 @@ def export_pretrained(
         model: the model to export.
         folder: destination; an earlier export there is replaced.
         tokenizer: folder whose tokenizer files are copied.
-        generation: generation settings: a mapping, a JSON file, or a folder with one.
+        generation: generation settings: a mapping, a JSON file, or a folder with
+            `generation_config.json`.
         dtype: storage dtype of all but the sensitive parameters; None: unchanged.
         max_shard_size: largest size of a weights file in bytes.
         verify: whether to verify the folder. If megalodon-hf is not installed, the folder is only
@@ -93,7 +94,8 @@ def export_pretrained(
 
     Raises:
         ExportError: the folder differs from the model. The message names the first differing
-            tensor, configuration field or logit. The new folder is removed, an earlier one kept.
+            tensor, configuration field or logit. The new folder is removed; an earlier export at
+            `folder` is kept.
         FileNotFoundError, ValueError: see `megalodon_jax.deployment.write_pretrained`.
     """
 

@@ -25,7 +25,8 @@ from parity.engine.measure.measurement import Verdict
 from parity.engine.measure.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
-"""Suffix of the names of tensors that are buffers, no parameters; they are ignored."""
+"""Suffix of the names of buffers (RoPE's rates), which are ignored because they are no
+parameters."""
 # Fields of the configuration that do not affect an uncached evaluation: precision, streams and
 # training.
 _SILENT = frozenset(
@@ -64,8 +65,8 @@ class Stored:
     def problems(self, config: MegalodonConfig) -> list[WeightRow]:
         """Return the tensors that a model of this configuration would reject; no values are read.
 
-        Missing, extra and differently shaped tensors, and those of a dtype that is no float, get a
-        row "not comparable" each. Empty if all fit.
+        Each missing, extra or differently shaped tensor, and each tensor whose dtype is no float,
+        gets a row "not comparable". Empty if all tensors fit.
         """
         table = {row.name: row.shape for row in weight_table(config)}
         allowed = set(table) | ({HEAD} if config.tied else set())
@@ -80,7 +81,8 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Return one failing row if the head is tied but its stored values are not the embedding's.
+        """Return one failing row if the head is tied but stored with other values than the
+        embedding.
 
         Otherwise the list is empty.
         """
@@ -122,9 +124,10 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
 
     Args:
         label: name of the side in messages: "torch" or "jax".
-        path: a Hugging Face directory, one of this project, a safetensors file or index, or a torch
-            file.
-        config: the configuration or the path of its `config.json`; None: the one beside the file.
+        path: a directory of Hugging Face or of this project, a safetensors file or index, or a
+            torch file.
+        config: the configuration or the path of its `config.json`; None: the `config.json` beside
+            the file.
 
     Raises:
         FileNotFoundError: there is no checkpoint or no configuration.

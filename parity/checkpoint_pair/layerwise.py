@@ -8,8 +8,9 @@ There are two runs. In the free run each side continues with its own activations
 all sides get the reference's activations as input of each layer, so that a difference arises in
 that layer. The reference is megalodon-hf or, where it is missing, the oracle rounded to float32.
 Only forced errors have a tolerance: the rules of `parity.tolerances`, with a noise floor measured
-for this layer and input. Free errors need none: they are at most the amplified error of the input
-plus the forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First divergence".
+for this layer and input. Free errors need no tolerance: they are at most the amplified error of the
+input plus the forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First
+divergence".
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class Walk:
         wide: dict[str, np.ndarray] | None = None,
         flow: _Flow | None = None,
     ) -> None:
-        """Compare the intermediates of a step between all sides, and record its errors.
+        """Compare the intermediates of a step between all sides, and record the step's errors.
 
         Args:
             name: name of the step.

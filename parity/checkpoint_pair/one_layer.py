@@ -202,7 +202,8 @@ class ReferenceLayer:
 
     @contextlib.contextmanager
     def _filled(self, module: Any, theirs: Stored, index: int) -> Iterator[Any]:
-        """Load the weights of layer `index` into a module within this context; free them after."""
+        """Load the weights of layer `index` into a module within this context; free the weights
+        afterwards."""
         for name, parameter in module.named_parameters():
             tensor = theirs.tensors[prefix_of(index) + name]
             parameter.data = parameter.new_empty(tensor.shape)
@@ -232,9 +233,9 @@ class ReferenceLayer:
 def return_freed_memory() -> None:
     """Make the C library (glibc) return buffers above 256 KiB to the system when they are freed.
 
-    By default glibc keeps freed buffers of up to 32 MiB. They do not fit the next layer's tensors,
-    so the process would grow with the number of layers. The setting affects the whole process. It
-    has no effect with other C libraries.
+    By default glibc keeps freed buffers of up to 32 MiB. Such buffers do not fit the next layer's
+    tensors, so the process would grow with the number of layers. The setting affects the whole
+    process. It has no effect with other C libraries.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if set_option is not None:

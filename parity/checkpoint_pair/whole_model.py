@@ -70,8 +70,8 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
         theirs: the torch checkpoint, whose weights the oracle and megalodon-hf use.
         ours: the JAX checkpoint; its tensors must match the configuration of `theirs`.
         ids: token ids (B, L) int32.
-        live: run megalodon-hf. False: it is not compared with, and one measurement is "not
-            comparable".
+        live: whether to run megalodon-hf. False: nothing is compared with megalodon-hf, and one
+            measurement is "not comparable".
 
     Raises:
         ReferenceUnavailableError: `live` is set, but megalodon-hf cannot run here.
@@ -92,7 +92,8 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
 
 
 def _about_the_checkpoint(row: Measurement) -> Measurement:
-    """Return a measurement of `error_over_reference` without its tolerance; others unchanged.
+    """Return a measurement of `error_over_reference` without its tolerance, and any other
+    measurement unchanged.
 
     The rule that JAX is no less accurate than megalodon-hf applies to the committed cases only. At
     larger sizes the ratio depends more on the libraries than on the weights: a correct projection

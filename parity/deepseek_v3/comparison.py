@@ -1,8 +1,8 @@
 """Comparison of the JAX model with Transformers' DeepSeek-V3, as any user's port.
 
-Transformers runs in float32, and in float64 with its internal casts to float32 disabled. Where it
-is not installed, committed recordings of its results are used. Source: docs/mla-moe.md "Parity";
-`parity.port`.
+Transformers runs in float32, and in float64 with its internal casts to float32 disabled. Where
+Transformers is not installed, committed recordings of its results are used. Source: docs/mla-moe.md
+"Parity"; `parity.port`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Found:
         """Return the first measured relative L2 error of a quantity on one of the given edges.
 
         Raises:
-            StopIteration: the quantity was measured on none of them.
+            StopIteration: the quantity was measured on none of these edges.
         """
         return next(
             m.value
@@ -122,11 +122,13 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
-    """Return the JAX model on a case as a side for `parity.port`; it caches compiled programs.
+    """Return the JAX model on a case as a side for `parity.port`; the side caches compiled
+    programs.
 
     Args:
         case: configuration, weights and inputs.
-        model: a model to use instead, for example with a planted defect; None: that of the case.
+        model: a model to use instead, for example with a planted defect; None: the model of the
+            case.
     """
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
@@ -145,7 +147,7 @@ def compare(
         case: configuration, weights and inputs.
         answer: Transformers' results, from `answer`, `live` or `recorded`.
         ours: a result of `side`, to reuse its compiled programs or to compare another model; None:
-            a new one.
+            a new result of `side`.
         gradients: also compare gradients, which take most of the time.
         device: device named in the measurements.
     """

@@ -51,7 +51,7 @@ class Recorded:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pairs of stages of the two sides by name, so that none is paired by its values."""
+        """Pairs of stages of the two sides by name, so that no stage is paired by its values."""
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()
@@ -80,7 +80,7 @@ class RecordedSide:
         return {"0": self.case.ids}
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Return the recorded run, with gradients if `how` asks for those of the loss.
+        """Return the recorded run, with gradients if `how` asks for gradients of the loss.
 
         Raises:
             SideError: `how` asks for another precision, for rounding or replaced values, or for
@@ -130,7 +130,7 @@ def named(found: Trace, stages: Mapping[str, str]) -> dict[str, np.ndarray]:
 
     Args:
         found: a run with gradients of the loss.
-        stages: names of its stages, by the JAX model's names.
+        stages: names of the stages of the run, by the JAX model's names.
     """
     gradients = stacked(found.gradients)
     return {

@@ -1,7 +1,7 @@
 """The live reference: Transformers' DeepSeek-V3 with given weights, as a side for `parity.port`.
 
-Cast to float64, its norms, rotations, softmax and router still cast to float32, and the sum over
-experts then fails. The side disables those casts and changes nothing else.
+If the model is cast to float64, its norms, rotations, softmax and router still cast to float32, and
+the sum over experts then fails. The side disables those casts and changes nothing else.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def side(
 def stages(reference: TorchSide) -> dict[str, str]:
     """Return the names of the side's stages (module paths), by the JAX model's names.
 
-    The latter are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
+    The JAX model's names are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
     """
     model: Any = reference.module
     known = dict(model.named_modules())

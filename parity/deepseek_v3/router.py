@@ -55,7 +55,7 @@ class Router(eqx.Module):
         return Routing(logits, chosen, weights * config.routed_scaling_factor)
 
     def bias(self, dtype: DTypeLike) -> Float[Array, " E"]:
-        """Return the selection bias in `dtype`, with zero gradient; `balanced` updates it."""
+        """Return the selection bias in `dtype`, with zero gradient; `balanced` updates the bias."""
         return jax.lax.stop_gradient(self.e_score_correction_bias.astype(dtype))
 
 

@@ -110,7 +110,7 @@ class RayExecutor:
         return futures
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the item it runs and when it started (`time.time`).
+        """Return, by worker, the item it runs and when the item started (`time.time`).
 
         The result may be two seconds old.
         """

@@ -32,7 +32,8 @@ class Executor(Protocol):
         ...
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the name of the item it runs and when that started (`time.time`)."""
+        """Return, by worker, the name of the item it runs and when the item started
+        (`time.time`)."""
         ...
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class Identity:
 def code() -> str:
     """Return the digest (12 hex digits) of the files of `PACKAGES` and `FAULTS`.
 
-    They are read at the first call in this process.
+    The files are read at the first call in this process.
     """
     return _digest(_first_files())
 
@@ -112,7 +112,7 @@ def package_files() -> dict[str, str]:
 def changed_files() -> list[str]:
     """Return the paths of files of `PACKAGES` and `FAULTS` that changed, were added or removed.
 
-    They are compared with the files at the first call of `code` or of this function.
+    The files are compared with their content at the first call of `code` or of this function.
     """
     first, now = _first_files(), package_files()
     return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))

@@ -192,7 +192,7 @@ def run_module(
 def end_with_parent(parent: int) -> None:
     """Make this process end when its parent, the process with id `parent`, has ended.
 
-    Linux kills it at once. On other systems a thread checks once a second.
+    Linux kills this process at once. On other systems a thread checks once a second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -89,7 +89,7 @@ class Item:
     writes there are sent back in the answer."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Digests, by name, of the files that the function reads outside of the packages, as the driver
-    has them (`inputs.contents`). On a worker where they differ the item fails."""
+    has them (`inputs.contents`). On a worker where the files differ, the item fails."""
     expected: float = 0.0
     """Expected duration in seconds, for the estimate of the time left; 0: unknown."""
 
@@ -216,8 +216,8 @@ def perform(item: Item, expected: Identity) -> Answer:
 
     The process must already have the environment that the item needs. An exception of the item's
     function gives an answer `FAILED`, and no retry: unlike the death of a worker, it would recur.
-    Code and inputs are checked before and after the run, because it may read files that change
-    meanwhile.
+    Code and inputs are checked before and after the run, because the item may read files that
+    change meanwhile.
 
     Args:
         item: the item to run.

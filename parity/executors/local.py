@@ -85,7 +85,7 @@ class LocalExecutor:
         return [futures[item.name] for item in items]
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the item it runs and when that started (`time.time`)."""
+        """Return, by worker, the item it runs and when the item started (`time.time`)."""
         return dict(self._running)
 
     def close(self) -> None:

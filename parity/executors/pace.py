@@ -2,7 +2,7 @@
 
 The pace is the ratio of measured to expected seconds, over finished items. A running item counts
 too once it has taken longer than expected at that pace: the longest items start early, so a slow
-machine shows there first.
+machine shows in them first.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Pace:
         """Return the estimated seconds until the sweep ends.
 
         An item is assumed to take its expected seconds times the pace. If its expected seconds are
-        unknown, it takes the median of the finished items; before one has finished, the result is
-        None.
+        unknown, it is assumed to take the median time of the finished items; before any item has
+        finished, the result is None.
 
         Args:
             ages: seconds since the start of each running item, by name.

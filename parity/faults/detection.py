@@ -148,7 +148,7 @@ class Laboratory:
 def signal(found: Measurement) -> float:
     """Return error divided by tolerance.
 
-    It is infinite if the error is not finite, there is no tolerance, or the sides cannot be
+    The result is infinite if the error is not finite, there is no tolerance, or the sides cannot be
     compared.
     """
     if found.verdict is Verdict.NOT_COMPARABLE or not math.isfinite(found.value):

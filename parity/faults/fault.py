@@ -102,7 +102,8 @@ def fault(
 ) -> Fault:
     """Return a fault that patches one attribute; arguments are the fields of `Fault` and `Patch`.
 
-    Modules of the catalogue use it with `functools.partial`, to give what a family shares once.
+    Modules of the catalogue use it with `functools.partial`, to give the arguments that all faults
+    of a family share.
     """
     return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness)
 

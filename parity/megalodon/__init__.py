@@ -2,8 +2,7 @@
 
 `suite.Suite` runs each case on the JAX model, the oracle and megalodon-hf ("the triangle") and
 compares them in pairs ("edges"). `intermediates` lists the intermediates that all three have. The
-names below are those of stored runs; they are defined here so that reading a run does not import
-JAX.
+names below occur in stored runs; they are defined here so that reading a run does not import JAX.
 """
 
 SUITE = "parity"

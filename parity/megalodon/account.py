@@ -34,8 +34,8 @@ class Account:
     """Element of `culprit` with the largest error, when fed the oracle's values; None if all stages
     are right."""
     where: str = ""
-    """Elements of `culprit` that make its error exceed the tolerance, in words, when fed the
-    oracle's values; empty if every stage is right."""
+    """Description of the elements of `culprit` that make its error exceed the tolerance when the
+    stage is fed the oracle's values; empty if every stage is right."""
 
     @property
     def culprit(self) -> Stage | None:

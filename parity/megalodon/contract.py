@@ -1,7 +1,7 @@
 """Contract: the gates (measurements with a tolerance) that a case of Megalodon must report.
 
-They follow from the case's configuration and the kind of reference, without running a model: names
-of intermediates come from `intermediates`, names of parameters from the weight table.
+The gates follow from the case's configuration and the kind of reference, without running a model:
+names of intermediates come from `intermediates`, names of parameters from the weight table.
 `parity.megalodon.suite` must measure exactly these gates; a test compares the two. Source:
 docs/verdicts.md "Contract".
 """

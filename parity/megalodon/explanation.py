@@ -33,8 +33,8 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     2. The loss, a cotangent or a gradient is wrong in float64 although every stage is correct.
     3. A stage is less accurate in float32 than its calibrated noise floor allows.
 
-    The explanation of a stream names the call and the stage. That of a trajectory, or of a stream
-    of padded rows or packed documents, names only the first divergence.
+    The explanation of a stream names the call and the stage. The explanation of a trajectory, or of
+    a stream of padded rows or packed documents, names only the first divergence.
 
     Args:
         case: the case to explain.

@@ -69,7 +69,7 @@ STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
     """Return the names of all ordered quantities of a case: values, states, loss, cotangents.
 
-    The order is that of computation. Gradients of parameters have none and are not included.
+    The order is that of computation. Gradients of parameters have no order and are not included.
     """
     forward = stages(config)
     blocks = (

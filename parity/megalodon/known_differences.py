@@ -40,8 +40,8 @@ class KnownDifference:
     measured: str
     """Definition of the measured number, in words."""
     measure: Callable[[np.ndarray], float]
-    """Computes that number from megalodon-hf's result (`Facts.known_differences`); NaN: it cannot
-    be measured, which fails."""
+    """Computes the measured number from megalodon-hf's result (`Facts.known_differences`); NaN: it
+    cannot be measured, which fails."""
 
 
 @runtime_checkable
@@ -118,7 +118,8 @@ def work_hash() -> str:
 def measure(reference: Facts, device: str = "cpu") -> Iterator[Measurement]:
     """Yield one measurement per known difference.
 
-    It fails if the measured number is outside its range in `KNOWN_DIFFERENCE_BOUNDS`, or NaN.
+    A measurement fails if the measured number is outside its range in `KNOWN_DIFFERENCE_BOUNDS`, or
+    NaN.
 
     Raises:
         RecordingError: `reference` is recorded, and has no recording of these cases.

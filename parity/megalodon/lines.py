@@ -95,8 +95,8 @@ def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> 
     """Return the lines of operations that a stage has only because of padding, in order.
 
     If there are none, the stage ignores the padding mask: return the line that calls the stage.
-    `cleared` are the operations that the stage has without padding, if it is right there; if empty,
-    nothing is returned.
+    `cleared` are the operations that the stage has without padding, if the stage is right there; if
+    empty, nothing is returned.
     """
     if not cleared:
         return ()

@@ -37,7 +37,8 @@ def measure(
 
     All three are measured on logits and loss, the JAX model on every intermediate too. Only the JAX
     model has gates: its error on logits and intermediates, and the ratio of its logits' error to
-    that under autocast. The loss has no gate: the error of a scalar may be near 0 by chance.
+    megalodon-hf's error under autocast. The loss has no gate: the error of a scalar may be near 0
+    by chance.
 
     Args:
         case: a case without cuts and steps.

@@ -92,8 +92,8 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
     """Measure the noise floors of `cases`; return them together with `floors`.
 
-    Used for cases that are not in the committed file, such as a user's checkpoint. A case that is
-    in `floors` too gets the new ones.
+    Used for cases that are not in the committed file, such as a user's checkpoint. A case that
+    `floors` contains too gets the new noise floors.
     """
     entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
     return NoiseFloors(floors.cases | entries)

@@ -26,7 +26,8 @@ from megalodon_jax.config import MegalodonConfig
 
 Array = Any
 Weights = Mapping[str, Array] | DictBox
-"""Parameters by torch name; autograd's `DictBox` of them while it differentiates."""
+"""Parameters by torch name; autograd's `DictBox` of the parameters while autograd
+differentiates."""
 Hook = Callable[[str, Array], Array]
 """Called with every named intermediate (`parity.megalodon.intermediates`); its return value
 replaces the intermediate downstream."""
@@ -287,7 +288,7 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
     """Return TimestepNorm of `x` (B, L, D): Welford's algorithm over group means of valid tokens.
 
     Mean and variance of a group are those of the document so far, including the token itself. Names
-    of parameters start with `prefix`, those of states with `name`.
+    of parameters start with `prefix`, names of states with `name`.
     """
     config, mask = ctx.config, ctx.mask
     B, L, D = x.shape

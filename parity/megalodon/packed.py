@@ -54,7 +54,8 @@ def joined_documents(
 def streamed_documents(
     case: Case, run: Callable[[np.ndarray, tuple[int, ...], bool], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Run each document of a packed stream alone, and return the results as those of the stream.
+    """Run each document of a packed stream alone, and return the results in the form of results of
+    the stream.
 
     Logits (B, L, V) are those of all documents. States and generated tokens are those of the last
     document of each row.
@@ -62,7 +63,8 @@ def streamed_documents(
     Args:
         case: a cached stream with packed documents.
         run: streams one document. It takes the ids (1, n), the number of tokens that each call
-            feeds, and whether tokens are generated after it (true for the last one of a row).
+            feeds, and whether tokens are generated after the document (true for the last document
+            of a row).
     """
     ends, pieces, last = list(accumulate(case.cuts)), [], []
     for row, span in spans(case):

@@ -1,7 +1,8 @@
 """Recordings of megalodon-hf's results, for comparison in CI and where it is not installed.
 
 Each case is one safetensors file with all arrays and their provenance. A recording is valid only
-for exactly its case; one whose case hash differs is refused. Source: docs/parity.md "Recordings".
+for exactly its case; a recording with another case hash is refused. Source: docs/parity.md
+"Recordings".
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class JaxSubject:
     Attributes:
         dtype: "float32", "float64" or "bfloat16".
         products: JAX's default precision of products (`jax.default_matmul_precision`). A GPU rounds
-            the operands of float32 products to TF32 unless it is "highest".
+            the operands of float32 products to TF32 unless `products` is "highest".
     """
 
     dtype: str = "float32"
@@ -222,7 +222,7 @@ def evaluate(model, ids, labels, mask, segments=None):
 def evaluate_intermediates(model, ids, mask, forced, segments=None):
     """Return the computed intermediates by name.
 
-    `forced`, values by name, replace them as inputs of later stages.
+    The values of `forced`, by name, replace the computed intermediates as inputs of later stages.
     """
     params, static = eqx.partition(model, eqx.is_array)
 

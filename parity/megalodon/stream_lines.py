@@ -28,8 +28,8 @@ from parity.sides.jax_leaves import arrays_of
 from parity.sides.traced import Traced, trace
 
 CALLS = 2
-"""Number of calls traced: the first one whose logits are wrong, and the one before it, which wrote
-its cache."""
+"""Number of calls traced: the first one whose logits are wrong, and the call before it, which wrote
+the cache that the wrong call reads."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Start:
     tokens: tuple[int, int]
     """Index of the first token of the call, and of the first token after the call."""
     stage: str
-    """First stage of the call that is wrong although all stages before it are the oracle's."""
+    """First stage of the call that is wrong although it is computed from the oracle's values of all
+    earlier stages."""
     lines: tuple[Line, ...]
     """Source lines that make the stage wrong, the most likely first; empty if none was found."""
 

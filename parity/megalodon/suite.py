@@ -53,7 +53,8 @@ class Reference(Protocol):
         ...
 
     def weights(self, case: Case) -> dict[str, np.ndarray] | None:
-        """Return a case's weights as megalodon-hf holds them once loaded; None if recorded."""
+        """Return a case's weights as megalodon-hf holds them once loaded; None if the reference is
+        recorded."""
         ...
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
@@ -81,7 +82,7 @@ def choose_reference(prefer: str = "auto") -> Reference:
     """Return megalodon-hf, live or recorded.
 
     Args:
-        prefer: "live", "recorded", or "auto": live if it can run, else recorded.
+        prefer: "live", "recorded", or "auto": live if megalodon-hf can run here, else recorded.
 
     Raises:
         ReferenceUnavailableError: `prefer` is "live", but megalodon-hf cannot run here.

@@ -56,8 +56,8 @@ def batches(case: Case) -> Iterator[Batch]:
 class Diary:
     """Records the compared quantities of a trajectory while it runs.
 
-    They are the loss before each step and, after the first and the last step, both moments and the
-    displacement of every parameter.
+    The quantities are the loss before each step and, after the first and the last step, both
+    moments and the displacement of every parameter.
 
     Args:
         case: a case with steps.

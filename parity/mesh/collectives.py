@@ -1,7 +1,7 @@
 """Collectives of a compiled program: operation, mesh axes, dtype, size and source line.
 
-They are parsed from the HLO text of the partitioned program. Source: docs/sharding.md "Which
-collective".
+The collectives are parsed from the HLO text of the partitioned program. Source: docs/sharding.md
+"Which collective".
 """
 
 from __future__ import annotations

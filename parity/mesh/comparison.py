@@ -71,8 +71,8 @@ def compare_meshes(
             a prefix of it (`layouts` makes these trees). All meshes have the same axis names.
         name: first part of the case name in measurements; the mesh is appended.
         marks: shardings of marks inside `shard_map`, by name. For a mark without one, the devices'
-            blocks are assembled so that they give the shape on one device. If several ways do, the
-            one whose values are closest to those on one device is chosen.
+            blocks are assembled so that they give the shape on one device. If several arrangements
+            of the blocks do, the one whose values are closest to those on one device is chosen.
         precisions: "float64", "float32" or both; "float32" is the unmodified function, in whatever
             dtype it computes.
         watched: precisions in which marks are compared too. For the unmodified function this
@@ -93,8 +93,8 @@ def compare_meshes(
     Raises:
         ValueError: no mesh or a mesh of one device is given, meshes have different axes, a
             precision is unknown, there are too few orders, or names of results are not unique.
-        Exception: the function raises it on one device. On a mesh, `REFUSALS` are reported as a
-            failure of that mesh.
+        Exception: any exception that the function raises on one device. On a mesh, `REFUSALS` are
+            reported as a failure of that mesh.
     """
     meshes = [_mesh_of(layout) for layout in shardings]
     axes = {mesh.axis_names for mesh in meshes}

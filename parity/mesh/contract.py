@@ -1,7 +1,8 @@
 """Contract: the gates that the suite over meshes must report (`parity.mesh.suite`).
 
-The gates follow from the names of all marks and results of the program. These are found by tracing
-it on one device, without compiling or running. Source: docs/verdicts.md "Contract".
+The gates follow from the names of all marks and results of the program. The names are found by
+tracing the program on one device, without compiling or running. Source: docs/verdicts.md
+"Contract".
 """
 
 from __future__ import annotations

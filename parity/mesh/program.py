@@ -59,7 +59,8 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     """Compiler options of float32 programs."""
     declared: Mapping[str, Placement] = field(default_factory=dict)
-    """Placements of marks inside `shard_map`, by name; those of other marks follow from shapes."""
+    """Placements of marks inside `shard_map`, by name; placements of other marks follow from
+    shapes."""
     compiled_text: str = ""
     """HLO text of the program compiled last."""
     result_names: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Evaluates a jaxpr equation by equation, also inside calls, loops and `shard_map`.
 
 Every mark (intermediate named with `jax.ad_checkpoint.checkpoint_name`) becomes an extra output. In
-a scan it gets a leading loop axis, in `shard_map` one block per device. A branch or `while` is
-evaluated as one operation without its marks, which do not have a single value. Source:
+a scan the output gets a leading loop axis, in `shard_map` one block per device. A branch or `while`
+is evaluated as one operation without its marks, which do not have a single value. Source:
 docs/sharding.md "What is compared".
 """
 

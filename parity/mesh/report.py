@@ -31,7 +31,8 @@ class MeshResult:
     order: tuple[str, ...] = ()
     """Names of marks and results in order of computation."""
     refused: str = ""
-    """Reason why stages could not be fed one device's values; empty if they could or need not."""
+    """Reason why stages could not be fed one device's values; empty if they could be fed, or if no
+    stage was tested."""
     responses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Relative L2 change of each quantity on one device in float32, one per order of sums; empty if
     float32 was not compared. The scatter predicts how much the error level of a group of quantities

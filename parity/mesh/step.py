@@ -133,8 +133,8 @@ def read_step(path: Path) -> MeshComparison:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no function `step`, the function returns another type, or the file ends
-            the program.
+        ValueError: the file has no function `step`, the function returns another type, or the file
+            ends the program.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no step file {path}.")

@@ -118,8 +118,8 @@ class Comparison:
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` (left) with `expected` (right) by name, in order of computation.
 
-        Each quantity gives at least one gate; informational metrics follow it. Errors are relative
-        to `expected`. Two empty sides give one failing row.
+        Each quantity gives at least one row; informational metrics follow the quantity's gate.
+        Errors are relative to `expected`. Two empty sides give one failing row.
         """
         names = self._ordered(set(actual) | set(expected))
         rows = [m for name in names for m in self._quantity(name, actual, expected)]
@@ -188,7 +188,7 @@ class Comparison:
     def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
         """Return a failing row for a quantity that one side lacks or has in another shape or dtype.
 
-        Its value is infinite; the note is the reason.
+        The value of the row is infinite; the note is the reason.
         """
         return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 

@@ -96,7 +96,8 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray | np.floating:
     """Return the unit in the last place of a dtype at x: the gap to the next larger magnitude.
 
-    At 0 it is the unit of numbers in [0.5, 1): an error there is measured as an absolute error.
+    At 0 the result is the unit of numbers in [0.5, 1): an error there is measured as an absolute
+    error.
     """
     info = ml_dtypes.finfo(dtype)
     # frexp(0) has exponent 0. The true gap at 0 is the smallest subnormal number, in units of which

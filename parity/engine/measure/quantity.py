@@ -1,7 +1,8 @@
 """Quantities: names of compared values, as used by arrays, runs and report pages.
 
 This is the only module that builds and parses the prefixes of these names. The oracle, which shares
-no code with the programs it judges, spells them out itself. Source: docs/parity.md "Intermediates".
+no code with the programs it judges, spells the prefixes out itself. Source: docs/parity.md
+"Intermediates".
 """
 
 from __future__ import annotations

@@ -71,12 +71,12 @@ def moved(
 def summed(terms: int) -> float:
     """Return the expected error of a float32 sum of `terms` numbers of random sign.
 
-    It is the root mean square error, relative to the L2 norm of the numbers.
+    The result is the root mean square error, relative to the L2 norm of the numbers.
 
-    After k terms the partial sum is about sqrt(k) times one term. Rounding it adds an error whose
-    mean square is 0.18 u^2 times the square of the partial sum (rounding errors are uniformly
-    distributed, leading digits logarithmically). u^2 is added for the rounding of the numbers
-    themselves. u is the unit roundoff.
+    After k terms the partial sum is about sqrt(k) times one term. Rounding the partial sum adds an
+    error whose mean square is 0.18 u^2 times the square of the partial sum (rounding errors are
+    uniformly distributed, leading digits logarithmically). u^2 is added for the rounding of the
+    numbers themselves. u is the unit roundoff.
     """
     return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)
 

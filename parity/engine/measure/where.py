@@ -109,9 +109,9 @@ def where(
 def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.ndarray:
     """Return the smallest set of elements whose correction makes the array pass its tolerance.
 
-    Rounding makes nearly every element differ a little; these are the ones that break the
-    tolerance. Elements that are not finite on either side are always included, except where both
-    sides hold the same infinity.
+    Rounding makes nearly every element differ a little; the returned elements are those that break
+    the tolerance. Elements that are not finite on either side are always included, except where
+    both sides hold the same infinity.
 
     Args:
         actual: any shape.
@@ -119,7 +119,7 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
         tolerance: largest relative L2 error that passes; negative or not finite counts as 0.
 
     Returns:
-        Booleans of the same shape, True at these elements.
+        Booleans of the same shape, True at the elements to be corrected.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
@@ -243,7 +243,7 @@ def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, fu
 def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
     """Describe indices by blocks: whole blocks, part of one block, or one position in each.
 
-    Empty if they are none of these, or the axis has no blocks.
+    Empty if none of these descriptions fits, or the axis has no blocks.
     """
     if not axis.block or not 0 < axis.size < n or indices.size == n:
         return ""

@@ -2,9 +2,9 @@
 
 Stages are named intermediates, listed in order of execution. Names differ between the sides, and
 either side may have stages that the other lacks. Stages of equal value are paired first, in order;
-if several have the same value, the most similar name decides. This pairs everything before the
-first divergence. After it, values no longer agree; names, names that are paired in other layers,
-distance and order decide.
+if several have the same value, the most similar name decides. Pairs of equal values cover
+everything before the first divergence. After the first divergence values no longer agree; names,
+names that are paired in other layers, distance and order decide.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ PRESENT = 0.15
 """Smallest score of a pair of equal values; similar names add to it."""
 # If values agree again, nothing has diverged, and a stage more likely has no partner.
 ENCLOSED = 0.8
-"""Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
+"""Evidence (`_evidence`) that a pair of different values needs if values agree again in later
+stages."""
 DIVERGED = 0.45
-"""Evidence that a pair of different values needs if values do not agree again after it."""
+"""Evidence that a pair of different values needs if values do not agree again in later stages."""
 HORIZON = 12
 """Number of stages after a pair (about one layer) examined to decide whether values agree again."""
 # In a correct port not all agree: it may have stages that the original lacks. After a bug some
@@ -56,8 +57,8 @@ SURE = 0.9
 SWAPPED = 0.6
 """Evidence that a pair of the remaining stages needs if their order of execution differs."""
 MISNUMBERED = 2
-"""Number of equal-value pairs that contradict the layer numbers, per pair that agrees with them,
-above which the numbers are taken to be wrong rather than the values."""
+"""Number of equal-value pairs that contradict the layer numbers, per pair that agrees with the
+layer numbers, above which the numbers are taken to be wrong rather than the values."""
 FIXED = 1e6
 """Score of a pair that is already decided: more than all others together."""
 
@@ -76,8 +77,8 @@ def align(
         original: floating arrays by stage, in order of execution.
         port: likewise for the port.
         outputs: names of the stages that the original and the port return; an output pairs only
-            with an output if there is one of its size.
-        pins: partners set by hand, which are kept.
+            with an output if the other side has one of the same size.
+        pins: pairs set by the user, which are never changed.
         equal: relative L2 up to which values count as equal. The default is meant for runs of which
             at least one is in float32.
 

@@ -69,8 +69,8 @@ def _like(
 def _scaled(part: Part, shape: Shape) -> Part | None:
     """Return the same fraction of an array of `shape` as `part` is of its own array.
 
-    The array is split into groups if that of `part` is. None if the fraction is no whole number of
-    elements.
+    The array of `shape` is split into groups if the array of `part` is. None if the fraction is no
+    whole number of elements.
     """
     if part.is_whole:
         return whole(shape)

@@ -1,8 +1,8 @@
 """Distances between all stages of two sides, each in the layout with the smallest distance.
 
-Stages are compared on a sample of their elements. All stages of one shape are compared with all of
-another in one matrix product: 300 by 300 stages take a fraction of a second. The caller verifies
-its decisions on all elements.
+Stages are compared on a sample of their elements. All stages of one shape are compared with all
+stages of another shape in one matrix product: 300 by 300 stages take a fraction of a second. The
+caller verifies its decisions on all elements.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Piece:
     parameter: str
     part: Part
     layout: Layout
-    """Maps the shape of `part` to that of `place`."""
+    """Rearranges an array of the shape of `part` to the shape of `place`."""
     place: Part
 
     def text(self) -> str:

@@ -102,7 +102,8 @@ def _entry(pair: Pair) -> _Entry:
 
 
 def _joint(construction: Construction) -> int | None:
-    """Return the axis along which the pieces are concatenated; None if it is no concatenation."""
+    """Return the axis along which the pieces are concatenated; None if they are not
+    concatenated."""
     pieces = construction.pieces
     views = {piece.place.view for piece in pieces}
     if len(views) != 1 or construction.adds or not construction.is_complete:

@@ -1,7 +1,7 @@
 """Fingerprints: one integer per array that depends on its values but not on order, dtype or shape.
 
 A fingerprint is the sum, modulo 2^64, of a hash of each element. A permuted or reshaped array has
-the same fingerprint. The fingerprint of a concatenation is the sum of those of its parts. So
+the same fingerprint. The fingerprint of a concatenation is the sum of the parts' fingerprints. So
 transposed and concatenated arrays are recognised by one number per array, without copies.
 """
 

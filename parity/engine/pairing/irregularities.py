@@ -1,7 +1,7 @@
 """Irregularities: pairs with equal values that are probably conversion errors all the same.
 
 Examples are a kernel that is not transposed although similar ones are, the weights of another
-layer, and query and key exchanged. Matching by value alone would accept them.
+layer, and query and key exchanged. Matching by value alone would accept such pairs.
 """
 
 from __future__ import annotations

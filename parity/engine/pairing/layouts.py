@@ -179,7 +179,8 @@ class Near:
         return abs(a[1] - b[1]) <= slack and abs(a[0] - b[0]) <= slack * math.sqrt(source.size)
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether the samples are clearly closer than unrelated ones (relative L2 of 1.4).
+        """Return whether the samples are clearly closer than unrelated arrays, which differ by 1.4
+        (relative L2).
 
         A few samples may contain most of the difference, so they get a wider tolerance than the
         whole array.

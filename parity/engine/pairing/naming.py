@@ -259,7 +259,8 @@ def _pairs(sequence: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _abbreviations(left: set[str], right: set[str]) -> dict[str, str]:
-    """Map words that one side lacks to the longer word they abbreviate there, if it is unique."""
+    """Map each word that only one side has to the longer word of the other side that it
+    abbreviates, if exactly one longer word fits."""
     result = {}
     for own, other in ((left - right, right - left), (right - left, left - right)):
         for word in own:

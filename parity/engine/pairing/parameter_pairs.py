@@ -27,7 +27,7 @@ class Means(StrEnum):
     ROUNDED = "by value after rounding"
     """The values are equal after rounding one side, or a sum of originals, to a dtype."""
     NAME = "by name, equal in value"
-    """The values are equal, but so are those of other parameters: constants, small arrays, or
+    """The values are equal, but other parameters have the same values: constants, small arrays, or
     several equal arrays. Names decided."""
     REORDERED = "in another order"
     """The rows or columns of an original, in another order. Whether the port expects that order is

@@ -216,7 +216,7 @@ def _siblings(
 def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
     """Yield groups of parameters that may be fused, each in the assumed order of its parts.
 
-    They are in sibling modules and have the same last part of the name.
+    The parameters of a group are in sibling modules and share the last part of the name.
     """
     modules = defaultdict(list)
     for name in parts:

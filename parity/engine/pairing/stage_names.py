@@ -61,8 +61,8 @@ def words(name: str) -> list[str]:
 def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
     """Return the similarity of all pairs of names, (original, port), from 0 to 1.
 
-    It is twice the weight of the common words, divided by the weight of the words of both names,
-    and reduced if numbers differ. The rarer a word, the larger its weight.
+    The similarity is twice the weight of the common words, divided by the weight of the words of
+    both names, and reduced if numbers differ. The rarer a word, the larger its weight.
     """
     if not original or not port:
         return np.zeros((len(original), len(port)))

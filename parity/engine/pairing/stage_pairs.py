@@ -55,8 +55,8 @@ class Pin:
     port: str | None
     original: str | None
     layout: Layout | None = None
-    """Arrangement of the port's elements. If it is None or does not fit the shapes, the layout with
-    the smallest difference is used."""
+    """Arrangement of the port's elements. If None, or if it does not fit the shapes, the layout
+    with the smallest difference is used."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _shape_text(
     name: str, alone: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """Return the shape of a stage as text, and that of its namesake if the sizes differ."""
+    """Return the shape of a stage as text, and the shape of the other side's stage of the same name
+    if the sizes differ."""
     if name in others and math.prod(others[name]) != math.prod(alone[name]):
         return f"{alone[name]}, {others[name]} on the other side"
     return str(alone[name])

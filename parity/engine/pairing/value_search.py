@@ -181,7 +181,7 @@ class Sums:
 
     Args:
         parts: arrays that may be parts.
-        names: names of those to consider.
+        names: names of the arrays to consider.
         largest: number of elements of the largest whole.
     """
 
@@ -202,7 +202,8 @@ class Sums:
         self.sums, self.pairs = sums[order], np.stack([first[order], second[order]], -1)
 
     def groups(self, size: int, wanted: int) -> Iterator[tuple[str, ...]]:
-        """Yield groups of names whose sizes and fingerprints sum to those of a whole.
+        """Yield groups of names whose sizes and fingerprints sum to the size and the fingerprint of
+        a whole.
 
         Args:
             size: number of elements of the whole.
@@ -287,7 +288,7 @@ def dissect(
 def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
     """Return the place of `part` in a larger `array`, and the layout from that place to `part`.
 
-    None if it is not found.
+    None if `part` is not found.
     """
     array = np.ascontiguousarray(array)
     # A search for a few elements rules out nearly all unrelated arrays.
@@ -534,7 +535,8 @@ def _in_blocks(
 
 
 def _interleaved(order: np.ndarray) -> tuple[int, int, int] | None:
-    """Return (a, b, c) such that `order` is that of a reshape to (a, b, c) with b and c exchanged.
+    """Return (a, b, c) such that `order` is the order after a reshape to (a, b, c) and an exchange
+    of b and c.
 
     None if there are no such numbers.
     """

@@ -29,7 +29,7 @@ def inside(name: str, operands: Sequence[Any], where: Callable[..., Any]) -> lis
         name: name of the operation. Operands are returned unchanged unless it is `pow` or a key of
             `DOMAINS`.
         operands: real arrays of one framework; all but the first may be Python numbers.
-        where: that framework's `where(condition, x, y)`.
+        where: the framework's `where(condition, x, y)`.
     """
     first, *rest = operands
     if name in DOMAINS:

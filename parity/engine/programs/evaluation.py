@@ -73,7 +73,7 @@ class Evaluation:
 
         Args:
             closed: the program.
-            arguments: one array for each of its inputs.
+            arguments: one array for each input of the program.
             marks: receives the values of the program's marks.
             changes: replacements and offsets of marks, by name.
         """
@@ -333,7 +333,8 @@ def _row(sequence: Any) -> jax.ShapeDtypeStruct:
 
 
 def _of_type(value: Any, like: Any) -> Any:
-    """Return a loop carry in the dtype of its initial value; unchanged if that has no dtype."""
+    """Return a loop carry in the dtype of its initial value; unchanged if the initial value has no
+    dtype."""
     dtype = getattr(like, "dtype", None)
     return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
 

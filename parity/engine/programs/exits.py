@@ -23,8 +23,8 @@ class OsExit(SystemExit):
 def os_exit_raises() -> Iterator[None]:
     """Make `os._exit` raise `OsExit` within this context, in this process only; forks still exit.
 
-    If the code catches the exception, or calls `os._exit` in a thread, it is raised again at the
-    end of the context.
+    If the code catches the exception, or calls `os._exit` in a thread, the exception is raised
+    again at the end of the context.
     """
     owner, before = os.getpid(), os._exit
     raised: list[OsExit] = []

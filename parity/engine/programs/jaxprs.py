@@ -71,7 +71,8 @@ def is_hidden(file_name: str) -> bool:
 def equations(
     jaxpr: Jaxpr, enter: Callable[[JaxprEqn], bool] = lambda eqn: True
 ) -> Iterator[JaxprEqn]:
-    """Yield every equation; those inside a call, branch or loop follow the one that contains them.
+    """Yield every equation; equations inside a call, branch or loop follow the equation that
+    contains them.
 
     Args:
         jaxpr: an open jaxpr.
@@ -87,7 +88,8 @@ def equations(
 def constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     """Yield the values of the constants of a program, and of the calls, branches and loops in it.
 
-    Those are what the function closes over, and numbers written in its code (literals).
+    The constants are the arrays that the function closes over, and numbers written in its code
+    (literals).
     """
     jaxpr, values = opened(program)
     yield from values
@@ -112,8 +114,8 @@ def interpret(
 
     Args:
         jaxpr: an open jaxpr.
-        constants: one value for each of its `constvars`.
-        arguments: one value for each of its `invars`.
+        constants: one value for each of the jaxpr's `constvars`.
+        arguments: one value for each of the jaxpr's `invars`.
         step: computes the outputs of an equation from its inputs.
         lift: converts a literal (a Python or NumPy number) to a value.
     """

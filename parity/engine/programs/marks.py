@@ -109,7 +109,7 @@ def has_marks(eqn: Any) -> bool:
 def in_turn(name: str, turn: int) -> str:
     """Return the name `name@turn` of a mark in iteration `turn` of the loop that encloses it.
 
-    The iteration of an outer loop goes before those already in the name.
+    The iteration of an outer loop goes before the iterations already in the name.
     """
     base, _, inner = name.partition("@")
     return f"{base}@{turn}" + (f"@{inner}" if inner else "")

@@ -1,8 +1,8 @@
 """Finds the first operation of a program that another program does not perform.
 
-The operations between two stages (named intermediates) have no names. So the result of each is
-searched for among all arrays that the other program computes, with elements in any order.
-Source: docs/your-own-port.md "Where it starts".
+The operations between two stages (named intermediates) have no names. So the result of each
+operation is searched for among all arrays that the other program computes, with elements in any
+order. Source: docs/your-own-port.md "Where it starts".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parity.engine.measure.metrics import relative_l2
 from parity.engine.programs.jaxprs import aval, is_hidden
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
-"""Packages whose source lines are never reported as those of an operation."""
+"""Packages whose source lines are never reported as source lines of an operation."""
 MASKING = 1e30
 """Magnitude from which a number counts as a mask, that is, stands for minus infinity."""
 SMALLEST_MASK = 16
@@ -45,11 +45,11 @@ class Operation:
     source: tuple[str, ...]
     """`file:line (function)` of the frames outside of libraries, innermost first."""
     parents: tuple[int, ...]
-    """Indices of the operations that computed its operands."""
+    """Indices of the operations that computed the operands of this one."""
     mark: str | None = None
     """Name of the mark (`checkpoint_name`); None if the operation is no mark."""
     fed: bool = False
-    """Whether the mark's value was replaced by that of the other program."""
+    """Whether the mark's value was replaced by the other program's value."""
     narrow: bool = False
     """Whether the program computes the result in a dtype narrower than float32."""
 
@@ -263,8 +263,8 @@ def _ancestors(
 class _Known:
     """Index for finding an array among others by its sorted values.
 
-    An array also matches one that repeats each of its values equally often. Masks, which have only
-    two values, match if the fractions of the two values are equal.
+    An array also matches another array that repeats each of its values equally often. Masks, which
+    have only two values, match if the fractions of the two values are equal.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray], same: float) -> None:

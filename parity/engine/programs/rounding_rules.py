@@ -26,8 +26,8 @@ UNITS = {
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11,
 }
-"""Unit roundoff by the dtype of an operation's result. float64 and complex128 get float32's: a
-program has them only because 64-bit types are enabled for the float64 run."""
+"""Unit roundoff by the dtype of an operation's result. float64 and complex128 get float32's unit
+roundoff: a program has them only because 64-bit types are enabled for the float64 run."""
 _EXACT = """
 abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp concatenate copy copy_p
 dynamic_slice dynamic_update_slice eq expand_dims floor gather ge gt imag iota is_finite le lt max

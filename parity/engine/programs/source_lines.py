@@ -25,8 +25,8 @@ class Line:
     Attributes:
         place: `file:line (function)`.
         why: the reason for suspicion.
-        excerpt: numbered source lines around it, the line itself marked with ">"; empty if the file
-            is not found.
+        excerpt: numbered source lines around the place, the line itself marked with ">"; empty if
+            the file is not found.
     """
 
     place: str

@@ -24,7 +24,7 @@ from parity.engine.programs.source_lines import LINES, Line
 SAME = 1e-11
 """Distance up to which two numbers are equal, relative to the root mean square of their array.
 
-It is the tolerance between two float64 implementations."""
+The value equals the tolerance for float64 implementations of the same mathematics."""
 FEWEST = 3
 """Smallest number of distinct values by which an array can be identified."""
 CALLERS = 4

@@ -86,7 +86,7 @@ def _generate(model: Any, tokens: Any, count: int) -> None:
 def peak_bytes() -> int:
     """Return the peak number of bytes that torch had allocated on the GPU.
 
-    It counts since the process started, or since torch's peak statistics were reset.
+    The peak is taken since the process started, or since torch's peak statistics were reset.
     """
     import torch
 
