@@ -1,9 +1,8 @@
 """Accuracy of a port, pooled over several draws of weights and inputs.
 
 The errors of a small model's stages are strongly correlated: one rounded weight perturbs everything
-downstream, so the 26 gates of a case are worth one or two independent numbers. An error level that
-is to be compared with that of another machine needs more draws of the same program. See
-docs/verdicts.md.
+downstream, so the 26 gates of a case are worth one or two independent numbers. A comparison of
+error levels between machines therefore needs more draws of the same program. See docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Draw:
     model: Any
     """Any pytree of parameters, float32; matrices as (outputs, inputs)."""
     inputs: tuple[Any, ...]
-    """Inputs of the program: arrays, those of floating-point numbers in float32."""
+    """Inputs of the program: arrays; floating-point arrays are float32."""
     original: Mapping[str, np.ndarray] | None = None
     """Stages (named intermediates) that the original computed in float32, by the port's names; None
     if the original is not available."""
@@ -81,10 +80,10 @@ def pool(
     floors are pooled as geometric means; the rule for a single draw then gives the bound.
 
     Args:
-        function: the port, `function(model, *inputs)`, which returns one array. It marks its
+        function: the port, `function(model, *inputs)`, which returns one array. The port marks its
             intermediates by `checkpoint_name`; derivatives are marked as `grad/<parameter>`.
-        draws: draws of equal shapes, so that all share two compiled programs. If one of them has
-            no `original`, every draw is compared with the port's own float64 run only.
+        draws: draws of equal shapes, so that all share two compiled programs. If a draw has no
+            `original`, every draw is compared with the port's own float64 run only.
         name: name of the case in the measurements.
         suite: suite of the measurements; "": the name of the case.
         device: class of the device in the measurements, "cpu" or "cuda".
@@ -196,7 +195,7 @@ class Program:
 def digest_of(order: tuple[str, ...], model: Any, inputs: tuple[Any, ...]) -> str:
     """Return a hash of the marks' names and of the values of parameters and inputs.
 
-    It has 16 hex digits.
+    The hash has 16 hex digits.
 
     Args:
         order: names of the marks.

@@ -26,8 +26,8 @@ NARROWING = 2.0**-29
 STUDENT = 10.0
 """Extra factor on bounds of few elements, whose noise floor four seeds measure inaccurately.
 
-The floor of a whole stage is accurate to about ten per cent. The floor of one element is the
-root mean square of four responses, so errors divided by it follow Student's t distribution with
+The floor of a whole stage is accurate to about ten per cent. The floor of one element is the root
+mean square of four responses, so errors divided by that floor follow Student's t distribution with
 four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
 an exactly known floor would need 4.9."""
 

@@ -25,7 +25,7 @@ LARGE = 1e-3
 class Agreement:
     """Differences between the log-probabilities that one model gives when it is run in two ways.
 
-    The model ran on token ids (B, L); differences are in nats.
+    The inputs are token ids (B, L); differences are in nats.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Agreement:
     the first. None if no position differs."""
     largest: float
     """Largest change of the log-probability of a token with a probability of at least `LARGE` in
-    either way; infinite if the other way gives it a probability of 0."""
+    either way; infinite if the other way gives that token a probability of 0."""
     at: tuple[int, int] | None
     """Row and position of the change `largest`; None if no such token changes."""
     mean: float
@@ -91,8 +91,9 @@ def batch_agreement(
     """Compare each row alone with the same row in a batch; return one result per batch size.
 
     The batches are computed twice, with the rows in their order and in reverse order, so that each
-    row has other neighbours and another place. The result is that of the order in which more
-    positions differ; if the numbers are equal, that with the larger change.
+    row has other neighbours and another place. Of the two orders, the one in which more positions
+    differ gives the result; if the numbers of positions are equal, the order with the larger
+    change.
 
     Args:
         model: the model.

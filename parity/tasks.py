@@ -33,8 +33,8 @@ class LanguageModel:
     """Maps token ids (B, L) int32 to logits (B, L, V) of any float dtype. The logits at a
     position must not depend on later tokens."""
     generate: Callable[[np.ndarray, int], np.ndarray] | None = None
-    """Maps token ids (1, L) int32 and a number N to the N most likely next tokens (1, N), each
-    chosen after those before it. None: `logits` is called once for each token."""
+    """Maps token ids (1, L) int32 and a number N to the next N tokens (1, N); each is the most
+    likely one after all tokens before it. None: `logits` is called once for each token."""
 
     def log_probabilities(self, ids: np.ndarray) -> np.ndarray:
         """Return the log-probabilities of the next token, in nats, (B, L, V) float64.
@@ -84,7 +84,7 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class TextAgreement:
-    """Perplexities of two models on a text, and how much they differ."""
+    """Perplexities of two models on a text, and how much the two perplexities differ."""
 
     names: tuple[str, str]
     tokens: int
@@ -136,8 +136,8 @@ class Split:
     tokens: tuple[int, int]
     """The token that each model chose at that position."""
     margins: tuple[float, float]
-    """Nats by which each model prefers its own token to the other's, after the same tokens. Near 0
-    it is a tie, which rounding decides."""
+    """Nats by which each model prefers its own token to the other's, after the same tokens. A
+    margin near 0 is a tie, which rounding decides."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ def text_agreement(
 
     Raises:
         TaskError: both arguments are one model, the text has less than two windows, the models have
-            vocabularies of different sizes, an id is outside of them, logits are NaN or +inf, or a
-            model gives a token of the text a probability of 0.
+            vocabularies of different sizes, an id is outside of the vocabularies, logits are NaN or
+            +inf, or a model gives a token of the text a probability of 0.
     """
     _check_two(first, second)
     ids = _checked_ids(ids)
@@ -249,8 +249,8 @@ def greedy_agreement(
 
     Raises:
         TaskError: both arguments are one model, there is no prompt or an empty one, the models have
-            vocabularies of different sizes, an id is outside of them, or a model returns invalid
-            tokens or logits.
+            vocabularies of different sizes, an id is outside of the vocabularies, or a model
+            returns invalid tokens or logits.
     """
     _check_two(first, second)
     if new_tokens < 1 or not len(prompts):

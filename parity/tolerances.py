@@ -106,8 +106,8 @@ FORMAT_BOUNDS = {
 
 Each is the largest value measured on tensors without a known problem, with at least 128 numbers
 along the contraction, plus a margin: about a third for the error, up to twice for the underflow.
-Underflow has its own bound because outliers hide it: the numbers that they push to 0 contribute
-little to the product's norm."""
+Underflow has its own bound because the error does not show it: numbers that become 0 next to an
+outlier contribute little to the product's norm."""
 FIGURES = {
     "mxfp8 floor clips": ("clipped", 0.167, 0.004),
     "mxfp8 even clips": ("clipped", 0.119, 0.004),
@@ -135,8 +135,8 @@ NOISE_FLOOR = 1.05
 """Factor by which a noisy value may always differ from the median of earlier runs: 5 %."""
 # On one machine errors repeat bit by bit until the code or a library changes.
 DRIFT_TYPICAL = 1.3
-"""Largest ratio of the geometric mean of a group's errors to that of an earlier run on the same
-machine. docs/verdicts.md lists the changes that this detects."""
+"""Largest ratio of the geometric mean of a group's errors to the same mean in an earlier run on the
+same machine. docs/verdicts.md lists the changes that this limit detects."""
 # With a limit of 3, none of 20 pairs of hosts failed, but a nightly run compares hundreds of
 # levels.
 DRIFT_DEVIATIONS = 4.0

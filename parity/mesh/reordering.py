@@ -21,8 +21,8 @@ from parity.engine.programs.jaxprs import bind
 SEEDS = 4
 """Number of reordered runs; the noise floor is the root mean square of their changes."""
 STRIDE = 7
-"""Largest distance of consecutive terms in the new order. It separates neighbours in memory, which
-a SIMD register would hold together."""
+"""Largest distance of consecutive terms in the new order. A distance above 1 separates neighbours
+in memory, which a SIMD register would hold together."""
 
 
 def reordered(seed: Any) -> Any:

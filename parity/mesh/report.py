@@ -27,7 +27,7 @@ class MeshResult:
     collectives: tuple[Collective, ...] = ()
     """All collectives of the compiled program."""
     suspects: tuple[Collective, ...] = ()
-    """Collectives that `start` depends on and no correct stage before it does."""
+    """Collectives that `start` depends on, but no correct stage before `start` does."""
     order: tuple[str, ...] = ()
     """Names of marks and results in order of computation."""
     refused: str = ""

@@ -33,8 +33,8 @@ class MeshComparison:
     """A function to compare over meshes, with its arguments, their shardings and the meshes."""
 
     function: Callable[..., Any]
-    """Function of the arguments; returns any pytree. It is traced with the mesh as JAX's current
-    one."""
+    """Function of the arguments; returns any pytree. The function is traced with the mesh as JAX's
+    current one."""
     arguments: tuple[Any, ...]
     """Pytrees of NumPy or JAX arrays; other leaves are static."""
     specs: Any
@@ -52,8 +52,8 @@ class MeshComparison:
     masked_outputs: bool = False
     """Whether results hold intended infinities; see `compare_meshes`."""
     zeros: Collection[str] = ()
-    """Names of results that are 0 by construction, such as the gradient of a buffer. No gate is
-    expected of them, since comparing zeros would prove nothing."""
+    """Names of results that are 0 by construction, such as the gradient of a buffer. These results
+    need no gate, since comparing zeros would prove nothing."""
     explicit: bool = False
     """Whether mesh axes have JAX's type Explicit; False: Auto, and XLA infers shardings."""
 

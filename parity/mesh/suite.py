@@ -1,8 +1,8 @@
 """The nightly suite over meshes: compares every subject on every mesh with one device.
 
-It needs eight devices. Virtual devices must be requested before JAX starts, and the nightly process
-has only one device, so the suite then runs in a subprocess. Run as a program, this module prints
-its measurements as JSON. Source: docs/sharding.md "Every night".
+The suite needs eight devices. Virtual devices must be requested before JAX starts, and the nightly
+process has only one device, so the suite then runs in a subprocess. Run as a program, this module
+prints its measurements as JSON. Source: docs/sharding.md "Every night".
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ def measure(names: Collection[str] = ()) -> Measured:
 
 
 def measured(names: Collection[str]) -> Measured:
-    """Measure the named subjects and cases in this process, which needs enough devices.
+    """Measure the named subjects and cases in this process, which needs as many devices as the
+    largest mesh.
 
     Marked intermediates are compared in float64 only, to locate differences; float32 is the
-    unmodified program. It is compiled without LLVM's optimisations, in a quarter of the time: the
-    devices are virtual, so nobody runs these programs for their results, and XLA partitions them
-    as it does with the optimisations.
+    unmodified program. Programs are compiled without LLVM's optimisations, in a quarter of the
+    time: the devices are virtual, so nobody runs these programs for their results, and XLA
+    partitions a program the same way with and without the optimisations.
     """
     found = Measured([], {})
     for name, meshes in meshes_of(names).items():

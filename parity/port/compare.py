@@ -1,6 +1,6 @@
 """Comparison of a port with its original, with parameters and stages paired by their values.
 
-Every pair is compared in float32 and, where both sides can run in it, in float64. Tolerances are
+Every pair is compared in float32 and, if both sides can run in float64, in float64. Tolerances are
 multiples of measured noise floors. Source: docs/your-own-port.md.
 """
 
@@ -81,12 +81,13 @@ class Port:
     """Whether both sides run in bfloat16 too."""
     masked_outputs: bool = False
     """Whether outputs contain masks on purpose: infinities, or numbers beyond 1e30. Masks agree
-    where the float64 run has them too. If False, an infinite output fails."""
+    where the float64 run has masks too. If False, an infinite output fails."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Outputs of either side that are not compared, by name, with the reason. A name also excludes
     every field below it: `output.cache` excludes `output.cache[0]`."""
     device: str = ""
-    """Class of the device in measurements, "cpu" or "cuda"; "" is that of JAX's default device."""
+    """Class of the device in measurements, "cpu" or "cuda"; "" stands for the class of JAX's
+    default device."""
     work: str = ""
     """Hash that identifies the parameters and inputs, so that rows of different runs can be
     compared; "" computes it from all parameters and inputs."""
@@ -340,10 +341,10 @@ class _Both:
         """Return the original's parameters that the port lacks and will need once trained.
 
         A bias starts at 0 and a scale at 1, so a port without it computes the same until training
-        changes it. Training changes it if its derivative in the original is not 0. A derivative
-        that is 0 up to rounding, such as that of a key bias, does not count. A missing parameter
-        with varying values needs no such test: either a stage differs, or the port recomputes it,
-        such as a table.
+        changes it. Training changes a parameter if its derivative in the original is not 0. A
+        derivative that is 0 up to rounding, such as that of a key bias, does not count. A missing
+        parameter with varying values needs no such test: either a stage differs, or the port
+        recomputes it, such as a table.
 
         Args:
             side: the original.
@@ -392,7 +393,7 @@ class _Both:
 
         Reordered parameters have the original's values in another order. The original's derivative
         must be nonzero somewhere in every row and column. Passing gates show nothing about the
-        order of rows that these inputs do not use, such as those of tokens that do not occur.
+        order of rows that these inputs do not use, such as embeddings of tokens that do not occur.
         """
         gradients = self.original.best.gradients
         return frozenset(
@@ -507,7 +508,7 @@ class _Both:
     def arrays(self, edge: PortEdge) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the arrays of the left and the right run of an edge, by the port's names.
 
-        An output without a partner is in one of the two only, so that comparing it fails.
+        An output without a partner is in one of the two runs only, so that its comparison fails.
         """
         left, right = (dict(self._arrays(name)) for name in edge.sides)
         if edge in BETWEEN:
@@ -526,7 +527,8 @@ class _Both:
     ) -> None:
         """Add outputs without a partner, and outputs whose shape differs from their partner's.
 
-        The latter replace the rearranged array in `original`, so that comparing the shapes fails.
+        An output of another shape replaces the rearranged array in `original`, so that comparing
+        the shapes fails.
         """
         paired = {*port, *original}
         for name in self.port.best.outputs:
@@ -554,7 +556,7 @@ class _Both:
     def _may_be_masked(self, name: str) -> bool:
         """Return whether infinities in a quantity may be masks.
 
-        They may in stages, in outputs only with `Port.masked_outputs`, and never in derivatives.
+        In stages they may be, in outputs only with `Port.masked_outputs`, in derivatives never.
         """
         if Quantity(name).role is Role.GRADIENT:
             return False
@@ -570,7 +572,7 @@ class _Both:
         return next((x for x in found if x is not None), None)
 
     def _explained(self, row: Measurement) -> Measurement:
-        """Add a note to a failed output that says what is wrong with it."""
+        """Add a note to a failed output that says how the output is wrong."""
         if row.verdict is not Verdict.FAIL:
             return row
         pair = next((p for p in self.names.alignment.pairs if p.port == row.quantity), None)
@@ -643,7 +645,7 @@ class _Both:
         return {} if trace is None else self.view(name.rstrip("0123456789"), trace)
 
     def _trace(self, name: str) -> Trace | None:
-        """Return the run with this name in an edge, such as `port32`; None if it did not run."""
+        """Return a run by its name, such as `port32`; None if that run was not made."""
         runs = self.runs(name.rstrip("0123456789"))
         return runs.narrow if name.endswith("32") else runs.wide
 
@@ -766,7 +768,7 @@ def _weights(
     lost: Sequence[str],
     shown: Collection[str] = (),
 ) -> Measurement:
-    """Return the gate on parameters: the number of wrong ones in the port and of missing ones.
+    """Return the gate on parameters: how many of the port's parameters are wrong or missing.
 
     Args:
         work: the work given to both sides.

@@ -32,8 +32,8 @@ def compensated(
     """Return the pair of the first wrong stage if the pair joins two different quantities, else
     None.
 
-    The pair does if a later stage is correct in the port's own run but wrong when computed from the
-    original's values: the port then uses its value differently from the original.
+    The quantities are different if a later stage is correct in the port's own run but wrong when
+    computed from the original's values: the port then uses its value differently from the original.
 
     Args:
         alignment: the pairs of stages.

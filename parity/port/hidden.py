@@ -2,7 +2,8 @@
 
 A relative L2 bound `b` lets every element pass whose magnitude is below `b` times the norm: next to
 one element of 1e20, all other elements may be wrong. So the elements below that limit are compared
-again without the large ones. This repeats until no element is hidden.
+again without the large ones, which gives them a smaller bound, and those below the smaller bound
+again, until none is left or the bound falls by less than half.
 
 Source: docs/your-own-port.md "Elements that large ones hide".
 """
@@ -94,7 +95,7 @@ def hidden(
 
     Args:
         actual: any shape, finite.
-        expected: the same shape, finite: the float64 values if there are any.
+        expected: the same shape, finite; the float64 values if a float64 run exists.
         bound: largest L2 norm of the difference over all elements that passes.
         absolute: largest relative L2 error of a subset that passes whatever its noise floor.
         factor: multiple of the noise floor that passes on the whole array.

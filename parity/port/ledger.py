@@ -98,18 +98,19 @@ def ledger_of(
 ) -> tuple[Entry, ...]:
     """Return the entries of a comparison.
 
-    There is one for each output of the original, each derivative by a parameter, each parameter
-    that is not trained, each buffer that the call updates, and each derivative by an input, which
-    is never compared. If no derivative was computed, one entry stands for all derivatives.
+    There is one entry for each output of the original, each derivative by a parameter, each
+    parameter that is not trained, each buffer that the call updates, and each derivative by an
+    input, which is never compared. If no derivative was computed, one entry stands for all
+    derivatives.
 
     Args:
         rows: all measurements, from which the compared quantities are read.
         original: the original's most precise run.
-        partners: names of the port's outputs by those of the original.
+        partners: names of the port's outputs, by name of the original's output.
         matching: parameters of the original by parameter of the port.
         left_out: reasons given by the case (`Port.not_compared`), by excluded output.
         inputs: names of the original's floating-point inputs.
-        without_derivatives: why no derivative was computed; empty if some were.
+        without_derivatives: why no derivative was computed; empty if derivatives were computed.
     """
     gates = _gates(rows)
     entries = []

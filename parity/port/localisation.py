@@ -86,7 +86,8 @@ class Place:
 
     @property
     def last_right(self) -> Stage | None:
-        """The stage before the culprit, None if it is the first; without a culprit, the last."""
+        """The stage before the culprit, None if the culprit is the first stage; without a culprit,
+        the last."""
         before = [s for s in self.stages if not s.broken]
         if self.culprit is None:
             return before[-1] if before else None
@@ -133,7 +134,7 @@ def _narrow_operation(
 ) -> Unknown | None:
     """Return the first operation of a stage that is computed in a dtype narrower than float32.
 
-    None if there is none, or the port cannot list its operations.
+    None if there is no such operation, or the port cannot list its operations.
     """
     if not isinstance(port.side, TellsOperations):
         return None
@@ -147,8 +148,8 @@ def _operation(
 ) -> Unknown | None:
     """Return the first operation of a stage that the original does not perform.
 
-    None if there is none, or a side cannot list its operations, such as a capture, or a torch
-    module as the port.
+    None if there is no such operation, or a side cannot list its operations, such as a capture, or
+    a torch module as the port.
     """
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
@@ -261,7 +262,7 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Compare the port's float64 stages with those of an original that has float32 only.
+    """Compare the port's float64 stages with the stages of an original that has no float64 run.
 
     A single stage rounds little, so this finds errors that accumulated rounding would hide.
     """

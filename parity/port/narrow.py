@@ -113,7 +113,7 @@ def _floors(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return the noise floor of each stage under bfloat16 rounding, parameters included.
 
-    If it cannot be measured, return no floors and a notice that says why.
+    If the noise floors cannot be measured, return no floors and a notice that says why.
     """
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:

@@ -35,7 +35,8 @@ ELEMENTS = 3
 
 @dataclass(frozen=True)
 class Report:
-    """Result of comparing a port with its original: every measurement, and where they diverge."""
+    """Result of comparing a port with its original: every measurement, and where the two programs
+    diverge."""
 
     title: str
     measurements: tuple[Measurement, ...]
@@ -73,8 +74,8 @@ class Report:
     def contract(self) -> tuple[Gate, ...]:
         """The gates that a run of this comparison must measure, without repetitions.
 
-        Pairs are found from values, so they are known only after both sides ran. `ledger` ensures
-        that no output or derivative of the original is left out silently.
+        Pairs are found from values, so the gates are known only after both sides ran. `ledger`
+        ensures that no output or derivative of the original is left out silently.
         """
         return tuple(dict.fromkeys(map(Gate.of, self._gates())))
 
@@ -92,8 +93,8 @@ class Report:
     def wrong_derivatives(self) -> tuple[str, ...]:
         """Parameters with wrong derivatives, the one used last in the forward pass first.
 
-        Derivatives are computed backwards: an error in one affects all parameters used before it,
-        so the first name is where the error starts.
+        Derivatives are computed backwards: an error affects the derivatives of all parameters used
+        earlier in the forward pass, so the first name is nearest to the error.
         """
         quantities = (Quantity(m.quantity) for m in self.failures)
         names = dict.fromkeys(q.name for q in quantities if q.role is Role.GRADIENT)
@@ -229,7 +230,7 @@ class Report:
         return lines + self._source()
 
     def _source(self) -> list[str]:
-        """Return the source lines of the culprit's error, with the text around them."""
+        """Return the source lines where the culprit's error arises, with the text around them."""
         operation, lines = self.place.operation, []
         if operation is None:
             return lines

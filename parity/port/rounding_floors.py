@@ -155,7 +155,7 @@ class PortBounds:
             reference, or the norm of its terms if they cancel.
         cancelled: quantities whose terms cancel to 0 up to rounding, by edge (`Noise.is_rounding`).
         original: noise of the original, for the bounds of single elements.
-        port: noise of the port, likewise.
+        port: noise of the port, for the bounds of single elements.
     """
 
     floors: Mapping[Edge, Mapping[str, float]]
@@ -289,8 +289,9 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
     """Return the noise responses of each edge, by quantity.
 
-    On edges between two float32 or two float64 runs both sides' responses are combined. On the
-    others the response is that of the side with the float64 run, the only one that was perturbed.
+    On edges between two float32 or two float64 runs both sides' responses are combined, with the
+    responses to rounded tables. On edges between a float32 and a float64 run, only the response of
+    the side with the float64 run counts.
     """
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]

@@ -44,7 +44,7 @@ def exact_sums(
 def without_shared_tables(
     original: Side, port: Side, parameters: Mapping[str, np.ndarray]
 ) -> tuple[Side, Side, frozenset[str]]:
-    """Return both sides, which no longer perturb the tables that both hold bit for bit.
+    """Return both sides, changed so that neither perturbs the tables that both hold bit for bit.
 
     Args:
         original: the original's side.
@@ -72,7 +72,8 @@ def without_shared_tables(
 
 
 def _tables(side: Side, whose: str) -> list[np.ndarray]:
-    """Return the tables of a side; none if it cannot list them. `whose` is for messages."""
+    """Return the tables of a side; empty if the side cannot list its tables. `whose` is `original`
+    or `port`, for messages."""
     if not isinstance(side, HoldsTables):
         return []
     with exits_named(f"the {whose} ({side.kind})"):

@@ -5,7 +5,7 @@
     inputs-000.safetensors
     run-00-000.safetensors        stages and gradients of each run
 
-Every array is checked against its hash when it is first read, so that damaged ones are rejected.
+Every array is checked against its hash when first read, so that damaged arrays are rejected.
 Source: docs/your-own-port.md.
 """
 
@@ -164,11 +164,11 @@ def check(array: np.ndarray, row: Row, what: str) -> None:
 
     Args:
         array: the array.
-        row: its entry.
+        row: the array's entry in the manifest.
         what: the array's description in the error message.
 
     Raises:
-        SideError: the array differs from its entry.
+        SideError: the array differs from the entry.
     """
     here = Row.of(row.name, array)
     if (here.shape, here.dtype, here.sha256) != (row.shape, row.dtype, row.sha256):

@@ -39,7 +39,8 @@ def capture(
 ) -> Path:
     """Write a side's parameters, inputs and results to a folder, atomically; return the folder.
 
-    If the side refuses a run, the reason is stored, and `CapturedSide` refuses the run with it.
+    If the side refuses a run, the reason is stored, and `CapturedSide` gives it when this run is
+    requested.
 
     Args:
         side: the side to capture.
@@ -101,7 +102,7 @@ def comparison_runs(
         loss: name of the one output to differentiate, instead of `outputs`; None: a fixed random
             combination of `outputs`.
         gradients: whether to include derivatives. Each run's gradients need as much storage as the
-            parameters in the run's dtype; those of perturbed runs are stored in bfloat16.
+            parameters in the run's dtype; the gradients of perturbed runs are stored in bfloat16.
         bfloat16: whether to include bfloat16 runs.
         seeds: number of perturbed runs per kind.
 

@@ -3,7 +3,7 @@
 Sides exchange complex numbers only in this form, for three reasons. No comparison can drop an
 imaginary part. A parameter that is complex on one side and stored as pairs on the other, as in
 torch checkpoints, is the same array on both. Gradients with respect to the two parts agree between
-torch and JAX; those with respect to the complex number are conjugates of each other.
+torch and JAX; gradients with respect to the complex number are conjugates of each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def from_pairs(pairs: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def traced_pairs(x: jax.Array) -> jax.Array:
-    """Return a complex array (...,) as its parts (..., 2), in a traced program; other arrays
+    """Return a complex array (...,) as its parts (..., 2), in a traced program; return other arrays
     unchanged."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 

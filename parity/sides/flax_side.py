@@ -17,7 +17,7 @@ class FlaxSide(JaxSide):
 
     Args:
         module: an unbound module.
-        params: its parameters, or a dict of collections with the key `params`.
+        params: the module's parameters, or a dict of collections with the key `params`.
         inputs: positional arguments of the call.
         call: function `call(module, params, *inputs, **keywords)` that is run instead of
             `module.apply`, for other methods, mutable collections or several steps; None: `apply`.
@@ -43,7 +43,8 @@ class FlaxSide(JaxSide):
         return path.removeprefix("params.")
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return a function that applies the module with its `dtype`, if any, set to `precision`.
+        """Return a function that applies the module with the module's field `dtype`, if there is
+        one, set to `precision`.
 
         The module is unchanged for float32.
         """

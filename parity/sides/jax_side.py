@@ -1,9 +1,9 @@
 """A side written in JAX: a function of parameters and inputs with marked intermediates.
 
-Its stages are the values marked by `checkpoint_name`. Sides for JAX libraries derive from this one
-and insert the marks by the library's hooks. The unmodified run is evaluated operation by operation,
-so that reading its stages changes no bit. The float64 run is compiled once, with perturbations and
-replaced stages as arguments of the compiled program.
+The side's stages are the values marked by `checkpoint_name`. Sides for JAX libraries are subclasses
+that insert the marks by the library's hooks. The unmodified run is evaluated operation by
+operation, so that reading its stages changes no bit. The float64 run is compiled once, with
+perturbations and replaced stages as arguments of the compiled program.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class JaxSide:
 
         Args:
             path: pytree path of the parameter.
-            leaf: its value in other runs.
+            leaf: value of the parameter in other runs.
         """
         value = self._exact.get(self.parameter_name(path_name(path)))
         if value is None:

@@ -94,6 +94,7 @@ def _marking(cls: Any, path: str) -> Any:
 
 
 def _has_dtype(module: Any) -> bool:
-    """Return whether a module has a floating-point `dtype`; otherwise it follows its inputs."""
+    """Return whether a module has a floating-point `dtype`; a module without one computes in the
+    dtype of its inputs."""
     dtype = getattr(module, "dtype", None)
     return dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

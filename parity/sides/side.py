@@ -28,7 +28,8 @@ class Precision(StrEnum):
     FLOAT32 = "float32"
     """Unmodified: bit-identical to the program that users run."""
     FLOAT64 = "float64"
-    """The same program with every operation in float64, also those that it casts to float32."""
+    """The same program with every operation in float64, also operations that the program casts to
+    float32."""
     BFLOAT16 = "bfloat16"
     """Parameters and inputs cast to bfloat16, as users run the program in low precision."""
 
@@ -75,9 +76,9 @@ class Run:
 
     precision: Precision = Precision.FLOAT32
     rounding: Rounding | None = None
-    """Values that are perturbed to measure the noise floor; None: none. A perturbed program is
-    always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on JAX
-    sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch sides need
+    """Which values are perturbed to measure the noise floor; None: no value is. A perturbed program
+    is always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on
+    JAX sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch sides need
     `Precision.FLOAT64`."""
     seed: int = 0
     """Seed of the perturbation's signs."""
@@ -114,8 +115,8 @@ class Trace:
     exact: dict[str, np.ndarray] = field(default_factory=dict)
     """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Results that cannot be compared because they are not arrays: a description of the type, such
-    as "a str, not an array", by name."""
+    """Descriptions of results that cannot be compared because they are not arrays, such as "a str,
+    not an array", by the result's name."""
     frozen: tuple[str, ...] = ()
     """Names of the parameters that the program does not train, which have no gradient."""
     updated: tuple[str, ...] = ()
@@ -207,7 +208,7 @@ class HoldsTables(Protocol):
         ...
 
     def sharing(self, tables: Collection[np.ndarray]) -> Side:
-        """Return a copy of this side that does not perturb some of its tables.
+        """Return a copy of this side that leaves the given tables unperturbed.
 
         Args:
             tables: tables that the other side holds bit for bit. Their values are equal in the

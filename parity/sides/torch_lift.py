@@ -234,7 +234,8 @@ class Unseen(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one torch function; a wide dtype that it reads from a tensor is reported narrow."""
+        """Run one torch function; if it reads a tensor's dtype, report a narrow one for a wide
+        one."""
         result = func(*args, **(kwargs or {}))
         return NARROW.get(result, result) if func == _DTYPE else result
 
@@ -282,7 +283,8 @@ def _widen(x: Any) -> Any:
 
 @contextlib.contextmanager
 def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
-    """Compute in float64 within this context, and yield the mode that does so.
+    """Compute in float64 within this context, and yield the dispatch mode that casts to
+    float64.
 
     Attention uses its unfused implementation, since the intermediate values of a fused kernel
     cannot be perturbed.

@@ -41,7 +41,7 @@ DTYPES = {
     Precision.BFLOAT16: torch.bfloat16,
 }
 _COMPILED = "_orig_mod"
-"""Attribute of a module made by `torch.compile` that holds the module it was made of."""
+"""Attribute of a module made by `torch.compile` that holds the original module."""
 
 
 class TorchSide:
@@ -269,7 +269,7 @@ def module_of(program: Any) -> torch.nn.Module:
     """Return `program` if it is a torch module.
 
     Raises:
-        SideError: it is something else.
+        SideError: `program` is something else.
     """
     if isinstance(program, torch.nn.Module):
         return program
@@ -492,9 +492,9 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Restore a module's parameters and buffers on exit; yield copies of their values by name.
 
-    A call may change them: statistics in training mode, or the rows of an embedding with
-    `max_norm`. If a port's arrays share memory with the module, such a change would reach the port
-    too, and the comparison would miss the difference.
+    A call may change parameters and buffers: statistics in training mode, or the rows of an
+    embedding with `max_norm`. If a port's arrays share memory with the module, such a change would
+    reach the port too, and the comparison would miss the difference.
     """
     buffers = dict(module.named_buffers())
     tensors = dict(_state_of(module))
@@ -554,7 +554,8 @@ def _map(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _device(module: torch.nn.Module) -> torch.device | None:
-    """Return the device of a module's parameters and buffers; None if they have several or none."""
+    """Return the device of a module's parameters and buffers; None if there are several devices or
+    none."""
     devices = {x.device for x in (*module.parameters(), *module.buffers())}
     return devices.pop() if len(devices) == 1 else None
 
@@ -602,7 +603,8 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 def _is_readable(x: torch.Tensor) -> bool:
     """Return whether a tensor's numbers can be read as an array.
 
-    They can if it is dense and initialised, and NumPy or ml_dtypes has its dtype.
+    The numbers are readable if the tensor is dense and initialised, and NumPy or ml_dtypes has its
+    dtype.
     """
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     plain += (torch.complex64, torch.complex128)

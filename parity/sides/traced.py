@@ -56,7 +56,8 @@ class Traced:
 
     closed: ClosedJaxpr
     outputs: tuple[str, ...]
-    """Names of the function's floating-point results, also if the program is its gradient."""
+    """Names of the function's floating-point results, also if the traced program is the function's
+    gradient."""
     narrow: bool = False
     """Whether the program computes in bfloat16."""
     notices: dict[str, None] | None = None

@@ -45,9 +45,8 @@ def trained(
 ) -> dict[str, Any]:
     """Train and return the values of every step, as a nested dictionary of arrays.
 
-    Arrays have the step as first axis. They are `losses`, gradient `norm`, gradients `grad`, and
-    moments and parameters after each step, as `step<steps>/mu`, `/nu` and `/params`. `loss` is the
-    last loss.
+    Arrays have the step as first axis: `losses`, gradient `norm`, gradients `grad`, and moments and
+    parameters after each step, as `step<steps>/mu`, `/nu` and `/params`. `loss` is the last loss.
 
     Args:
         loss: scalar function of parameters and batch.
