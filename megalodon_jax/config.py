@@ -293,7 +293,7 @@ class MegalodonConfig:
         """Return the fields as JSON values, dtypes as names; `scan_layers` only if it is True."""
         fields = dataclasses.asdict(self)
         if not self.scan_layers:
-            # Added later: configurations written or hashed before it existed must not change.
+            # The field was added later: configurations written or hashed before must not change.
             del fields["scan_layers"]
         if not isinstance(self.gemm_backend, str):
             fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]

@@ -37,7 +37,7 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 
     Collectives use Gloo on CPUs and NCCL on GPUs. If a process ends, or sends no heartbeat for
     `patience` seconds, all other processes end with an error that says so, since no collective can
-    finish without the lost one.
+    finish without the lost process.
 
     Args:
         address: host and port of the first process, such as "10.0.0.1:9911".
@@ -69,8 +69,8 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 def compiled(function: Any, *arguments: Any) -> Any:
     """Return a jitted function compiled for these arguments, once all processes have compiled it.
 
-    When a group of devices first communicates, Gloo waits only 30 seconds for all processes. One
-    that finds its program in a cache while another still compiles would time out.
+    When a group of devices first communicates, Gloo waits only 30 seconds for all processes. A
+    process that finds its program in a cache while another process still compiles would time out.
 
     Args:
         function: result of `jax.jit` or `eqx.filter_jit`; the returned function takes the same
@@ -135,7 +135,8 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
     the others wait until it is done, so that every process may rely on the checkpoint afterwards.
 
     Raises:
-        RuntimeError: in the other processes, if the first failed to write; the message says why.
+        RuntimeError: in the other processes, if the first process failed to write; the message says
+            why.
     """
     # Checked before only the first process goes on to write.
     step = as_integer("distributed.save: step", step, 0)

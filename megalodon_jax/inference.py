@@ -133,8 +133,8 @@ def decode_step(
 ) -> tuple[Float[Array, "B V"], ModelCache]:
     """Feed one token per row (B,); return the logits after it and the new cache.
 
-    The cache is donated: its buffers are overwritten in place, so the one that was passed must not
-    be used again.
+    The cache is donated: its buffers are overwritten in place, so the cache that was passed must
+    not be used again.
     """
     token = as_int32("decode_step: token", token, "B", "give the latest token of each row")
     decode = _decode if checks_enabled() else _decode_unchecked

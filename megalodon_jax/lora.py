@@ -89,7 +89,8 @@ def add_lora(
 
 
 def partition_lora(model: Tree) -> tuple[Tree, Tree]:
-    """Split a model into (adapters, everything else), each with None for the other's leaves.
+    """Split a model into (adapters, everything else), each with None in place of the other part's
+    leaves.
 
     Differentiate and optimise the adapters; `equinox.combine` joins both parts again.
 

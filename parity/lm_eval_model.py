@@ -34,8 +34,8 @@ def lm_eval_model(
         model: the language model.
         encode: maps a text to token ids, without special tokens.
         decode: maps token ids to a text.
-        end: id of the token that ends a text; it precedes a text without context, and ends a
-            generated one.
+        end: id of the token that ends a text. This token also precedes a text without context, and
+            ends a generated text.
         window: largest number of tokens that the model gets in one call.
 
     Raises:

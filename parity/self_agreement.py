@@ -43,7 +43,7 @@ class Agreement:
     """Largest change of the log-probability of a token with a probability of at least `LARGE` in
     either way; infinite if the other way gives that token a probability of 0."""
     at: tuple[int, int] | None
-    """Row and position of the change `largest`; None if no such token changes."""
+    """Row and position of the change `largest`; None if no token that counts for it changes."""
     mean: float
     """Mean change of the log-probability of the text's own tokens: the second way minus the first.
     Rounding errors have random signs, so a mean as large as the single changes has another cause.

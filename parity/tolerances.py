@@ -65,8 +65,8 @@ MESH_EDGES = tuple(MeshEdge)
 SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
 """Former names of `KNOWN_DIFFERENCE_BOUNDS` and `KNOWN_DIFFERENCES_RECORDED`."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
-"""Largest relative excess of the held-out loss over float32's after a drill (short training run) in
-each format."""
+"""Goal, not a gate: largest relative excess of the held-out loss after a drill (short training run)
+in a format over the loss after the same drill in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ LONG_CONTEXT_REFERENCE = 1e-3
 """Smallest relative L2 error of the EMA of `LONG_CONTEXT` if powers of the poles are computed in
 float32 (negative control)."""
 LONG_CONTEXT_GRADIENT = 2e-6
-"""Largest relative L2 error of the gradients of such an EMA, at 16,384 tokens. Measured: at most
-8e-7, on theta."""
+"""Largest relative L2 error of the gradients of a float32 EMA with slow poles, at 16,384 tokens.
+Measured: at most 8e-7, on theta."""
 MEMORY_PER_DOUBLING = 2.2
 """Largest ratio of a program's memory when the sequence doubles: 2 is linear growth, 0.2 slack."""
 

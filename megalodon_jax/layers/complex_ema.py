@@ -2,12 +2,12 @@
 
 Per channel d and order n (docs/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
 `y_t = sum_n Re(gamma h_t) + omega u_t`, with `|q| = 1 - alpha' delta'` and phase
-`n sigmoid(theta) 2 pi / N`.
+`phi = n sigmoid(theta) 2 pi / N` of q.
 
 A trained EMA with a long memory has `alpha' delta'` near 1e-6. Rounding `1 - alpha' delta'` to
-float32 loses the decay rate, and `phi j` loses its phase at large j. So the radius is represented
-as `log1p(-alpha' delta')` and the phase in turns (multiples of 2 pi), both in float64, and only
-finished powers of q are rounded.
+float32 loses the decay rate, and rounding `phi j` loses the phase of q^j at large j. So the radius
+is represented as `log1p(-alpha' delta')` and the phase in turns (multiples of 2 pi), both in
+float64, and only finished powers of q are rounded.
 """
 
 from __future__ import annotations

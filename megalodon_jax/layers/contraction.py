@@ -97,8 +97,8 @@ def _varying(x: Array) -> frozenset[str]:
 def _placements(arrays: Sequence[Array]) -> list[Any]:
     """Return the shardings of arrays on a mesh with Explicit axes, which their gradients must have.
 
-    An array that is not on such a mesh counts as replicated on the mesh of another. If no array is
-    on such a mesh, all results are None.
+    An array that is not on such a mesh counts as replicated on the mesh of the other arrays. If no
+    array is on such a mesh, all results are None.
     """
     shardings = [jax.typeof(x).sharding for x in arrays]
     explicit = [AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings]

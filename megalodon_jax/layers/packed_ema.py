@@ -100,7 +100,7 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Sum contributions from the token itself and earlier ones in its run of `TAPS` tokens."""
+    """Sum contributions from each token itself and earlier tokens in its run of `TAPS` tokens."""
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
     y = kernel[:, 0, None, None] * u

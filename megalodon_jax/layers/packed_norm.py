@@ -1,7 +1,8 @@
-"""Running statistics of packed documents: counts, means and variances that restart at each one.
+"""Running statistics of packed documents: counts, means and variances that restart at each
+document.
 
 The sum over a document is never computed as a difference of two sums over the row: if a document of
-large values precedes one of small values, the difference would lose the digits of the small ones.
+large values precedes one of small values, the difference would lose the digits of the small values.
 Source: docs/model.md "Packed documents".
 """
 

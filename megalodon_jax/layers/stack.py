@@ -49,7 +49,8 @@ def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
     """Stack blocks that have equal sizes, dtypes and GEMM backends.
 
     Raises:
-        ValueError: the blocks differ in these, there are none, or their leaves are shapes.
+        ValueError: the blocks differ in one of these, there is no block, or leaves are shapes, not
+            arrays.
     """
     if not blocks:
         raise ValueError("stack_layers: expected layers, and the model has none.")

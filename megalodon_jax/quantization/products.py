@@ -21,9 +21,9 @@ under `jax.jit`, and when a block is recomputed. After an update, and for anothe
 differs. Gradients are not suitable as the source of the key: their last bits depend on the order of
 sums, and so on the machine and the sharding.
 
-Microbatches of one step have the same weights and so the same noise. Each applies the noise to
-different values, so the sum of their gradients is still unbiased. Inside `jax.shard_map` an array
-is a shard, and all shards with equally many tokens draw the same noise.
+Microbatches of one step have the same weights and so the same noise. Each microbatch applies the
+noise to different values, so the sum of their gradients is still unbiased. Inside `jax.shard_map`
+an array is a shard, and all shards with equally many tokens draw the same noise.
 
 Only reverse-mode differentiation is supported: gradients are separate products with their own
 quantisation, not transposes of a map that could run forward. `jax.jvp` through a low-precision

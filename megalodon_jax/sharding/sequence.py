@@ -104,7 +104,8 @@ def incoming_moments(
         jnp.concatenate([first[None], rest])
         for first, rest in zip(start[1:], jnp.moveaxis(gathered, 1, 0), strict=True)
     )
-    # The origin of the first part that has a token; without any, the one this shard would use.
+    # The origin of the first part that has a token; if none has, the origin that this shard would
+    # use.
     seen = counts > 0
     first = jnp.argmax(seen, axis=0)
     origin = jnp.take_along_axis(origins, first[None, :, None], axis=0)[0]

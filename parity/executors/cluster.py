@@ -125,7 +125,8 @@ class RayExecutor:
     def _answer(self, item: Item, task: Future[Any]) -> Future[Answer]:
         """Return a future for the answer of an item, given the future of its Ray task.
 
-        If the task fails, because its workers died or Ray raised an error, the answer is `FAILED`.
+        If the task fails, because the item's workers died or Ray raised an error, the answer is
+        `FAILED`.
         """
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
@@ -185,7 +186,7 @@ class Starts:
         """Record that a worker starts an item; return the number of this attempt, from 1."""
         self.counts[item] = self.counts.get(item, 0) + 1
         if self.counts[item] > 1:
-            # The worker that ran it before is dead.
+            # The worker that ran this item before is dead.
             self.at = {name: now for name, now in self.at.items() if now[0] != item}
         self.at[worker] = item, time.time()
         return self.counts[item]

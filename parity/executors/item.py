@@ -96,7 +96,7 @@ class Item:
     def digest(self) -> str:
         """Return a hash (16 hex digits) of all that the answer depends on, except the processor.
 
-        That is the item's name, function, arguments, inputs and those needs that may change
+        The hash covers the item's name, function, arguments, inputs and those needs that may change
         results, and the code, versions and settings of this process, which is the driver.
 
         Raises:
@@ -215,9 +215,9 @@ def perform(item: Item, expected: Identity) -> Answer:
     """Run an item in this process and return its answer.
 
     The process must already have the environment that the item needs. An exception of the item's
-    function gives an answer `FAILED`, and no retry: unlike the death of a worker, it would recur.
-    Code and inputs are checked before and after the run, because the item may read files that
-    change meanwhile.
+    function gives an answer `FAILED`, and no retry: unlike the death of a worker, the exception
+    would recur. Code and inputs are checked before and after the run, because the item may read
+    files that change meanwhile.
 
     Args:
         item: the item to run.
@@ -327,7 +327,8 @@ def accelerators() -> tuple[str, ...]:
 def visible(count: int) -> list[str]:
     """Return the numbers or names of the devices that CUDA shows this process, out of `count`.
 
-    They follow from CUDA_VISIBLE_DEVICES. CUDA reads it up to the first unknown name, such as -1.
+    The result follows from CUDA_VISIBLE_DEVICES, which CUDA reads up to the first unknown name,
+    such as -1.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:

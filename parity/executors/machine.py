@@ -2,7 +2,7 @@
 
 Results depend on the vector unit, because it determines the order of sums, and "AMD EPYC" names a
 dozen processors with different ones. This module imports neither JAX nor NumPy, because workers use
-it before they import either. See docs/verdicts.md "Another machine".
+this module before they import those. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations

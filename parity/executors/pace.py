@@ -50,7 +50,7 @@ class Pace:
     expected: list[float] = field(default_factory=list)
     """Expected seconds of finished items, in order of completion."""
     seconds: list[float] = field(default_factory=list)
-    """Measured seconds of finished items, in the same order."""
+    """Measured seconds of finished items, in order of completion."""
 
     def done(self, name: str, seconds: float) -> None:
         """Record that an item has finished and how many seconds it took."""

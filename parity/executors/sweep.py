@@ -32,8 +32,8 @@ from parity.executors.progress import Progress
 
 ANSWERS, LOCK = "answers.jsonl", ".lock"
 """Names of the file of answers and of the lock file in a sweep's folder."""
-# `fsync` after each answer would take some milliseconds. A killed driver loses nothing without it,
-# since the operating system has the data; a power failure would.
+# `fsync` after each answer would take some milliseconds. Without `fsync` a killed driver loses
+# nothing, since the operating system has the data, but a power failure loses the latest answers.
 SYNCED_EVERY = 1.0
 """Seconds between two `fsync`s: a power failure may lose the answers of that time."""
 
@@ -69,7 +69,7 @@ def open_executor(text: str = "local", address: str | None = None) -> Executor:
 class Answers:
     """Stored answers of a sweep, in a folder that only one driver at a time may use.
 
-    Open them with `Answers.opened`.
+    `Answers.opened` gives an instance.
     """
 
     def __init__(self, folder: Path, file: TextIO, lines: Mapping[str, str]) -> None:
@@ -143,8 +143,8 @@ class Answers:
         if key in self._lines:
             return
         if item.folder:
-            # If the folder exists without a line, a driver was killed between writing the two:
-            # replace it.
+            # If the folder exists without a line, a driver was killed between writing folder and
+            # line: replace the folder.
             with self.disk.folder_written_aside(self.folder / key) as aside:
                 for name, content in answer.files.items():
                     (aside / name).parent.mkdir(parents=True, exist_ok=True)

@@ -76,8 +76,8 @@ CONTROLS = (
         MegalodonEdge.JAX32_ORACLE,
     ),
 )
-"""The two controls. Neither has an effect on the other's edge, so both are planted at once and each
-dtype is compiled only once."""
+"""The two controls. Neither bug changes results on the edge where the other is found, so both are
+planted at once and each dtype is compiled only once."""
 
 
 def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:

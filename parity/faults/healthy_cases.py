@@ -142,7 +142,7 @@ def alarms(
 ) -> Iterator[Measurement]:
     """Compare healthy cases with the oracle; yield measurements that fail or are not comparable.
 
-    Each one is a false alarm.
+    Each such measurement is a false alarm.
 
     Args:
         indices: indices of the cases; those that share a configuration should be adjacent, so that

@@ -51,8 +51,8 @@ class Account:
 def account(case: Case, dtype: str = "float64") -> Account:
     """Run the JAX model on a case twice, and compare every stage with the oracle.
 
-    The first run is free: each stage gets what the model computed before it. In the second, each
-    stage is forced: it gets the oracle's values of the stages before it.
+    The first run is free: each stage gets what the model computed before it. In the second run each
+    stage is forced: the stage gets the oracle's values of all earlier stages.
 
     Args:
         case: a case without cuts; a stream has states, not intermediates.

@@ -110,14 +110,15 @@ class Case:
     steps: int = 0
     """Number of AdamW steps; 0: no training (`parity.megalodon.trajectory`)."""
     labels_at_padding: bool = False
-    """Keep labels where the mask is False, so that the loss must ignore them itself."""
+    """Keep labels where the mask is False, so that the loss itself must ignore these labels."""
     documents: tuple[tuple[int, ...], ...] = ()
     """Lengths of the documents packed into each row; empty: one text per row."""
     known_difference: str = ""
     """Id of the known difference because of which megalodon-hf is not compared on this case; empty:
     none."""
     oracle_only: str = ""
-    """Another reason why megalodon-hf is not compared on this case; empty: there is none."""
+    """Reason other than a known difference why megalodon-hf is not compared on this case; empty:
+    none."""
 
     @cached_property
     def config(self) -> MegalodonConfig:

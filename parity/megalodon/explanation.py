@@ -45,7 +45,7 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
         The explanation; its `quantity` is empty if the case passes.
 
     Raises:
-        Exception: the case itself raised it, and no wrong stage was found that explains it.
+        Exception: an exception of the case, if no wrong stage was found that explains it.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"

@@ -1,8 +1,8 @@
 """bfloat16 on both sides, each compared with the oracle.
 
-JAX computes products in bfloat16 with float32 parameters. torch does so under autocast, or the
-whole model is cast. Neither side is the truth for the other, so their errors against the oracle are
-compared. Source: docs/parity.md "bfloat16".
+JAX computes products in bfloat16 with float32 parameters. torch computes products in bfloat16 under
+autocast, or everything if the whole model is cast. Neither side is the truth for the other, so
+their errors against the oracle are compared. Source: docs/parity.md "bfloat16".
 """
 
 from __future__ import annotations

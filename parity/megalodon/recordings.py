@@ -1,8 +1,8 @@
-"""Recordings of megalodon-hf's results, for comparison in CI and where it is not installed.
+"""Recordings of megalodon-hf's results, for comparison in CI and where megalodon-hf is not
+installed.
 
-Each case is one safetensors file with all arrays and their provenance. A recording is valid only
-for exactly its case; a recording with another case hash is refused. Source: docs/parity.md
-"Recordings".
+Each case is one safetensors file with all arrays and their provenance. A recording is valid for one
+case only: a recording with another case's hash is refused. Source: docs/parity.md "Recordings".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BFLOAT16 = ".bfloat16"
 DIFFERENCES_FILE = "known_differences"
 """File name, without suffix, of the recording for the known differences."""
 RENEW = "make record"
-"""Command that records megalodon-hf again; named in error messages."""
+"""Command that records megalodon-hf's results again; named in error messages."""
 
 
 @dataclass(frozen=True)

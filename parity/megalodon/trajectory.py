@@ -62,7 +62,7 @@ class Diary:
     Args:
         case: a case with steps.
         start: initial parameters, by torch name.
-        dtype: dtype of losses and displacements in the result; moments keep theirs.
+        dtype: dtype of losses and displacements in the result; moments keep their own dtype.
     """
 
     def __init__(self, case: Case, start: Mapping[str, Any], dtype: str):

@@ -464,7 +464,7 @@ def _declared(
 
 
 def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
-    """Return whether gates fail, and all failing ones by a finite relative L2 error.
+    """Return whether gates fail, and each failing gate has a finite relative L2 error.
 
     Unequal replicas or integers, and values that are not finite, cannot be due to rounding.
     """

@@ -333,7 +333,7 @@ def _result_names(shape: Any, marks: list[str]) -> list[str]:
 
 
 def _numbers(x: Any, dtype: str) -> Any:
-    """Return a Python or NumPy number as a JAX array, to be compared like others; else `x`."""
+    """Return `x` as a JAX array if it is a Python or NumPy number, else unchanged."""
     if isinstance(x, jax.Array) or not eqx.is_array_like(x):
         return x
     kind = np.asarray(x).dtype

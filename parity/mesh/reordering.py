@@ -1,10 +1,10 @@
 """Noise floor of a mesh: change of the results on one device if sums are taken in another order.
 
-On a mesh, sums are split over devices and so taken in another order. This module imitates that on
-one device. The terms of every matrix product, convolution, sum and scatter-add are permuted (by a
-stride, from a start that depends on a seed) and added in two halves. Grouped convolutions,
-cumulative sums such as `cumsum`, and everything inside a `while` or branch are unchanged. The
-resulting change is the noise floor. Source: docs/sharding.md "The noise floor".
+On a mesh, sums are split over devices and so taken in another order. This module imitates the other
+order on one device. The terms of every matrix product, convolution, sum and scatter-add are
+permuted (by a stride, from a start that depends on a seed) and added in two halves. Grouped
+convolutions, cumulative sums such as `cumsum`, and everything inside a `while` or branch are
+unchanged. The resulting change is the noise floor. Source: docs/sharding.md "The noise floor".
 """
 
 from __future__ import annotations

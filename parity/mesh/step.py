@@ -38,8 +38,8 @@ class MeshComparison:
     arguments: tuple[Any, ...]
     """Pytrees of NumPy or JAX arrays; other leaves are static."""
     specs: Any
-    """Tree of `PartitionSpec`s that is a prefix of the arguments, or a function that returns one
-    for a leaf's path, the leaf and the mesh; see `layouts`."""
+    """Tree of `PartitionSpec`s that is a prefix of the arguments, or a function that returns a
+    `PartitionSpec`, given a leaf's path, the leaf and the mesh; see `layouts`."""
     meshes: Sequence[Mapping[str, int]]
     """Axis sizes, such as `{"data": 2, "tensor": 4}`; all meshes have the same axes in order."""
     name: str = "step"

@@ -11,7 +11,7 @@ EVERYTHING = (*FORWARD, Kind.GRADIENT, Kind.WEIGHTS, Kind.TOKENS)
 
 
 class MeshEdge(Edge):
-    """A mesh on the left, compared with one device that runs the same jitted function."""
+    """Pairs of runs of one jitted function: on a mesh (left), and on one device (right)."""
 
     MESH64_ONE64 = "mesh64:one64"
     """Tests the mathematics: in float64 only the order of sums may differ."""

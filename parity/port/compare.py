@@ -209,8 +209,8 @@ def _compare(port: Port, *, again: bool) -> Report:
 def _repeated(row: Measurement) -> Measurement:
     """Mark a stage or output as deterministic: each side gave the same bits in two float32 runs.
 
-    Other bits in a later run on the same machine are then a change. Float64 runs are assumed to be
-    deterministic if the float32 runs are. Derivatives are computed once and stay unmarked.
+    Other bits in a later run on the same machine then count as a change. Float64 runs are assumed
+    to be deterministic if the float32 runs are. Derivatives are computed once and stay unmarked.
     """
     derivative = Quantity(row.quantity).role in (Role.GRADIENT, Role.COTANGENT)
     return row if derivative else replace(row, deterministic=True)
@@ -722,7 +722,7 @@ def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Mea
     """Turn the passing float64 gate of a stage into a failure if only tables let it pass.
 
     Two float32 tables that differ by rounding widen the float64 tolerances of everything computed
-    from them, to some 1e-7, which can hide a wrong epsilon. The stage fails if
+    from them, to about 1e-7, which can hide a wrong epsilon. The stage fails if
 
     - its error given correct inputs (forced) and its free error both exceed its own tolerance and
       the tolerance that the gate would have without tables; and

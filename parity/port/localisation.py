@@ -40,10 +40,11 @@ from parity.sides.side import (
 
 MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
-# The effect of a float32 table averages out over a stage, but one operation may show all of it.
+# The effect of a float32 table averages out over a stage, but one operation may show all of the
+# effect.
 ROOM = 4.0
-"""Factor on a stage's tolerance: an operation inside the stage agrees if its result differs by at
-most this multiple."""
+"""Factor on a stage's tolerance: an operation inside the stage agrees if the error of its result is
+at most this factor times the tolerance."""
 
 
 # Any change shows a dependence: float64 results then differ.
@@ -201,9 +202,10 @@ def _own_tables(
     """Return the noise floors due to the original's tables, with the original's own values fed to
     each stage.
 
-    A table used in an earlier stage has moved the value that is fed, on both sides alike, so it
-    explains no error of the fed stage. A stage that is a table itself, such as the sines of a
-    rotary embedding, is not fed (`_depending`): the port may compute the table anew in each layer.
+    The rounding of a table used in an earlier stage is already in the value that both sides are
+    fed, so it explains no error of a stage computed from that value. A stage that is a table
+    itself, such as the sines of a rotary embedding, is not fed (`_depending`): the port may compute
+    the table anew in each layer.
 
     Args:
         together_: the correspondence of stages.
@@ -271,7 +273,7 @@ def _against_float32(port: SideRuns, fed: _Fed) -> Place:
 
 
 def _in_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Compare the port's float32 stages with its own float64 stages on the same inputs."""
+    """Compare the port's float32 stages with the port's float64 stages on the same inputs."""
     forced = port.run(Run(forced=fed.replaced)).stages
     edge = PortEdge.PORT32_PORT64
     return _place(edge, port.narrow.stages, forced, fed.exact, fed.theirs, fed.floors)

@@ -97,9 +97,9 @@ def compare_narrow(
     )
     rows = []
     for stage in stages:
-        # NaN fails whether or not its floor is known. If no floor is known at all, the port could
-        # not be perturbed, which a notice reports; if only this one is missing, the gate reports it
-        # as not measured.
+        # NaN fails, with or without a noise floor of its stage. If no floor is known at all, the
+        # port could not be perturbed, which a notice reports; if only this stage's floor is
+        # missing, the gate reports the stage as not measured.
         if floors or math.isnan(stage.port):
             bound = stage_bound(comparison.edge, Kind.BLOCK, stage.floor)
             rows.append(comparison.gate(stage.name, "rel_l2", stage.port, bound))

@@ -60,7 +60,7 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
 def _other_shape(
     name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], shared: bool
 ) -> str | None:
-    """Return the name of the other side's input that is this one in another shape or dtype.
+    """Return the name of the other side's input that is input `name` in another shape or dtype.
 
     None if there is none.
 

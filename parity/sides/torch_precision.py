@@ -26,8 +26,8 @@ def full_precision() -> Iterator[None]:
     kept = [part.fp32_precision for part in parts]
     undo: list[Callable[[], None]] = []
     try:
-        # torch has two interfaces. The older one is used first, since torch refuses to read it
-        # where only the newer one was written, and modules may read it, as `cudnn.flags` does.
+        # torch has two interfaces. The older one is written first: torch refuses to read the older
+        # one if only the newer one was written, and modules may read it, as `cudnn.flags` does.
         with contextlib.suppress(RuntimeError):
             if (precision := torch.get_float32_matmul_precision()) != "highest":
                 undo.append(lambda: torch.set_float32_matmul_precision(precision))

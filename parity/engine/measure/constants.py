@@ -34,8 +34,8 @@ def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -
     Args:
         rows: gates and informational rows.
         one: compared elements of one side, by quantity.
-        other: likewise for the other side. Rows of quantities that are not in both mappings are
-            returned unchanged.
+        other: compared elements of the other side, by quantity. Rows of quantities that are not in
+            both mappings are returned unchanged.
     """
     notes = {
         name: f"nothing compared: {_value_of(one[name])} on both sides"

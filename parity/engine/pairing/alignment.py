@@ -34,8 +34,8 @@ LEAST = 0.1
 """Smallest fraction of the shorter list of stages that must be paired."""
 DECIDES = 0.5
 """Name similarity from which a name counts in favour of a pair."""
-# Two such pairs are worth less than one whose names are alike, so that a dropout layer, which has
-# the value of the module around it, does not take that module's partner.
+# Two pairs with this score are worth less than one pair whose names are alike, so that a dropout
+# layer, which has the value of the module around it, does not take that module's partner.
 PRESENT = 0.15
 """Smallest score of a pair of equal values; similar names add to it."""
 # If values agree again, nothing has diverged, and a stage more likely has no partner.
@@ -46,11 +46,11 @@ DIVERGED = 0.45
 """Evidence that a pair of different values needs if values do not agree again in later stages."""
 HORIZON = 12
 """Number of stages after a pair (about one layer) examined to decide whether values agree again."""
-# In a correct port not all agree: it may have stages that the original lacks. After a bug some
-# agree, such as tables of positions that each layer recomputes.
+# In a correct port not all stages agree: the original may lack some. After a bug some stages agree,
+# such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
 """Fraction of the following stages that must agree for values to count as agreeing again."""
-# The same name up to an index at its end, or a name that is paired in another layer.
+# Reached by the same name up to an index at its end, and by names that are paired in another layer.
 SURE = 0.9
 """Name similarity that pairs stages of different values, even when executed in another order."""
 # One word in common, and values that are correlated.
@@ -60,7 +60,7 @@ MISNUMBERED = 2
 """Number of equal-value pairs that contradict the layer numbers, per pair that agrees with the
 layer numbers, above which the numbers are taken to be wrong rather than the values."""
 FIXED = 1e6
-"""Score of a pair that is already decided: more than all others together."""
+"""Score of a pair that is already decided: more than the scores of all other pairs together."""
 
 
 def align(
@@ -75,7 +75,7 @@ def align(
 
     Args:
         original: floating arrays by stage, in order of execution.
-        port: likewise for the port.
+        port: floating arrays of the port by stage, in order of execution.
         outputs: names of the stages that the original and the port return; an output pairs only
             with an output if the other side has one of the same size.
         pins: pairs set by the user, which are never changed.
@@ -303,7 +303,7 @@ class _Aligner:
             x, y = self.stages[0][i], self.stages[1][j]
             layout = self.pinned_layouts.get((i, j), self.close.layouts[i, j])
             if self.by[i] is not AlignedBy.PIN:
-                # For a pair of equal values this is its own layout.
+                # The usual layout of the two shapes; a pair of equal values has no other.
                 layout = layouts.get((x.shape, y.shape), layout)
             if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
                 # A transposed output is a different result, unless a pin sets the layout.

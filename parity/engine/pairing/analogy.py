@@ -1,8 +1,9 @@
 """Analogy: matches fused, split or stacked constants like other parameters of their module.
 
-Values cannot identify constants. But if the weight of a module is fused from three others, so is
-its bias, in the same order. Constants without such a sibling, such as the scales of norms in
-stacked layers, are matched with families: names that differ in numbers only.
+Values cannot identify constants. But if a module's weight is fused from the weights of three
+modules, its bias is fused from their biases in the same order. Constants without such a sibling,
+such as the scales of norms in stacked layers, are matched with families: names that differ in
+numbers only.
 """
 
 from __future__ import annotations

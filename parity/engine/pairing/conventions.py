@@ -44,7 +44,7 @@ class Conventions:
 
     Args:
         pairs: the original's parameter by the port's; pairs whose shapes allow only one order vote
-            on the order of similarly named ones.
+            on the order of similarly named pairs.
         originals: shapes of the original's parameters.
         ports: shapes of the port's parameters.
     """

@@ -56,7 +56,7 @@ def match_parameters(
 
     Args:
         original: the original's parameters by dotted path, of any real dtype.
-        port: likewise for the port.
+        port: the port's parameters by dotted path, of any real dtype.
     """
     search = _Search(Tensors(original), Tensors(port))
     search.by_value(search.original, search.port, Means.VALUE, "")

@@ -45,7 +45,7 @@ def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) 
 
     Args:
         original: the original's parameters by dotted path; only their shapes are read.
-        port: likewise for the port.
+        port: the port's parameters by dotted path; only their shapes are read.
     """
     shapes_o = {name: tuple(x.shape) for name, x in original.items()}
     shapes_p = {name: tuple(x.shape) for name, x in port.items()}
@@ -179,7 +179,7 @@ def _stack(
 def _siblings(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose fusions: parameters whose length on one axis is that of several others together.
+    """Propose fusions: parameters whose length on one axis is the sum of several others' lengths.
 
     The fused parameter may be on either side.
     """

@@ -38,14 +38,14 @@ _SYNONYMS = {
     for word in words
 }
 """Words that mean the same in model code, mapped to one of them."""
-# One library may return a tuple where another returns its only member.
+# Small, since one library may return a tuple where another returns the tuple's only member.
 FIELD_WEIGHT = 0.1
 """Weight of a different index at the end of a name, such as `layer[0]` against `layer`, relative to
 a word of average rarity."""
-# Layers differ in nothing but this number, so the factor is small.
+# Names of two layers differ in nothing but this number, so the factor is small.
 OTHER_LAYER = 0.4
 """Factor on the similarity of names whose first numbers differ."""
-# `norm1` may be `norm_0` of the other side, or another norm.
+# Not small, since `norm1` of one side may be `norm_0` of the other, or another norm.
 OTHER_PART = 0.7
 """Factor on the similarity of names for each of their later numbers that differs."""
 LEARNED = 0.95

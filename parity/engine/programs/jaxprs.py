@@ -32,7 +32,7 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def opened(inner: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     """Return an open jaxpr and the values of its constants; () if `inner` is open already.
 
-    Since JAX 0.11 both classes are one, whose `consts` are empty if the jaxpr is open.
+    Since JAX 0.11 open and closed jaxprs have one class; `consts` of an open jaxpr are empty.
     """
     jaxpr: Any = getattr(inner, "jaxpr", inner)
     return jaxpr, getattr(inner, "consts", ())
@@ -58,7 +58,8 @@ def is_hidden(file_name: str) -> bool:
     """Return whether the imported module of this file sets `__tracebackhide__ = True`.
 
     An operation in such a module is reported at the line that calls the module. This is useful for
-    helper modules that most of a model calls. pytest uses a local variable of that name likewise.
+    helper modules that most of a model calls. pytest hides frames by a local variable of the same
+    name.
     """
     # `vars` rather than `getattr`, which may trigger a lazy import that fails.
     named = (vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__"))

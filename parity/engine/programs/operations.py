@@ -97,7 +97,7 @@ class Recorder:
         index = len(self.operations)
         source: tuple[str, ...] = ()
         for frames in map(source_of, (*self._calls, eqn)):
-            # Inside a compiled function, JAX reports the frames up to its call only.
+            # Inside a compiled function, JAX reports the frames up to the function's call only.
             source = tuple(dict.fromkeys((*frames, *source)))
         known = tuple(dict.fromkeys(p for p in parents if p is not None))
         self.operations.append(
@@ -167,7 +167,7 @@ def first_unknown(
 
     Args:
         operations: by index, in order of execution; the last one is known to be wrong.
-        values: their results, by index.
+        values: results of the operations, by index.
         known: all arrays that the other program computed.
         same: relative L2 up to which two results are equal.
     """

@@ -124,7 +124,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
         if name.startswith("cum"):
             terms = inputs[0].shape[eqn.params["axis"]]
         elif name == "reduce_window_sum":
-            # Windows may overlap, so sizes do not show how many terms each of them has.
+            # Windows may overlap, so sizes do not show how many terms each window has.
             terms = math.prod(eqn.params["window_dimensions"])
         which = 2 if name.startswith("scatter") else 0
         inputs[which] = signs.moved(inputs[which], _sum_units(terms) * unit)

@@ -119,7 +119,7 @@ class Search:
 
     Attributes:
         operations: operations from the preceding stages to the wrong stage, by index.
-        values: their results in float64, by index.
+        values: results of the operations in float64, by index.
         suspects: suspicious operations, in order of execution.
         fine: indices of the operations whose result is correct, or from which a correct result is
             computed.
@@ -278,7 +278,7 @@ def search(
 
     Args:
         operations: by index, in order of execution; the last one is known to be wrong.
-        values: their results in float64, by index.
+        values: results of the operations in float64, by index.
         seen: the numbers of the other program, computed from the same inputs.
         original: name of the other program in messages.
         beside: operations of the program in stages that are correct.

@@ -81,7 +81,7 @@ def alarms(
 ) -> Iterator[Measurement]:
     """Compare healthy cases and yield every measurement that exceeds its tolerance.
 
-    Each one is a false alarm.
+    Each such measurement is a false alarm.
 
     Args:
         groups: numbers of groups (`healthy`).
