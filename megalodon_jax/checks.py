@@ -26,10 +26,10 @@ def traced_checks(enabled: bool) -> AbstractContextManager[Any]:
     """Return a context in which this thread traces functions with checks (the default) or without.
 
     The setting takes effect when a function is traced. A jitted function called both inside and
-    outside of the context is traced once for each; an exported or ahead-of-time compiled function
-    keeps the setting of its trace. Without checks, a token id or label outside the vocabulary gives
-    NaN instead of an error, a full unbounded cache overwrites its oldest tokens, and other bad
-    values go unnoticed.
+    outside of the context is traced once with and once without checks; an exported or ahead-of-time
+    compiled function keeps the setting of its trace. Without checks, a token id or label outside
+    the vocabulary gives NaN instead of an error, a full unbounded cache overwrites its oldest
+    tokens, and other bad values go unnoticed.
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"traced_checks: enabled={enabled!r} must be True or False.")

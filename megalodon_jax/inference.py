@@ -173,9 +173,9 @@ def generate(
 ) -> tuple[Int32[Array, "B T"], ModelCache | None, jax.Array | None]:
     """Continue each prompt by `max_new_tokens` tokens, in one compiled function.
 
-    It compiles once per prompt length, `max_new_tokens`, `top_k` and `eos_token_id`; the values of
-    `temperature` and `top_p` may vary freely. It may be called under jit with any array traced; an
-    unbounded cache then grows by the number of requested tokens.
+    The function compiles once per prompt length, `max_new_tokens`, `top_k` and `eos_token_id`; the
+    values of `temperature` and `top_p` may vary freely. It may be called under jit with any array
+    traced; an unbounded cache then grows by the number of requested tokens.
 
     Args:
         model: the language model.

@@ -148,7 +148,7 @@ class MegalodonModel(eqx.Module):
                 cache of more than a chunk or from calls without `segment_ids`.
             RuntimeError: a token id is outside [0, V), or an integer mask has values other than 0
                 and 1. In calls with a cache also: a row has padding between its tokens, or a
-                segment id does not fit int32. These are raised under jit too, unless
+                segment id does not fit int32. All RuntimeErrors are raised under jit too, unless
                 `traced_checks(False)` leaves checks out.
         """
         shape, width = np.shape(input_ids), self.config.model_dim

@@ -76,8 +76,8 @@ def read_meta(place: Path) -> dict[str, Any]:
 def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the description of each leaf, by name, as JSON values.
 
-    It holds dtype and shape, and properties that Orbax does not store: the implementation of a PRNG
-    key, a weak type, the dtype of an empty leaf.
+    A description holds dtype and shape, and properties that Orbax does not store: the
+    implementation of a PRNG key, a weak type, the dtype of an empty leaf.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, leaf in leaves.items():

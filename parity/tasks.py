@@ -106,8 +106,9 @@ class TextAgreement:
     def within(self, margin: float) -> bool:
         """Return whether the whole interval is less than `margin` nats per token from 0.
 
-        That is a test of equivalence: two one-sided tests, each at half of 1 - `LEVEL`. A short
-        text has a wide interval and gives False, while a test for a difference would find none.
+        This criterion is a test of equivalence: two one-sided tests, each at half of 1 - `LEVEL`. A
+        short text has a wide interval and gives False, while a test for a difference would find
+        none.
         """
         return all(abs(end) < margin for end in self.interval)
 

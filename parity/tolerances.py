@@ -142,12 +142,14 @@ same machine. docs/verdicts.md lists the changes that this limit detects."""
 DRIFT_DEVIATIONS = 4.0
 """Largest difference of a group's error level from another machine's, in standard deviations of the
 difference of two independent draws of rounding errors, calibrated in docs/verdicts.md."""
-# One small tensor varies more than a mean.
+# The error of one small tensor varies more than a mean.
 DRIFT_WORST = 2.0
-"""Like `DRIFT_TYPICAL`, for the worst gate of a group."""
-# A factor of 100 to the tolerance remains.
+"""Largest ratio of the largest error in a group to the largest error in an earlier run on the same
+machine."""
+# Such errors are still a factor of 100 below their tolerance.
 DRIFT_SHARE = 0.01
-"""Gates that use less than this fraction of their tolerance may drift freely."""
+"""Smaller errors count as this fraction of their tolerance in an error level, so their drift does
+not matter."""
 # The random draws depend only on the rounded values, so every machine has the same. One set of
 # draws in two million exceeds the bound.
 UNBIASED = 5.0

@@ -181,7 +181,8 @@ def drawn(
 
     A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
     the random number of a weight is a hash of its row, head, query and key, at the cost of one
-    number of a sequential generator. It depends neither on the stripes nor on the mesh.
+    number of a sequential generator. The random number depends neither on the stripes nor on the
+    mesh.
     """
     of_queries = jax.vmap(jax.random.fold_in, (None, 0))
     # Both steps use the same nested vmap: a PRNG key per query from the head's key, then one per

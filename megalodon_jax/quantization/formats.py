@@ -213,7 +213,7 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
     format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below that flush to zero.
 
     Args:
-        x: float32 values of any shape. Those beyond the range saturate; NaN and infinity are kept.
+        x: float32 values of any shape. Values beyond the range saturate; NaN and infinity are kept.
         dtype: the format to round to.
         key: PRNG key; the same key rounds the same way.
     """

@@ -163,9 +163,10 @@ def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
 
     The transform is orthogonal, so rotating both operands does not change their product.
 
-    It adds in a fixed order, by elementwise additions (butterflies). The order of additions in a
-    matrix product would depend on the processor and the library, and a difference of one ULP in the
-    largest magnitude of a tensor changes its NVFP4 scale, and thereby every element of the product.
+    The transform adds in a fixed order, by elementwise additions (butterflies). The order of
+    additions in a matrix product would depend on the processor and the library, and a difference of
+    one ULP in the largest magnitude of a tensor changes its NVFP4 scale, and thereby every element
+    of the product.
     """
     short = -x.shape[-1] % NV_BLOCK
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))

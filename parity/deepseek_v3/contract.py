@@ -1,7 +1,7 @@
 """Contract: the gates (measurements with a tolerance) that a case of MLA + MoE must report.
 
-They follow from the names of stages, which Transformers' results give, and of parameters, which the
-JAX model gives. Nothing is run. Source: docs/verdicts.md "Contract".
+The gates follow from the names of stages, which Transformers' results give, and of parameters,
+which the JAX model gives. Nothing is run. Source: docs/verdicts.md "Contract".
 """
 
 from __future__ import annotations

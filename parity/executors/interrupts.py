@@ -119,7 +119,8 @@ def _repeating(
 
 
 def end_with(code: int) -> None:
-    """Set this process's exit code after an interrupt, where Ctrl-C is the normal end."""
+    """Set the exit code with which this process ends after an interrupt, if Ctrl-C is its normal
+    end."""
     _answers.append(code)
 
 

@@ -44,7 +44,8 @@ class Account:
 
     @property
     def carried(self) -> tuple[Stage, ...]:
-        """Stages that are right on correct inputs, but wrong in the free run, on wrong inputs."""
+        """Stages that are right on correct inputs, but wrong in the free run because of wrong
+        inputs."""
         return tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)
 
 

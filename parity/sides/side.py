@@ -76,7 +76,7 @@ class Run:
 
     precision: Precision = Precision.FLOAT32
     rounding: Rounding | None = None
-    """Which values are perturbed to measure the noise floor; None: no value is. A perturbed program
+    """Group of values that is perturbed to measure the noise floor; None: none. A perturbed program
     is always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on
     JAX sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch sides need
     `Precision.FLOAT64`."""

@@ -115,8 +115,8 @@ class Quantity(str):
 
     @property
     def is_activation(self) -> bool:
-        """Whether its values at padding need not agree: True except for the loss and for gradients
-        of parameters."""
+        """Whether the quantity's values at padding need not agree: True except for the loss and for
+        gradients of parameters."""
         return self != LOSS and self.role is not Role.GRADIENT
 
 

@@ -341,8 +341,8 @@ def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.n
     """Return the evidence for pairs of different values, (rows, columns), from 0 to 2.
 
     Name similarity counts up to 1, and each decimal digit in which the values agree a quarter, up
-    to 1. An error of 30 % counts an eighth. That is less than the layer number in the name, since
-    stages of neighbouring layers may be equally close.
+    to 1. An error of 30 % counts an eighth. An eighth is less than the layer number in the name
+    counts, since stages of neighbouring layers may be equally close.
 
     Args:
         alike: name similarity.
@@ -380,6 +380,7 @@ def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return the fraction of the first `HORIZON` telling stages that agree; 0 without any."""
+    """Return the fraction that agrees of the first `HORIZON` stages with more than two distinct
+    values; 0 without any."""
     next_ones = np.flatnonzero(telling)[:HORIZON]
     return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

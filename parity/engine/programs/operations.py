@@ -301,7 +301,7 @@ def _ordered(array: np.ndarray) -> np.ndarray:
 def _telling(array: np.ndarray) -> bool:
     """Return whether an array can be identified by its values.
 
-    It can if it holds floating-point numbers of which at least `FEWEST` are distinct.
+    An array can if at least `FEWEST` of its floating-point numbers are distinct.
     """
     if array.dtype.kind != "f":
         return False

@@ -43,7 +43,7 @@ def dispatched(
 ) -> tuple[Dispatched, ...]:
     """Run loss and backward pass of megalodon-hf once; return the operators that torch ran.
 
-    They are sorted by module, pass, operator and dtypes.
+    The operators are sorted by module, pass, operator and dtypes.
 
     Args:
         config: sizes; weights and token ids are random with a fixed seed.
