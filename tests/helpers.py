@@ -109,7 +109,7 @@ def without_checks() -> Iterator[None]:
         yield
 
 
-def double(kind: type, **fields: Any) -> Any:
+def double(kind: type, /, **fields: Any) -> Any:
     """An object that passes for a `kind` where types are checked, and has these fields alone."""
     stand_in = mock.Mock(spec=kind)
     stand_in.configure_mock(**fields)

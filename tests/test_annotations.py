@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,12 +48,13 @@ def test_a_wrong_argument_is_refused_in_every_package() -> None:
     next_token_loss(logits, labels)
     with pytest.raises(TypeCheckError, match="labels"):
         next_token_loss(logits, labels[:1])
+    wrong: Any = 3
     with pytest.raises(TypeCheckError, match="shape"):
-        places("embed", "wide")
+        places("embed", wrong)
     with pytest.raises(TypeError, match="expected"):
-        relative_l2(np.zeros(3), "zeros")
+        relative_l2(np.zeros(3), wrong)
     with pytest.raises(TypeError, match="word"):
-        anchor(3)
+        anchor(wrong)
 
 
 def test_a_wrong_result_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

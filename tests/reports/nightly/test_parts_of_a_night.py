@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Verdict
+from parity.engine.programs.source_lines import Line
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES
+from parity.port import Report
 from reports.nightly import accounts, fan_out, suites
 from reports.nightly import run as nights
 from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
@@ -27,9 +30,11 @@ from reports.nightly.shards import SUITE_OF, Shard, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun, elsewhere, mark_repeats
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import FIELDS, fingerprint, processor
+from reports.registry.outcome import Outcome
 from reports.store.manifest import PartInfo, SuiteResult
 from reports.store.runs import Run, write_run
 from reports.store.schema import RunKind, StoreError
+from tests.helpers import double
 from tests.reports.nights import described, explained, failing, finding, measurement, run, unchecked
 
 PLAN = ("plain", "stream", "adamw", "(seams)", "(products)", "(mesh)", "(probes)")
@@ -439,24 +444,26 @@ def test_the_first_failing_cases_are_explained_and_no_error_there_ends_a_night(
     assert len(said) == suites.EXPLAINED + 1 and 0 < suite.seconds < 60
 
 
-class Ports:
+def of_a_port(rows: list[Any], culprit: Stage | None) -> Report:
     """What a report of a port says to an account."""
-
-    def __init__(self, rows: list[Any], culprit: Stage | None) -> None:
-        self.title, self.measurements, self.culprit = "a port", rows, culprit
-        stages = (Stage("s", 1.0, 2.0, 3.0),)
-        worst = explained().worst
-        self.place = type("P", (), {"edge": "port64:original64", "stages": stages})
-        self.hints = ("parameter w: is transposed",)
-        self.place.worst, self.place.where, self.place.lines = (worst,), "row 1", ("line",)
+    place = SimpleNamespace(
+        edge="port64:original64",
+        stages=(Stage("s", 1.0, 2.0, 3.0),),
+        worst=(explained().worst,),
+        where="row 1",
+        lines=(Line("a.py:3 (f)"),),
+    )
+    hints = ("parameter w: is transposed",)
+    fields = {"title": "a port", "measurements": rows, "culprit": culprit}
+    return double(Report, **fields, place=place, hints=hints)
 
 
 def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
-    assert accounts.of_port(Ports([measurement()], None)) is None  # pyright: ignore
+    assert accounts.of_port(of_a_port([measurement()], None)) is None
     first = failing(quantity="x", stage=1, note="a note")
     rows = [failing(stage=3), first]
-    made = Ports(rows, None)
-    account = accounts.of_port(made)  # pyright: ignore[reportArgumentType]
+    made = of_a_port(rows, None)
+    account = accounts.of_port(made)
     assert account is not None
     assert (account.case, account.edge, account.quantity) == ("a port", first.edge, "x")
     assert (account.value, account.tolerance) == (first.value, first.tolerance)
@@ -465,12 +472,12 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     )
     assert account.worst is None and account.meaning.startswith("No stage is wrong on its own")
     culprit = Stage("norm", 0.5, 0.25, 0.125)
-    account = accounts.of_port(Ports(rows, culprit))  # pyright: ignore[reportArgumentType]
+    account = accounts.of_port(of_a_port(rows, culprit))
     assert account is not None
     assert (account.case, account.edge, account.quantity) == ("a port", "port64:original64", "norm")
     assert (account.value, account.tolerance) == (0.25, 0.125)
     assert account.meaning == "wrong on its own, fed the original's values"
-    assert (account.where, account.lines) == ("row 1", ("line",))
+    assert (account.where, account.lines) == ("row 1", (Line("a.py:3 (f)"),))
     assert account.worst == explained().worst
 
 
@@ -486,7 +493,15 @@ def test_a_night_that_was_stored_under_another_name_is_not_stored_again(
     assert first is None or first.name == f"{merged.id}-2"
     monkeypatch.setattr(fan_out, "merge_shards", lambda *_, **__: merged)
     monkeypatch.setattr(fan_out, "_environment", lambda manifest: manifest.environment)
-    monkeypatch.setattr(fan_out, "finish", lambda place, *_: ("finished", place))
-    monkeypatch.setattr(fan_out, "store", lambda *_: ("stored", None))
+    finished: list[Any] = []
+    outcomes = {name: double(Outcome) for name in ("finished", "stored")}
+
+    def finish(place: Any, *_: Any) -> Outcome:
+        finished.append(place)
+        return outcomes["finished"]
+
+    monkeypatch.setattr(fan_out, "finish", finish)
+    monkeypatch.setattr(fan_out, "store", lambda *_: outcomes["stored"])
     done = fan_out._stored(replace(RECORDED, out=tmp_path), (), {}, {}, print)
-    assert done == (("finished", first) if known else ("stored", None))
+    assert done is outcomes["finished" if known else "stored"]
+    assert finished == ([first] if known else [])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.quantization.products import BACKENDS
 from parity.engine.measure.contract import Gate, breaches, contract_of
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -21,10 +22,10 @@ from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.recordings import RecordedReference
-from parity.megalodon.suite import Suite
+from parity.megalodon.suite import Reference, Suite
 from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
-from stability.suite import PROBES
+from stability.suite import PROBES, Checkpoint
 from tests.helpers import double
 from tests.reports.nights import failing, finding, measurement, unchecked
 
@@ -385,9 +386,9 @@ def test_probes_are_a_suite_of_what_they_found(monkeypatch) -> None:
 
     monkeypatch.setattr(module.stability, "run", run)
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    checkpoint = SimpleNamespace(folder=Path("here/mine"))
+    checkpoint = double(Checkpoint, folder=Path("here/mine"))
     with unchecked():
-        suite = module.run_stability(checkpoint, None, lines.append)  # pyright: ignore
+        suite = module.run_stability(checkpoint, double(MegalodonForCausalLM), lines.append)
     assert (suite.name, suite.planned, suite.executed) == ("stability", len(PROBES), 3)
     assert (suite.findings, suite.shown, suite.seconds) == ([ok], {"poles": 1}, 7.0)
     assert suite.times == {("values", ""): 2.0}
@@ -436,7 +437,7 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
     monkeypatch.setattr(module, "reference_scatter", scatter)
     with unchecked():
         suite = module.run_mla_moe(REFERENCE, quiet)
-        alone = module.run_mla_moe(SimpleNamespace(kind="live"), quiet, {cases[1].title})
+        alone = module.run_mla_moe(double(Reference, kind="live"), quiet, {cases[1].title})
     titles = [case.title for case in cases]
     assert suite.reason == alone.reason == ""
     assert (suite.planned, suite.executed, alone.planned, alone.executed) == (3, 3, 1, 1)
