@@ -134,7 +134,7 @@ def stale_bytecode() -> list[str]:
 
 
 def _is_stale(source: Path, stored: Path) -> bool:
-    with suppress(OSError, EOFError, ValueError, TypeError):
+    with suppress(OSError, EOFError, ValueError, TypeError, struct.error):
         if stored.stat().st_mtime_ns >= source.stat().st_ctime_ns:
             return False
         content, bytecode = source.read_bytes(), stored.read_bytes()
