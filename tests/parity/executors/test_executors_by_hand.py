@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megalodon_jax.extras import install
 from parity.executors import cluster, identity, inputs, interrupts, local, machine, supervision
 from parity.executors import item as item_module
 from parity.executors import sweep as sweep_module
@@ -39,7 +40,7 @@ from parity.executors.item import (
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.pace import LATE, PRIOR, UNSURE, Pace, duration, makespan
 from parity.executors.progress import LINES, Progress
-from parity.executors.sweep import Answers, open_executor, run
+from parity.executors.sweep import Answers, collect, open_executor, run
 
 WORK = "tests.parity.executors.work:"
 
@@ -208,6 +209,33 @@ def test_a_line_for_each_item_up_to_two_hundred(planned: int) -> None:
     assert bool(said) == (planned == LINES)
 
 
+@pytest.mark.parametrize(
+    ("quiet", "terminal", "table"),
+    [(False, True, True), (True, True, False), (None, True, False), (False, False, False)],
+)
+def test_a_table_is_drawn_on_a_terminal_where_lines_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool | None, terminal: bool, table: bool
+) -> None:
+    """Not where lines are dropped, nor where who receives them draws a bar of its own."""
+    import rich.live
+
+    drawn: list[str] = []
+    live = types.SimpleNamespace(
+        start=lambda: drawn.append("start"), stop=lambda: drawn.append("stop")
+    )
+    monkeypatch.setattr(rich.live, "Live", lambda **_: live)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+
+    def report(line: str) -> None:
+        raise AssertionError(line)
+
+    if quiet is not None:
+        report.quiet = quiet  # pyright: ignore[reportFunctionMemberAccess]
+    with Progress(Idle(1), [Item("a", "x:y")], report):
+        assert drawn == ["start"] * table
+    assert drawn == ["start", "stop"] * table
+
+
 def test_a_watcher_reports_now_and_then_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parity.executors.progress.EVERY", 0.01)
     told = threading.Event()
@@ -297,6 +325,67 @@ def test_no_executor_has_such_a_name(text: str) -> None:
         open_executor(text)
 
 
+def test_a_driver_that_waits_is_told_who_has_the_folder_now(tmp_path: Path, monkeypatch) -> None:
+    """Not who had it before."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module.platform, "node", lambda: "another-machine-with-a-long-name")
+        with Answers.opened(tmp_path):
+            pass
+    with Answers.opened(tmp_path), pytest.raises(ItemError) as told, Answers.opened(tmp_path):
+        raise AssertionError("two drivers")
+    assert "another-machine" not in str(told.value)
+    assert str(told.value).count("process ") == 1
+
+
+def test_an_item_that_leaves_no_file_has_none_of_a_killed_driver(tmp_path: Path) -> None:
+    item = Item("leaves", f"{WORK}leave", folder=True)
+    with Answers.opened(tmp_path) as answers:
+        (answers.files(item) / "old").mkdir(parents=True)
+        (answers.files(item) / "old" / "file").touch()
+        answers.write(item, Answer("leaves", State.DONE, 1))
+        stored = answers.read(item)
+        assert stored is not None and stored.value == 1 and answers.damaged == []
+        assert list(answers.files(item).iterdir()) == []
+
+
+def test_damaged_answers_are_named_before_their_items_run_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    items = [Item(name, f"{WORK}double", {"value": 1}) for name in "abc"]
+    with Answers.opened(tmp_path) as answers:
+        assert len(list(run(items, Idle(), answers, said.append))) == 3
+    assert not [line for line in said if "damaged" in line]
+    path = tmp_path / sweep_module.ANSWERS
+    text = path.read_text(encoding="utf-8").replace('"seconds": 2.0', '"seconds": 3.0', 2)
+    path.write_text(text, encoding="utf-8")
+    said.clear()
+    with Answers.opened(tmp_path) as answers:
+        damaged = sorted(item.name for item in items if answers.read(item) is None)
+    with Answers.opened(tmp_path) as answers:
+        assert len(list(run(items, Idle(), answers, said.append))) == 3
+    assert len(damaged) == 2
+    assert said[0] == f"  stored answers are damaged, running again: {', '.join(damaged)}"
+    assert said[1] == "  1 of 3 items have stored answers"
+
+
+def test_the_first_five_items_without_an_answer_are_named() -> None:
+    class Fails(Idle):
+        def start(self, items: Any) -> list[Future[Answer]]:
+            futures = []
+            for item in items:
+                future: Future[Answer] = Future()
+                state = State.DONE if item.name == "well" else State.FAILED
+                future.set_result(Answer(item.name, state, reason=f"why {item.name}"))
+                futures.append(future)
+            return futures
+
+    names = ["well", *(f"i{n}" for n in range(7))]
+    with pytest.raises(RuntimeError, match=r"^7 of 8 items have no answer: ") as told:
+        collect([Item(name, "x:y") for name in names], Fails())
+    reasons = str(told.value).partition("answer: ")[2].split("; ")
+    assert len(reasons) == 5
+    assert all(reason == f"{n}: why {n}" for reason in reasons for n in [reason.split(":")[0]])
+
+
 def test_words_about_items() -> None:
     item = Item("x", "y:z", needs=Needs(gpus=2))
     assert str(item.needs) == "2 GPU" and str(Needs(gpus=1, device="H100")) == "1 H100"
@@ -375,6 +464,26 @@ def test_as_many_at_a_time_as_everything_allows(monkeypatch, asked, needs, devic
     items = [Item(str(n), "x:y", needs=each) for n, each in enumerate(needs)]
     assert LocalExecutor(asked)._count(items, devices) == count
     assert LocalExecutor(asked).workers == (asked or 8)
+
+
+def test_no_item_starts_on_fewer_devices_than_it_needs(monkeypatch) -> None:
+    """Workers are those of both kinds, and each answer is at the place of its item."""
+    monkeypatch.setattr(local, "accelerators", lambda: ("NVIDIA H100",))
+    monkeypatch.setattr(local, "threads", lambda: 2)
+    monkeypatch.setattr(
+        LocalExecutor, "_run", lambda self, own, item: Answer(item.name, State.DONE)
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    needs = {"one": 1.0, "plain": 0.0, "two": 2.0, "half": 0.5, "last": 0.0}
+    engine = LocalExecutor()
+    answers = [
+        future.result()
+        for future in engine.start([Item(n, "x:y", needs=Needs(gpus=g)) for n, g in needs.items()])
+    ]
+    assert engine.workers == 2 + 1
+    engine.close()
+    assert [answer.name for answer in answers] == list(needs)
+    assert [a.name for a in answers if a.state is State.NOT_RUN] == ["two"]
 
 
 def test_devices_fit_by_name() -> None:
@@ -647,6 +756,79 @@ def test_bytecode_is_stale_where_it_is_of_another_source_of_the_same_stamp(
     assert identity.stale_bytecode() == []
 
 
+@pytest.mark.parametrize("damage", ["hash", "size", "short", "no code", "unreadable"])
+def test_bytecode_that_python_makes_again_is_not_stale(package: Path, damage: str) -> None:
+    """Nor is a damaged file, which Python makes again or refuses: it never runs another program."""
+    import py_compile
+
+    source = package / "a.py"
+    source.write_text("x = 1\n", encoding="utf-8")
+    mode = py_compile.PycInvalidationMode
+    kind = mode.CHECKED_HASH if damage == "hash" else mode.TIMESTAMP
+    stored = Path(py_compile.compile(str(source), doraise=True, invalidation_mode=kind))
+    before, content = source.stat(), stored.read_bytes()
+    longer = "x = 22\n" if damage == "size" else "x = 2\n"
+    source.write_text(longer, encoding="utf-8")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    parts = {"short": content[:9], "no code": content[:-5], "unreadable": content[:16] + b"?"}
+    stored.write_bytes(parts.get(damage, content))
+    os.utime(stored, (0, 0))
+    assert identity.stale_bytecode() == []
+
+
+def test_bytecode_of_the_planted_bugs_may_be_stale_too(package: Path, monkeypatch) -> None:
+    monkeypatch.setattr(identity, "_is_stale", lambda source, stored: True)
+    faults = identity.ROOT / identity.FAULTS
+    faults.mkdir(parents=True)
+    (faults / "bug.py").touch()
+    assert sorted(identity.stale_bytecode()) == ["parity/a.py", f"{identity.FAULTS}/bug.py"]
+
+
+def test_code_is_what_it_was_when_anything_asked_first(package: Path) -> None:
+    """Its digest and what changed since are of the same moment."""
+    before = identity.code_on_disk()
+    assert identity.changed_files() == []
+    (package / "a.py").write_text("other", encoding="utf-8")
+    assert identity.code() == before != identity.code_on_disk()
+
+
+def test_a_document_anywhere_in_a_package_is_no_code(package: Path) -> None:
+    before = identity.code_on_disk()
+    (package / "deep" / "README.md").write_text("words", encoding="utf-8")
+    assert identity.code_on_disk() == before
+
+
+def test_versions_are_of_python_and_of_what_is_installed(monkeypatch) -> None:
+    def version(name: str) -> str:
+        if name == "flax":
+            raise identity.metadata.PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr(identity.metadata, "version", version)
+    found = identity.versions.__wrapped__()
+    installed = {name: f"{name} 1" for name in identity.NUMERICS if name != "flax"}
+    assert found == {"python": identity.platform.python_version(), **installed}
+
+
+def test_a_package_in_several_folders_is_an_input_by_its_python_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place / "in_parts").mkdir(parents=True)
+        (tmp_path / place / "in_parts" / f"{place}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / place)
+    known = inputs.contents(["module:in_parts"])
+    assert known["module:in_parts"] != inputs.MISSING
+    (tmp_path / "one" / "in_parts" / "notes.txt").write_text("no code", encoding="utf-8")
+    assert inputs.changed(known) == []
+    for place in ("one", "two"):
+        file = tmp_path / place / "in_parts" / f"{place}.py"
+        file.write_text("x = 1", encoding="utf-8")
+        assert inputs.changed(known) == ["module:in_parts"]
+        file.write_text("", encoding="utf-8")
+        assert inputs.changed(known) == []
+
+
 def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "b").mkdir(parents=True)
@@ -872,6 +1054,61 @@ def test_without_an_interrupt_signals_are_what_they_were() -> None:
     assert done == [True]
 
 
+def test_without_an_interrupt_what_python_ignores_goes_where_it_went() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    hook, before = sys.unraisablehook, signal.set_wakeup_fd(writer)
+    try:
+        with interrupts.ended_in_time(3):
+            assert sys.unraisablehook is not hook
+        assert sys.unraisablehook is hook
+    finally:
+        left = signal.set_wakeup_fd(before)
+    assert left == writer
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_a_process_whose_parent_has_ended_already_ends_at_once(monkeypatch) -> None:
+    """Linux tells of an end that comes later only."""
+    monkeypatch.setattr(interrupts.ctypes, "CDLL", lambda _: types.SimpleNamespace(prctl=print))
+    watched: list[Any] = []
+
+    class Thread:
+        def __init__(self, **words: Any) -> None:
+            watched.append(words)
+
+        def start(self) -> None:
+            watched.append("started")
+
+    def end(code: int) -> None:
+        raise Interrupted(code)
+
+    monkeypatch.setattr(interrupts.threading, "Thread", Thread)
+    monkeypatch.setattr(interrupts, "_exit", end)
+    monkeypatch.setattr(interrupts.os, "getppid", lambda: 7)
+    with pytest.raises(Interrupted, match="1"):
+        interrupts.end_with_parent(8)
+    assert watched == []
+    interrupts.end_with_parent(7)
+    assert watched[1] == "started" and watched[0]["daemon"]
+    # Elsewhere a look now and then finds that the parent is another.
+    monkeypatch.setattr(interrupts.os, "getppid", lambda: 1)
+    with pytest.raises(Interrupted, match="1"):
+        watched[0]["target"]()
+
+
+def test_a_module_has_the_variables_that_it_is_given_alone(monkeypatch) -> None:
+    monkeypatch.setenv("OF_THE_DRIVER", "1")
+    asked: list[Any] = []
+    done = interrupts.subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(
+        interrupts.subprocess, "run", lambda *_, **words: (asked.append(words), done)[1]
+    )
+    assert interrupts.run_module("x", [], {"ONLY": "this"}, 9.0) is done
+    assert (asked[0]["env"], asked[0]["timeout"]) == ({"ONLY": "this"}, 9.0)
+
+
 class Ray:
     """What an executor asks of Ray, and what a test says that it answers."""
 
@@ -952,6 +1189,62 @@ def test_a_cluster_has_the_processors_of_its_living_nodes(ray) -> None:
     assert fake.calls[-1][0] == "shutdown"
 
 
+def test_a_setting_of_ray_that_the_user_made_stays(ray, monkeypatch) -> None:
+    class Started(Ray):
+        def init(self, **words: Any) -> None:
+            self.seen = {name: os.environ[name] for name in chosen}
+
+    chosen = {"RAY_USAGE_STATS_ENABLED": "1", "RAY_task_oom_retries": "7"}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "ray", fake := Started(node(CPU=1.0)))
+    RayExecutor()
+    assert fake.seen == chosen
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_ray_takes_no_handler_of_a_signal_away(ray, elsewhere: bool) -> None:
+    """A night that is ended must end with its own code; on other threads handlers are not ours."""
+
+    class Taking(Ray):
+        def init(self, **words: Any) -> None:
+            if not elsewhere:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    ours = signal.signal(signal.SIGTERM, mine := lambda *_: None)
+    made: list[RayExecutor] = []
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "ray", Taking(node(CPU=1.0)))
+            if elsewhere:
+                thread = threading.Thread(target=lambda: made.append(RayExecutor()))
+                thread.start()
+                thread.join(30.0)
+            else:
+                made.append(RayExecutor())
+        assert len(made) == 1 and signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+
+
+@pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
+def test_a_cluster_that_refuses_is_named_with_what_starts_one(monkeypatch, error) -> None:
+    class Refusing(Ray):
+        def init(self, **words: Any) -> None:
+            raise error("no head")
+
+    monkeypatch.setitem(sys.modules, "ray", Refusing())
+    with pytest.raises(ItemError, match=r"at auto, and connecting gave: no head\. `ray start"):
+        RayExecutor("auto")
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ItemError, match="it is not installed: ") as told:
+        RayExecutor()
+    assert install("ray") in str(told.value)
+
+
 def test_a_cluster_gives_what_it_has_and_says_what_it_has_not(ray) -> None:
     fake, engine = ray(node(CPU=4.0, memory=2.0**30), node(False, CPU=99.0, GPU=9.0))
     items = [
@@ -1007,6 +1300,16 @@ def test_who_is_at_what_is_asked_every_two_seconds(ray, monkeypatch) -> None:
     fake.broken = True
     now[0] += 9.0
     assert engine.running() == {}
+
+
+def test_what_was_started_before_still_runs_and_what_failed_does_not(ray) -> None:
+    fake, engine = ray(node(CPU=1.0))
+    engine.start([Item("a", "x:y"), Item("b", "x:y")])
+    engine.start([Item("c", "x:y")])
+    fake.at = {f"w{name}": (name, 1.0) for name in "abc"}
+    assert engine.running() == fake.at
+    fake.tasks["b"].set_exception(ValueError("why"))
+    assert engine.running() == {"wa": ("a", 1.0), "wc": ("c", 1.0)}
 
 
 def test_attempts_are_counted_by_item_and_the_dead_are_at_nothing(monkeypatch) -> None:

@@ -14,7 +14,8 @@ from parity.executors import identity, inputs
 from parity.executors import item as item_module
 from parity.executors.identity import Identity
 from parity.executors.inputs import MISSING, changed, content, contents
-from parity.executors.item import Answer, Item, Needs, State, perform
+from parity.executors.item import Answer, Item, Needs, Place, State, perform
+from parity.executors.machine import FIELDS, UNKNOWN
 from parity.executors.sweep import ANSWERS, Answers
 
 WORK = "tests.parity.executors.work:"
@@ -149,6 +150,26 @@ def test_another_work_has_another_digest(other: dict[str, object]) -> None:
     assert replace(BASE, **other).digest() != BASE.digest()  # pyright: ignore[reportArgumentType]
 
 
+def test_another_value_of_a_variable_is_another_work() -> None:
+    one, other = (replace(BASE, needs=Needs(environment={"XLA_FLAGS": v})) for v in ("--x", "--y"))
+    assert one.digest() != other.digest()
+    # Variables have no order.
+    pair = {"XLA_FLAGS": "--x", "HERE": "1"}
+    both = [dict(pair.items()), dict(reversed(pair.items()))]
+    digests = {replace(BASE, needs=Needs(environment=each)).digest() for each in both}
+    assert len(digests) == 1
+
+
+def test_the_digest_of_an_item_is_of_the_settings_when_it_was_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a worker starts, the driver has the variables of the worker."""
+    item = replace(BASE)
+    before = item.digest()
+    monkeypatch.setenv("XLA_FLAGS", "--of-a-worker")
+    assert item.digest() == before != replace(BASE).digest()
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [
@@ -228,6 +249,38 @@ def test_an_input_that_changes_while_an_item_runs_makes_no_answer(folder: Path) 
     item = Item("alter", f"{WORK}alter", words, inputs=contents([path]))
     answer = perform(item, Identity.here())
     assert answer.state is State.FAILED and path in answer.reason
+
+
+def test_what_is_no_value_of_json_is_no_answer_and_the_line_is_that_of_the_error() -> None:
+    for name, arguments, kind, file in (
+        ("Path", {}, "TypeError", "encoder.py"),
+        ("refuse", {"text": "not today"}, "ValueError: not today", "work.py"),
+    ):
+        function = "pathlib:Path" if name == "Path" else f"{WORK}{name}"
+        answer = perform(Item("x", function, arguments), Identity.here())
+        assert answer.state is State.FAILED and answer.value is None
+        assert answer.reason.startswith(kind) and f"({file}:" in answer.reason
+
+
+def test_a_value_of_an_input_that_changed_meanwhile_is_not_told(folder: Path) -> None:
+    path = str(folder / "weights")
+    item = Item("alter", f"{WORK}alter", {"path": path, "text": "x"}, inputs=contents([path]))
+    assert perform(replace(item, inputs={}), Identity.here()).value is not None
+    answer = perform(replace(item, inputs=contents([path]), arguments={"path": path, "text": "y"}),
+                     Identity.here())  # fmt: skip
+    assert (answer.state, answer.value) == (State.FAILED, None)
+
+
+@pytest.mark.parametrize("field", [*FIELDS, "name"])
+def test_a_machine_of_which_a_field_is_unknown_has_no_fingerprint(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    known = dict.fromkeys((*FIELDS, "name"), "known")
+    monkeypatch.setattr(item_module, "_processor", lambda: known)
+    assert Place.here().fingerprint not in ("", UNKNOWN) and Place.here().processor == "known"
+    monkeypatch.setattr(item_module, "_processor", lambda: {**known, field: UNKNOWN})
+    # A name says what processor it is to people only.
+    assert (Place.here().fingerprint == UNKNOWN) == (field != "name")
 
 
 @pytest.fixture

@@ -60,6 +60,8 @@ def test_an_end_without_a_record_is_incomplete(body: str) -> None:
         ("os._exit(7)", 7),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        # A signal that is forwarded ends the process that waits, too.
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         # The verdict was said; who ends the process afterwards does not change it.
         ("atexit.register(os._exit, 0); return 1", 1),
         ("atexit.register(os._exit, 9); return 0", 9),
