@@ -174,6 +174,34 @@ def test_a_file_that_cannot_be_read_leaves_the_red_runs_beside_it_known(tmp_path
     assert {day for day, changes in found.items() if changes.known} == {10, 11}
 
 
+def test_runs_of_a_work_that_cannot_be_read_are_not_known_though_all_their_gates_hold(
+    tmp_path: Path,
+) -> None:
+    """Which gates a healthy run measured is read of one run of its work, here a damaged one."""
+    other = {"identity": "other"}
+    nights = [
+        earlier(failing(), day=10),
+        earlier(measurement(**other), day=11),
+        earlier(measurement(**other), day=12),
+        earlier(measurement(), day=13),
+    ]
+    lines = [replace(line, gathered="") for line in lines_of(tmp_path, *nights)]
+    (tmp_path / lines[2].name / "measurements.parquet").write_bytes(b"damaged")
+    found = by_day(follow_gates(tmp_path, lines))
+    assert {day for day, changes in found.items() if not changes.known} == {11, 12}
+    assert told(found[13]) == [(10, [], ["logits"])]
+
+
+@pytest.mark.parametrize("last", [11, 12])
+def test_a_gate_that_cannot_be_compared_begins_to_fail(tmp_path: Path, last: int) -> None:
+    """Also in the newest run of its work, which tells what the others of it measured."""
+    blocked = measurement(value=math.nan, tolerance=math.nan, verdict=Verdict.NOT_COMPARABLE)
+    nights = [earlier(measurement(), day=10), earlier(blocked, day=11), earlier(failing(), day=12)]
+    nights = [night for night in nights if night.manifest.id[8:10] <= str(last)]
+    found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
+    assert {day: told(change) for day, change in found.items()} == {11: [(10, ["logits"], [])]}
+
+
 def test_the_measurements_themselves_are_read_where_none_are_gathered(tmp_path: Path) -> None:
     nights = (earlier(measurement(), day=10), earlier(failing(), day=11))
     lines = [replace(line, gathered="") for line in lines_of(tmp_path, *nights)]

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import shutil
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,6 +39,7 @@ from reports.registry.lookup import (
     check_age,
     comparison_lines,
     find_run,
+    is_pinned,
     judge_stored,
     look_up,
     page_of,
@@ -51,6 +53,7 @@ from reports.registry.several import as_values, more_line, read_several, run_lin
 from reports.registry.side_by_side import range_lines
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
+from reports.text import edge_name
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide
@@ -165,6 +168,37 @@ def test_a_look_back_has_the_tolerance_that_the_newest_run_used(tmp_path: Path) 
             write_run(root, earlier(measurement(value=1e-7 * day, tolerance=tolerance), day=day))
         [row] = look_back(str(root)).rows
         assert (row["tolerance"], row["share"]) == (2e-6, pytest.approx(3e-7 / 2e-6))
+
+
+def test_a_look_back_goes_from_the_oldest_value_to_the_newest(tmp_path: Path) -> None:
+    """Whichever is the least; of many runs the newest 24 are drawn, in the order they ran in."""
+    values = [2e-6, 1e-6, 4e-6, *(3e-6 + 1e-8 * day for day in range(22)), 2.5e-6]
+    for day, value in enumerate(values, 1):
+        write_run(tmp_path, earlier(measurement(value=value), day=day))
+    [row] = look_back(str(tmp_path)).rows
+    assert (row["runs"], row["first"], row["last"]) == (len(values), values[0], values[-1])
+    assert row["median"] == pytest.approx(statistics.median(values))
+    assert list(row["recent"]) == values[-24:]
+
+
+def test_values_of_a_quantity_come_edge_by_edge_and_metric_by_metric(tmp_path: Path) -> None:
+    """Each from the oldest run on, also where names of runs say otherwise."""
+    keys = [(edge, metric) for edge in ("e", "d") for metric in ("rel_l2", "max_abs")]
+    for name, day in (("b", 1), ("a", 2), ("c", 3)):
+        rows = [measurement(edge=edge, metric=metric) for edge, metric in keys]
+        write_run(tmp_path, earlier(*rows, id=name, day=day))
+    rows = look_back(str(tmp_path), "baseline", "logits").rows
+    found = [(row["edge"], row["metric"], row["id"]) for row in rows]
+    assert found == [(*key, name) for key in sorted(keys) for name in "bac"]
+
+
+def test_a_value_without_a_tolerance_is_no_value_of_a_gate(tmp_path: Path) -> None:
+    """Runs that told it alone are left out of the history of the gate."""
+    fact = measurement(value=3e-6, tolerance=math.nan, verdict=Verdict.INFO)
+    for name, row in (("a", measurement()), ("b", fact), ("c", failing())):
+        write_run(tmp_path, earlier(row, id=name, day=1 + "abc".index(name)))
+    rows = look_back(str(tmp_path), "baseline", "logits").rows
+    assert [(row["id"], row["value"]) for row in rows] == [("a", 1e-6), ("c", 9e-6)]
 
 
 def ago(hours: float) -> str:
@@ -963,6 +997,48 @@ def test_of_other_subjects_the_newest_are_named_unless_they_are_healthy(tmp_path
         ("d", "not judged"),
         ("c", "REGRESSED"),
     )
+
+
+@pytest.mark.parametrize("newest", ["PASS", "REGRESSED"])
+def test_the_newest_run_of_another_subject_alone_speaks_for_it(tmp_path: Path, newest: str) -> None:
+    """Not an older one of it, nor one of the subject that is asked for."""
+    suites = [{**WHOLE, "name": "a"}]
+    words = ("REGRESSED", "NOT COMPARABLE", newest)
+    for day, word in enumerate(words, 1):
+        changes: dict[str, Any] = {"id": f"port{day}", "verdict": word, "kind": "port"}
+        write_run(tmp_path, earlier(measurement(), day=day, suites=suites, **changes))
+        write_run(tmp_path, earlier(measurement(), id=f"night{day}", day=day, verdict=word))
+    write_run(tmp_path, earlier(measurement(), id="night", day=9))
+    expected = () if newest == "PASS" else (("port3", newest),)
+    assert look_up(tmp_path, "latest").others == expected
+
+
+def test_a_run_whose_name_begins_like_that_of_a_pinned_one_is_not_pinned(tmp_path: Path) -> None:
+    """As that of the second run of one second does."""
+    root = tmp_path / "runs"
+    first, second = (write_run(root, earlier(measurement(), day=1)) for _ in range(2))
+    assert second.name == f"{first.name}-2"
+    pin_run(first, "why")
+    assert find_run(root, "pinned") == first
+    assert [is_pinned(root, read_run(it).manifest) for it in (first, second)] == [True, False]
+
+
+def test_gates_that_held_are_counted_edge_by_edge_the_mathematics_first(tmp_path: Path) -> None:
+    """In every run, also where it did not measure the edge."""
+    edges = ("jax32:oracle", "port32:port64", "jax64:oracle")
+    rows = [measurement(edge=edge, quantity=q) for edge in edges for q in "xy"]
+    blocked = replace(rows[1], verdict=Verdict.NOT_COMPARABLE)
+    runs = [
+        run(*rows, id="one"),
+        run(replace(rows[0], value=9e-6, verdict=Verdict.FAIL), blocked, id="two"),
+        run(*rows[1:], id="three"),
+    ]
+    _, [_, *counts], _ = table(compare_runs(runs))
+    assert [line for line in counts if line[0].startswith("gates held")] == [
+        ["gates held, JAX float64 vs oracle", "2 / 2", "–", "2 / 2"],
+        ["gates held, JAX float32 vs oracle", "2 / 2", "0 / 2", "1 / 1"],
+        [f"gates held, {edge_name('port32:port64')}", "2 / 2", "–", "2 / 2"],
+    ]
 
 
 def test_a_damaged_folder_of_the_same_second_may_be_newer(tmp_path: Path) -> None:
