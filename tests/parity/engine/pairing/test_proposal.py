@@ -251,6 +251,18 @@ def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
     assert [*made.values()] == [("m.q.weight", "m.k.weight")] and len(left) == 1
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_each_fusion_is_of_its_own_module_in_whatever_order_they_come(turned, back):
+    order = ("self", "cross")
+    parts = {f"{at}.{n}.weight": (6, 6) for at in order for n in ("query", "key")}
+    fused = {f"{at}.both.kernel": (6, 12) for at in (order[::-1] if turned else order)}
+    made, left = proposed(fused, parts) if back else proposed(parts, fused)
+    assert not left and len(made) == len(parts if back else fused)
+    for port, originals in made.items():
+        assert {name.split(".")[0] for name in originals} == {port.split(".")[0]}
+
+
 def test_only_parameters_of_one_ending_are_fused():
     for ending, found in (("scale", True), ("offset", False)):
         original = {"m.q.scale": (6,), f"m.k.{ending}": (6,)}
@@ -305,3 +317,22 @@ def test_more_numbers_than_there_are_indices_are_written_out(depth):
     result, source = converted(Matching(tuple(pairs), (), ()), original)
     assert agrees(result, {f"x{name[1:]}": x for name, x in original.items()})
     assert ("for i in range(2):" in source) == (depth == 5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_converter_takes_each_parameter_from_its_own_original(seed):
+    """Whichever numbers there are, with holes among them, shifted, or in no order at all."""
+    rng = np.random.default_rng(seed)
+    grid = list(itertools.product(range(3), range(1, 3)))
+    kept = [grid[n] for n in sorted(rng.permutation(len(grid))[: rng.integers(1, len(grid) + 1)])]
+    if rng.random() < 0.5:
+        theirs = [(i + 2, j - 1) for i, j in kept]
+    else:
+        theirs = [grid[n] for n in rng.permutation(len(grid))[: len(kept)]]
+    original = numbered({f"m.{i}.e{j}.w": (2, 3) for i, j in theirs})
+    pairs = [
+        Pair(f"l.{i}.x{j}", copied(name, (2, 3)), Means.VALUE)
+        for (i, j), name in zip(kept, original, strict=True)
+    ]
+    result, _ = converted(Matching(tuple(pairs)), original)
+    assert agrees(result, {p.port: original[p.originals[0]] for p in pairs})

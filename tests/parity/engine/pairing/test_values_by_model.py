@@ -29,13 +29,15 @@ from parity.engine.pairing.constructions import (
 from parity.engine.pairing.fingerprints import fingerprint
 from parity.engine.pairing.layouts import Layout, candidates, identity, take, transposition
 from parity.engine.pairing.matching import match_parameters
-from parity.engine.pairing.parameter_pairs import Means
+from parity.engine.pairing.parameter_pairs import Means, Pair
 from parity.engine.pairing.resemblance import (
     MOST_RANGES,
+    ROUNDED,
     Resemblance,
     differing_slices,
     ranges,
     resemblance,
+    straight_line,
 )
 from parity.engine.pairing.value_search import (
     SMALL,
@@ -560,6 +562,32 @@ def test_constants_follow_the_weights_of_their_module():
     }
     longer = fused | {"attn.qkv.bias": np.zeros(13)}
     assert "attn.qkv.bias" not in matched(kernels | biases, longer)
+
+
+def test_a_constant_follows_one_of_several_weights_of_its_module():
+    """The first of them that it can follow."""
+    weights = {f"m.{n}.weight": draw(4, 6, seed=k) for k, n in enumerate("ab")}
+    originals = Tensors(weights | {"m.a.bias": np.zeros(4), "m.b.bias": np.zeros(4)})
+    ports = Tensors(
+        {"p.one": weights["m.a.weight"], "p.two": weights["m.b.weight"], "p.c": np.zeros(4)}
+    )
+    pairs = {
+        port: Pair(port, copied(f"m.{n}.weight", (4, 6)), Means.VALUE)
+        for port, n in (("p.one", "a"), ("p.two", "b"))
+    }
+    found = list(by_siblings(originals, ports, ["m.a.bias", "m.b.bias"], ["p.c"], pairs))
+    assert [(port, made.parameters) for port, made in found] == [("p.c", ("m.a.bias",))]
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6])
+def test_a_summand_is_one_whatever_the_size_of_the_numbers(size: float):
+    """And what adding up rounds is none."""
+    x = size * (draw(5, 7) + 3.0)
+    plus = 0.125 * size
+    factor, summand = straight_line(x, 2.0 * x + plus) or (0.0, 0.0)
+    assert (factor, summand / size) == pytest.approx((2.0, 0.125))
+    noise = ROUNDED * 2.0**-6 * size * draw(5, 7, seed=1)
+    assert straight_line(x, 2.0 * x + noise) == (pytest.approx(2.0), 0.0)
 
 
 def test_heads_of_biases_are_grouped_as_those_of_the_kernels():

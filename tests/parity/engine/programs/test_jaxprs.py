@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from parity.engine.programs.jaxprs import bind, equations, interpret, loop_inputs, opened
+from parity.engine.programs.jaxprs import (
+    bind,
+    equations,
+    interpret,
+    is_hidden,
+    loop_inputs,
+    opened,
+)
 
 
 def program(x):
@@ -54,6 +63,16 @@ def test_a_jaxpr_is_opened_with_its_constants():
     assert len(constants) == len(jaxpr.constvars)
     [out] = interpret(jaxpr, constants, [jnp.ones(3)], bind)
     assert np.array_equal(out, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(("said", "hidden"), [(True, True), (False, False), (len, False)])
+def test_a_module_is_hidden_only_where_it_says_so(said, hidden, monkeypatch):
+    """A function, as pytest takes one, hides nothing here."""
+    file = f"/nowhere/helper_{said}.py"
+    module = SimpleNamespace(__file__=file, __tracebackhide__=said)
+    monkeypatch.setitem(sys.modules, "a_helper_of_a_test", module)
+    assert is_hidden(file) is hidden
+    assert is_hidden(f"/elsewhere{file}") is False
 
 
 def test_what_is_not_entered_is_left_out():

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.marks import Marks
-from parity.engine.programs.rounding import Signs
+from parity.engine.programs.rounding import Signs, digest, pool
 from parity.engine.programs.rounding_rules import (
     CALLBACKS,
     ELEMENTARY,
@@ -240,6 +240,30 @@ def test_bits_are_those_of_the_program_s_own_dtype():
 
     [found] = asked_of(exponent, np.float32([1.0, 2.5, 10.0]))[1]
     assert found.tolist() == [0, 1, 3]
+
+
+def test_tables_are_one_where_shapes_and_values_are_whatever_holds_them():
+    table = draw(3, 4)
+    others = [table.astype(np.float64), np.asfortranarray(table), jnp.asarray(table)]
+    assert {digest(other) for other in others} == {digest(table)}
+    different = [table.reshape(4, 3), table.reshape(-1), -table, table.T, table.astype(complex)]
+    assert digest(table) not in {digest(other) for other in different}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_a_table_that_both_programs_hold_is_moved_by_neither(dtype: type):
+    """One that only one of them holds is moved in each of its parts."""
+    table, other = (np.exp(1j * draw(3, 4) + n).astype(np.complex64) for n in range(2))
+    if dtype is np.float32:
+        table, other = table.real.copy(), other.real.copy()
+    with jax.enable_x64(True):
+        signs = Signs(pool(0, 12), 0.0, 1.0, shared=frozenset({digest(table)}))
+        kept, moved = np.asarray(signs.constant(table)), np.asarray(signs.constant(other))
+        both = np.asarray(Signs(pool(0, 12), 0.0, 1.0).constant(table))
+    parts = [np.real, np.imag] if dtype is np.complex64 else [np.real]
+    for part in parts:
+        assert np.array_equal(part(kept), part(table))
+        assert (part(moved) != part(other)).any() and (part(both) != part(table)).any()
 
 
 def test_positions_are_counted_in_float64_too():

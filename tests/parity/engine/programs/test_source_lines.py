@@ -30,6 +30,19 @@ def test_a_file_is_found_below_the_current_folder(tmp_path: Path, monkeypatch) -
     )
 
 
+def test_a_file_of_the_current_folder_is_before_one_of_an_installed_package(
+    tmp_path: Path, monkeypatch
+) -> None:
+    for place in ("here", "installed", "second"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "model.py").write_text(f"x = {place!r}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / place) for place in ("installed", "second")])
+    assert excerpt("model.py:1 (f)") == "> 1  x = 'here'"
+    (tmp_path / "here" / "model.py").unlink()
+    assert excerpt("model.py:1 (f)") == "> 1  x = 'installed'"
+
+
 @pytest.mark.parametrize("place", ["model.py:7 (f)", "absent.py:1 (f)", "nowhere", ""])
 def test_a_line_that_is_not_there_has_no_excerpt(place: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "model.py").write_text("x = 1\n", encoding="utf-8")
