@@ -197,8 +197,9 @@ def test_a_value_without_a_tolerance_is_no_value_of_a_gate(tmp_path: Path) -> No
     fact = measurement(value=3e-6, tolerance=math.nan, verdict=Verdict.INFO)
     for name, row in (("a", measurement()), ("b", fact), ("c", failing())):
         write_run(tmp_path, earlier(row, id=name, day=1 + "abc".index(name)))
-    rows = look_back(str(tmp_path), "baseline", "logits").rows
-    assert [(row["id"], row["value"]) for row in rows] == [("a", 1e-6), ("c", 9e-6)]
+    for place in (str(tmp_path), f"{tmp_path}/*"):
+        rows = look_back(place, "baseline", "logits").rows
+        assert [(row["id"], row["value"]) for row in rows] == [("a", 1e-6), ("c", 9e-6)]
 
 
 def ago(hours: float) -> str:
@@ -342,6 +343,8 @@ def test_a_name_leads_to_one_run_or_to_the_names_that_there_are(
         ("2026-11-0", "several runs begin with", [names[2], *names[3:5], names[6], names[5]]),
         ("none", "no run", [*names[1:5], names[6]]),
         (f"x/{names[0]}", "no run", [*names[1:5], names[6]]),
+        # A path is one from the current folder, and not from that of the runs.
+        (f"../runs/{names[0]}", "no run", [*names[1:5], names[6]]),
     ):
         with pytest.raises(StoreError) as told:
             find_run(root, name)
@@ -434,6 +437,19 @@ def test_below_a_verdict_is_since_when_it_fails_and_what_explains_it(tmp_path: P
     assert all(" plain" in line for line in lines[3:5])
     assert lines[5].startswith(f"levels compared with run {held.name}, the oldest healthy run")
     assert lines[6].startswith("not readable: damaged: ") and len(lines) == 7
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_since_when_is_said_of_the_failure_that_is_named_first(tmp_path: Path, longer: int) -> None:
+    """It is the new one, whichever failed before."""
+    cases = ("baseline", "plain")
+    for day, red in ((1, ()), (2, (cases[longer],)), (3, cases)):
+        rows = [(failing if case in red else measurement)(case=case) for case in cases]
+        folder = write_run(tmp_path, earlier(*rows, day=day))
+    judged = judge_stored(folder)
+    assert [start.case for start in judged.decision.starts] == [cases[1 - longer], cases[longer]]
+    [since] = [line for line in comparison_lines(judged) if line.startswith("since when: ")]
+    assert "in a row" not in since and "2026-11-02" in since
 
 
 def test_below_the_verdict_of_a_stream_are_call_stage_and_line(tmp_path: Path) -> None:
