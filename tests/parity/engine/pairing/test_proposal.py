@@ -2,11 +2,12 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from parity.engine.pairing.constructions import copied
+from parity.engine.pairing.constructions import Construction, copied
 from parity.engine.pairing.converter import converter_source
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
@@ -317,6 +318,17 @@ def test_more_numbers_than_there_are_indices_are_written_out(depth):
     result, source = converted(Matching(tuple(pairs), (), ()), original)
     assert agrees(result, {f"x{name[1:]}": x for name, x in original.items()})
     assert ("for i in range(2):" in source) == (depth == 5)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+def test_a_converter_puts_pieces_in_their_places_in_whatever_order_they_are_listed(order):
+    """Someone may have edited them, and parts of unequal lengths are no stack."""
+    original = numbered({"a.w": (2, 4), "b.w": (3, 4), "c.w": (4, 4)})
+    whole = np.concatenate([*original.values()])
+    [pair] = match_parameters(original, {"w": whole}).pairs
+    pieces = tuple(pair.construction.pieces[n] for n in order)
+    pair = replace(pair, construction=Construction(pair.construction.shape, pieces))
+    assert agrees(converted(Matching((pair,)), original)[0], {"w": whole})
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -41,6 +41,25 @@ def widened(function, *args, signs=None):
         return np.asarray(run(inputs)), tuple(notices)
 
 
+def test_arguments_are_widened_as_all_else_is():
+    """As if they had been widened before, and numbers without a fraction stay what they are."""
+    third = np.float32(1 / 3)
+
+    def function(x, n, z):
+        return x * third, n + 1, z * z
+
+    whole, turned = np.int32(2), np.complex64(1 + 2j)
+    closed = jax.make_jaxpr(function)(X, whole, turned)
+    with jax.enable_x64(True):
+        narrow = Evaluation(True).run(closed, [X, whole, turned], Marks())
+        before = [np.float64(X), whole, np.complex128(turned)]
+        wide = Evaluation(True).run(closed, before, Marks())
+    assert [value.dtype for value in narrow] == [np.float64, np.int32, np.complex128]
+    for one, other in zip(narrow, wide, strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(narrow[0], np.float64(X) * np.float64(third))
+
+
 # Where a mark can be
 
 
