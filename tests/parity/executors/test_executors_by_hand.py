@@ -1189,7 +1189,7 @@ def test_a_cluster_has_the_processors_of_its_living_nodes(ray) -> None:
     assert fake.calls[-1][0] == "shutdown"
 
 
-def test_a_setting_of_ray_that_the_user_made_stays(ray, monkeypatch) -> None:
+def test_a_setting_of_ray_that_the_user_made_stays(monkeypatch) -> None:
     class Started(Ray):
         def init(self, **words: Any) -> None:
             self.seen = {name: os.environ[name] for name in chosen}
@@ -1203,7 +1203,7 @@ def test_a_setting_of_ray_that_the_user_made_stays(ray, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_ray_takes_no_handler_of_a_signal_away(ray, elsewhere: bool) -> None:
+def test_ray_takes_no_handler_of_a_signal_away(elsewhere: bool) -> None:
     """A night that is ended must end with its own code; on other threads handlers are not ours."""
 
     class Taking(Ray):
