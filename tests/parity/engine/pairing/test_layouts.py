@@ -1,11 +1,13 @@
 """Layouts are found where there are some, the simplest first, and not seen where there are none."""
 
 import json
+import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from parity.engine.pairing import layouts
 from parity.engine.pairing.layouts import (
     Layout,
     Near,
@@ -116,6 +118,17 @@ def test_another_distance_may_decide():
     target = 3 * source.T
     assert find_layout(source, target, Near(2.0**-8)) is None
     assert find_layout(source, target, Near(2.0**-8, one_minus_cosine)) is not None
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (3, 3), (1, 1, 9), (2, 1, 5), (9,)])
+def test_large_arrays_are_compared_in_blocks_of_whatever_shape(shape, monkeypatch):
+    monkeypatch.setattr(layouts, "BLOCK", 4)
+    x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    assert layouts.same_values(x, x.astype(np.float64))
+    for index in np.ndindex(shape):
+        other = x.copy()
+        other[index] += 1
+        assert not layouts.same_values(x, other)
 
 
 def test_minus_zero_is_zero():

@@ -308,6 +308,18 @@ def test_what_the_original_fills_in_part_keeps_its_place_in_a_converter():
     assert np.array_equal(result["w"], np.concatenate([*rows[:2], np.zeros((10, 4))]))
 
 
+@pytest.mark.parametrize("alone", [0, 3])
+def test_a_converter_adds_what_the_port_stores_as_a_sum(alone):
+    """Whole, or beside elements that are those of one term alone, as in a GRU."""
+    one, other = (np.random.default_rng(n).normal(size=9).astype(np.float32) for n in range(2))
+    total = one + other
+    total[9 - alone :] = one[9 - alone :]
+    original = {"cell.bias_ih": one, "cell.bias_hh": other}
+    matching = match_parameters(original, {"cell.bias": total})
+    assert [pair.construction.adds for pair in matching.pairs] == [True]
+    assert agrees(converted(matching, original)[0], {"cell.bias": total})
+
+
 @pytest.mark.parametrize("depth", [5, 6])
 def test_more_numbers_than_there_are_indices_are_written_out(depth):
     original = {

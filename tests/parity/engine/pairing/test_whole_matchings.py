@@ -292,6 +292,16 @@ def halves() -> tuple[Construction, Construction]:
     return first, last
 
 
+def test_the_parts_of_a_fusion_are_not_tied():
+    """Unless the port has the fusion, or the original a part of it, under several names."""
+    [pair] = match_parameters({"q": W[0], "k": W[1]}, {"p": np.concatenate(W[:2])}).pairs
+    assert pair.originals == ("q", "k") and Matching((pair,)).tied == ()
+    again = Pair("r", pair.construction, Means.VALUE)
+    assert Matching((pair, again)).tied == ((("q", "k"), ("p", "r")),)
+    other = Pair("p", pair.construction, Means.VALUE, also=("x",))
+    assert Matching((other,)).tied == ((("q", "k", "x"), ("p",)),)
+
+
 def test_two_parts_of_one_tensor_are_not_tied():
     first, last = halves()
     pairs = (Pair("p", first, Means.VALUE), Pair("q", last, Means.VALUE))

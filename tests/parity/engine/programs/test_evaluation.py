@@ -195,6 +195,22 @@ def test_a_mark_has_a_value_only_where_every_branch_around_it_is_taken(outer, in
     assert np.array_equal(result, deep(X, outer, inner))
 
 
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.int32])
+def test_a_mark_of_a_branch_that_is_not_taken_is_no_number(dtype, taken):
+    """Where its dtype has something that is none."""
+
+    def function(x, taken):
+        return jax.lax.cond(taken, lambda x: checkpoint_name(x + x, "inner"), lambda x: x, x)
+
+    x = np.arange(1, 4).astype(dtype)
+    _, marks = capture(function)(x, taken)
+    if taken:
+        assert np.array_equal(marks["inner"], x + x)
+    elif dtype is not np.int32:
+        assert np.all(np.isnan(marks["inner"]))
+
+
 def test_nested_turns_are_named_from_the_outermost_in():
     result, marks, _ = evaluate(nested, X)
     assert list(passed(marks)) == ["deep@0@0", "deep@0@1", "deep@1@0", "deep@1@1", "branch@1"]

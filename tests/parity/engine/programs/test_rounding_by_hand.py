@@ -242,6 +242,16 @@ def test_bits_are_those_of_the_program_s_own_dtype():
     assert found.tolist() == [0, 1, 3]
 
 
+def test_a_number_of_few_digits_is_a_count_and_is_not_moved():
+    """As an exponent is; but it is one of many in an array, and a number of many digits is not."""
+    with jax.enable_x64(True):
+        signs = Signs(pool(0, 4))
+        for exact in (3.0, -0.5, 2.0**40):
+            assert float(signs.moved(jnp.float64(exact), 2.0**-20)) == exact
+        for value in (jnp.float64(0.1), jnp.full((1,), 3.0)):
+            assert np.all(np.asarray(signs.moved(value, 2.0**-20)) != np.asarray(value))
+
+
 def test_tables_are_one_where_shapes_and_values_are_whatever_holds_them():
     table = draw(3, 4)
     others = [table.astype(np.float64), np.asfortranarray(table), jnp.asarray(table)]
