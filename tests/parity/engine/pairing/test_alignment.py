@@ -469,6 +469,8 @@ def test_a_result_that_is_transposed_is_another_one_unless_a_pin_says_that_it_is
     found = align(*sides, outputs=(("result",), ("result",)), pins=pins_of_it)
     pair = next(pair for pair in found.pairs if pair.port == "result")
     assert (pair.layout == turned, pair.distance == 0.0) == (pinned, pinned)
+    # Nobody is told that its values are equal.
+    assert pair.by is (AlignedBy.PIN if pinned else AlignedBy.ORDER)
 
 
 @pytest.mark.parametrize("side", ["original", "port", "both"])

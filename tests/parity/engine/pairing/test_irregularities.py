@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from parity.engine.pairing.constructions import Construction, Piece, cut, whole
-from parity.engine.pairing.irregularities import ENOUGH, exchanged, irregularities, unlike_others
+from parity.engine.pairing.irregularities import (
+    ENOUGH,
+    exchanged,
+    irregularities,
+    placed_by_name,
+    unlike_others,
+)
 from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Means, Pair
 
@@ -76,6 +85,33 @@ def test_query_and_key_exchanged_are_named_both():
     assert exchanged([other, crossed[1]]) == {}
     tied = [pair(KEY[0], "h.0.query.kernel"), pair(KEY[0], "h.0.key.kernel")]
     assert exchanged(tied) == {}
+
+
+def test_names_place_what_was_exchanged_and_leave_the_rest_where_it_is():
+    words = ("query", "key", "value")
+
+    def held(order: tuple[str, ...], **changes: Any) -> list[Pair]:
+        made = [
+            pair(f"l.0.{word}.weight", f"h.0.{place}.kernel")
+            for word, place in zip(order, words, strict=True)
+        ]
+        return [replace(each, **changes) for each in made]
+
+    every = [*kernels(3), *held(words)]
+    assert placed_by_name(every) == placed_by_name([]) == placed_by_name(every[:1]) == {}
+    crossed = held(("key", "query", "value"))
+    placed = {f"h.0.{word}.kernel": f"l.0.{word}.weight" for word in words[:2]}
+    assert placed_by_name([*kernels(3), *crossed]) == placed
+    # In a round each of the three is in another place.
+    around = held(("key", "value", "query"))
+    assert placed_by_name(around) == placed | {"h.0.value.kernel": "l.0.value.weight"}
+    # Values that differ are no evidence, and neither is what is a part or has another shape.
+    assert placed_by_name(held(("key", "query", "value"), means=Means.NEAR)) == {}
+    assert placed_by_name([replace(crossed[0], means=Means.NEAR), crossed[1]]) == {}
+    part = Piece("l.0.key.weight", cut((4, 3), (4, 3), 0, 0, 2), TURNED, whole((3, 2)))
+    construction = Construction((3, 2), (part,))
+    assert placed_by_name([replace(crossed[0], construction=construction), crossed[1]]) == {}
+    assert placed_by_name([pair("l.0.key.weight", "h.0.query.kernel", PLAIN), crossed[1]]) == {}
 
 
 def test_both_of_one_parameter_are_said_and_pieces_are_left_out():
