@@ -295,6 +295,19 @@ def test_the_nearer_of_two_arrays_has_the_partner(first: str):
     assert left(found) == ([], ["far"])
 
 
+def test_the_nearer_array_has_the_partner_whatever_the_names_say():
+    """A name that is more alike gives way to values that are."""
+    x, other = draw(6, 8), draw(6, 8, seed=7)
+    original = {"one.weight": x, "two.weight": other}
+    port = {
+        "one.weight": x + 0.25 * draw(6, 8, seed=5),
+        "two.weight": x + 0.01 * draw(6, 8, seed=6),
+    }
+    found = match_parameters(original, port)
+    assert {pair.port: pair.originals for pair in found.pairs} == {"two.weight": ("one.weight",)}
+    assert left(found) == (["two.weight"], ["one.weight"])
+
+
 def test_what_differs_in_a_row_may_hold_the_same_values():
     x = draw(6, 8)
     y = x.copy()

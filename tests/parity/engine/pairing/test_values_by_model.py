@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from parity.engine.pairing import closeness as closeness_module
 from parity.engine.pairing.analogy import by_families, by_siblings
 from parity.engine.pairing.closeness import (
     EQUAL,
@@ -26,7 +27,7 @@ from parity.engine.pairing.constructions import (
     laid_out,
     whole,
 )
-from parity.engine.pairing.fingerprints import fingerprint
+from parity.engine.pairing.fingerprints import fingerprint, sample_positions
 from parity.engine.pairing.layouts import Layout, candidates, identity, take, transposition
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Means, Pair
@@ -49,7 +50,9 @@ from parity.engine.pairing.value_search import (
     is_constant,
     locate,
     of_parts,
+    orders_of,
     part_of,
+    rearranged,
 )
 from tests.helpers import roundoff
 
@@ -624,6 +627,45 @@ def test_constants_of_stacked_layers_go_by_families():
     names = [n for n in parts if "bias" not in n]
     assert list(by_families(*tensors, names, ["norm"], {})) == []
     assert list(by_siblings(*tensors, names, ["norm"], {})) == []
+
+
+def test_a_constant_is_in_one_stack_alone():
+    """Experts of a layer, or one expert of all layers; each stack is of parts that are left."""
+    parts = {f"l.{i}.e.{j}.s": np.ones(4) for i in range(2) for j in range(3)}
+    wholes = {"a.s": np.ones((3, 4)), "b.s": np.ones((2, 4)), "c.s": np.ones((3, 4))}
+    tensors = Tensors(parts), Tensors(wholes)
+    made = dict(by_families(*tensors, list(parts), list(wholes), {}))
+    used = [name for construction in made.values() for name in construction.parameters]
+    assert made and len(used) == len(set(used))
+    back = [port for port, _ in by_families(*tensors[::-1], list(wholes), list(parts), {})]
+    assert back and len(back) == len(set(back))
+
+
+def test_a_large_array_of_a_few_odd_values_can_be_told_from_a_constant():
+    """Though none of them is in the sample that is looked at first."""
+    size = 3 * closeness_module.SAMPLE
+    sampled = sample_positions(size, closeness_module.SAMPLE)
+    odd = np.setdiff1d(np.arange(size), sampled)[:2]
+    x = np.zeros(size)
+    x[odd[0]] = 1.0
+    two = x.copy()
+    x[odd[1]] = 2.0
+    assert closeness([x, two], [two, x, np.zeros(size)]).telling[0].tolist() == [True, False]
+    assert closeness([two], [two, x, np.zeros(size)]).telling[1].tolist() == [False, True, False]
+
+
+def test_rows_of_a_square_matrix_are_not_told_from_its_columns():
+    """The order of a matrix says how a vector beside it lies only if one axis has its length."""
+    order = (3, 4, 5, 0, 1, 2)
+    for shape, axis, orders in (
+        ((6, 4), 0, {order}),
+        ((4, 6), 1, {order}),
+        ((6, 6), 0, set()),
+        ((6, 6), 1, set()),
+    ):
+        x = draw(*shape)
+        made = rearranged("w", x, np.take(x, order, axis))
+        assert made is not None and orders_of(made, "w") == orders
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.5, 1.0, 40.0])

@@ -12,6 +12,7 @@ import pytest
 
 from parity.engine.programs.jaxprs import (
     bind,
+    constants,
     equations,
     interpret,
     is_hidden,
@@ -73,6 +74,19 @@ def test_a_module_is_hidden_only_where_it_says_so(said, hidden, monkeypatch):
     monkeypatch.setitem(sys.modules, "a_helper_of_a_test", module)
     assert is_hidden(file) is hidden
     assert is_hidden(f"/elsewhere{file}") is False
+
+
+def test_constants_are_what_a_program_closes_over_and_the_numbers_written_in_it():
+    """Wherever in it they are."""
+    table = np.arange(3.0, dtype=np.float32) + 20.0
+
+    def function(x):
+        y = jax.lax.cond(x[0] > 5.0, lambda x: x * 7.0, lambda x: x, x)
+        return jax.lax.scan(lambda c, row: (c + row * 11.0, None), y, jnp.ones((2, 3)))[0] + table
+
+    found = [np.asarray(each) for each in constants(jax.make_jaxpr(function)(jnp.ones(3)))]
+    assert {5.0, 7.0, 11.0} <= {float(each) for each in found if not each.ndim}
+    assert any(np.array_equal(each, table) for each in found)
 
 
 def test_what_is_not_entered_is_left_out():
