@@ -1203,6 +1203,23 @@ def test_a_machine_whose_levels_are_all_pinned_needs_no_anchor(tmp_path: Path) -
     assert (found.goes, found.spared) == ((first,), ((second, "pinned"),))
 
 
+@pytest.mark.parametrize("changes", [{"selected": ["a"]}, {"fault": "rope_sign"}], ids=str)
+def test_a_part_of_a_night_keeps_every_anchor_of_the_whole_ones(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The next whole night is compared with them, whatever ran last."""
+    a, b = (measurement(case=name, identity=name) for name in "ab")
+    nights = [((b,), {}), ((a, b), {}), ((a, b), {}), ((a,), changes)]
+    folders = [
+        write_run(tmp_path, earlier(*rows, day=day, **more))
+        for day, (rows, more) in enumerate(nights, 1)
+    ]
+    found = plan(tmp_path, 1)
+    why = f"anchor of the machine of {folders[2].name}"
+    assert {folder for folder, said in found.spared if said == why} == set(folders[:2])
+    assert not set(folders[:2]) & set(found.goes)
+
+
 def test_the_page_of_all_runs_says_where_they_are_and_is_kept_where_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
