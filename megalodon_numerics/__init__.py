@@ -2,9 +2,9 @@
 
 `import megalodon_numerics` imports nothing else; accessing an attribute imports its module. The
 code is in the packages `megalodon_jax`, `parity`, `stability` and `reports`. If another project has
-a package of one of these names, Python may find that one first. An attribute that needs ours then
-raises an `ImportError` naming the file that was found; attributes of the other packages work.
-Source: docs/your-own-port.md "Beside packages of the same name".
+a package of one of these names, Python may find that one first. An attribute whose code needs the
+shadowed package then raises an `ImportError` naming the file that was found; all other attributes
+work. Source: docs/your-own-port.md "Beside packages of the same name".
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'megalodon_numerics' has no attribute {name!r}")
     home = own(_MODULES[name])
-    # `frozen_watch` is itself a module.
+    # The attribute `frozen_watch` is a module itself, not a member of one.
     return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 

@@ -18,8 +18,8 @@ _USAGE = 2
 class _OwnFirst(MetaPathFinder):
     """Finds this project's packages in their own folders, before others of the same names.
 
-    A finder imports nothing by itself: help needs no JAX, and the folder of JAX's compilation cache
-    has to be set before JAX is imported.
+    A finder imports no package until one is needed: help works without JAX, and the folder of JAX's
+    compilation cache has to be set before JAX is imported.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

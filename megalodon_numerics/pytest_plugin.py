@@ -147,12 +147,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-@no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
+@no_type_check  # pluggy needs a generator function; type checking would wrap it
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """Attach a test's measurements to its report, in types that can cross process boundaries.
 
-    Each phase takes the measurements since the previous one: a fixture may measure and then fail,
-    and a repeated test records again.
+    The report of each phase (set-up, call, teardown) has the measurements since the previous phase:
+    a fixture may measure and then fail, and a repeated test records again.
     """
     report = yield
     if "numerics" in getattr(item, "fixturenames", ()) or _ROWS in item.stash:

@@ -43,9 +43,10 @@ class Case:
     report: str
     """URL of the public report of the difference."""
     tried: str
-    """How people searched for the cause, as a sentence."""
+    """The search for the cause as the report describes it, as a sentence."""
     found: str
-    """Text that the named source line or the sentence must have; `HOLDS` if there is no bug."""
+    """Text that must occur in the source line or in the sentence that the result names; `HOLDS` if
+    there is no bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def named_line(report: Report) -> str:
     found = _PLACE.fullmatch(str(lines[0])) if lines else None
     if found is None:
         return ""
-    # The place names the file from its repository's root.
+    # The report names the file relative to the root of its repository.
     path = Path(found["file"])
     path = path if path.is_file() else FOLDER / path.name
     return linecache.getline(str(path), int(found["line"])).strip()

@@ -1,4 +1,4 @@
-"""Mutants drawn at random, by cosmic-ray: which edits of a room do its tests not find?
+"""Mutants drawn at random by cosmic-ray: which edits of a folder do the folder's tests not find?
 
     python -m tools.drawn_mutants reports/verdict --number 60 --seed 402
 
@@ -26,7 +26,7 @@ EXCLUDED = (
     # Annotations are not evaluated (`from __future__ import annotations`): `int | None` as
     # `int + None` changes nothing.
     "core/ReplaceBinaryOperator_BitOr_",
-    # A decorator of a dataclass, a fixture or a command: its loss is an error of the import.
+    # A dataclass, fixture or command without its decorator already fails at import.
     "core/RemoveDecorator",
 )
 """Operators of cosmic-ray, by the beginning of their names, that are left out."""
@@ -35,16 +35,17 @@ LIMIT = 900.0
 
 
 Edit: TypeAlias = tuple[str, str, int]
-"""File, operator, and which of the places in the file that the operator can edit."""
+"""File, operator, and index of the edited place among those that the operator can edit in the
+file."""
 
 
 def drawn(edits: Iterable[Edit], number: int, seed: int) -> set[Edit]:
     """Return `number` edits, drawn without replacement: the same ones for the same seed.
 
     Args:
-        edits: every edit there is.
-        number: how many to draw; all if there are fewer.
-        seed: of the draw.
+        edits: all possible edits.
+        number: number of edits to draw; all are returned if there are fewer.
+        seed: seed of the draw.
     """
     left = sorted(edit for edit in edits if not edit[1].startswith(EXCLUDED))
     return set(random.Random(seed).sample(left, min(number, len(left))))
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         execute(work, config)
         results = [r for job, r in work.results if job in chosen]
         os.chdir(ROOT)
-    # An edit that could not be made or tried was not found by a test.
+    # An edit that could not be made or tried counts as survived: no test found it.
     survived = [r for r in results if r.test_outcome is not TestOutcome.KILLED]
     for result in survived:
         print(result.diff or result.output, end="\n\n")

@@ -4,7 +4,7 @@
     python -m tools.flax_faults gpt2 t5_scaled    # only those of these models or names, again
     python -m tools.flax_faults --write       # put the tables of what was found in the page
 
-The result of each bug is stored in its own file in build/flax_faults. Bugs run in parallel
+The result of each bug is stored in a separate file in build/flax_faults. Bugs run in parallel
 processes or on a cluster (`--executor`); an interruption loses only the bugs that were running.
 """
 

@@ -1,7 +1,7 @@
 """Comparison of Transformers' Flax models with their torch originals: docs/tables/ports.md.
 
     python -m tools.flax_ports                  # compare every case that was not compared yet
-    python -m tools.flax_ports bert gpt2/cache  # only these models or cases, again
+    python -m tools.flax_ports bert gpt2/cache  # these models or cases, again
     python -m tools.flax_ports --host "AVX2, 2 threads"  # plain cases, as on another machine
     python -m tools.flax_ports --write          # put the tables of what was compared in the page
 
@@ -45,13 +45,16 @@ HOSTS_TABLE = "ports on simulated hosts"
 """Names of the tables, in the comments around each of them in the document."""
 PACKAGES = ("transformers", "torch", "jax", "flax")
 BIN = 0.25
-"""Bin width for ratios of values to floors."""
+"""Bin width for ratios of errors to noise floors."""
 HELD, DIFFERS, STOPS = "holds", "differs", "does not run"
 Record = dict[str, Any]
 
 
 def measure(twin: Twin) -> Record:
-    """Compare a twin, also with the remedy of a known difference, and return the record."""
+    """Compare a twin (a Flax model and its torch original), and return the record.
+
+    A twin with a known difference is also compared with the remedy applied.
+    """
     start, cpu = time.perf_counter(), time.process_time()
     record = {"title": twin.title, "name": twin.name, "case": twin.case} | compared(twin)
     if twin.known is not None:
@@ -106,9 +109,10 @@ def apart(report: Report) -> float:
 
 
 def used(report: Report) -> dict[str, dict[str, int]]:
-    """Return binned counts of values over their floors, by edge and kind.
+    """Return counts of the ratio error / noise floor in bins of width `BIN`, by edge and kind.
 
-    The factor of an edge with two floors is twice that of the others; all are normalised to one.
+    Errors are divided by the tolerance and multiplied by its noise factor. That factor, for an edge
+    with two floors, is twice that of the others.
     """
     from parity.engine.measure.bounds import rule
     from parity.port_tolerances import PORTS
@@ -267,7 +271,7 @@ def found_table(cases: Sequence[tuple[Twin, Record]]) -> str:
 
 
 def floors_table(records: Iterable[Record]) -> str:
-    """Return, by edge, quantiles of values over floors in the cases that hold."""
+    """Return quantiles of the ratio error / noise floor, by edge, over the cases that hold."""
     counts: dict[str, Counter[float]] = {}
     for record in records:
         for each in (record, record.get("remedied", {})):
@@ -310,7 +314,10 @@ def hosts_table(here: Mapping[str, Record], before: str) -> str:
 
 
 def largest(records: Iterable[Record], part: str) -> float:
-    """Return the upper end of the highest bin over passing records, matching edges and kinds."""
+    """Return the largest ratio error / floor (upper end of its bin) in records of ports that hold.
+
+    Only edges and kinds whose name contains `part` count.
+    """
     held = [each for r in records for each in (r, r.get("remedied", {}))]
     bins = (
         float(at)

@@ -43,7 +43,7 @@ MODELS = {
 }  # fmt: skip
 """Models whose initial loss is measured."""
 TOKENS = (2, 256)
-"""Shape of the random tokens it is measured on."""
+"""Shape of the random tokens on which the initial loss is measured."""
 TRAINED = MegalodonConfig(
     vocab_size=256, model_dim=96, num_layers=3, num_heads=2, z_dim=48, value_dim=192,
     ffn_hidden_dim=192, cema_ndim=8, chunk_size=96, norm_num_groups=8, swiglu=True,

@@ -1,7 +1,7 @@
 """Lowest versions that pyproject.toml allows, as constraints for pip: `python -m tools.lowest`.
 
-`make test-lowest` installs them and runs tests. It needs no package but Python's own, since it runs
-before anything is installed.
+`make test-lowest` installs them and runs tests. This module imports only Python's standard library,
+since it runs before anything is installed.
 """
 
 from __future__ import annotations

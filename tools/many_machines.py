@@ -187,7 +187,7 @@ def _killed(executor: str, address: str | None, who: str, rng: random.Random) ->
 
 
 def _kill(out: Path, driver: subprocess.Popen[str], who: str, rng: random.Random) -> bool:
-    """Kill the driver, or a worker that runs an item; return whether there was one."""
+    """Kill the driver, or a worker that runs an item; return whether a process was killed."""
     if driver.poll() is not None:
         return False
     if who == "driver":
@@ -225,7 +225,7 @@ class Scaled:
         return (self.seconds - self.best) / self.items
 
     def row(self) -> str:
-        """Return it as a row of the table."""
+        """Return the measurement as a row of the table."""
         return (
             f"| {self.executor} | {self.workers} | {self.items:,} | {self.seconds:.1f} "
             f"| {self.items / self.seconds:.0f} | {self.best:.1f} | {1000 * self.more:.1f} ms "
@@ -296,13 +296,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("what", choices=("equal", "kills", "scaling", "sweep"))
-    parser.add_argument("--times", type=int, default=50, help="how often something is killed")
-    parser.add_argument("--items", type=int, default=ITEMS, help="of the sweep that is scaled")
-    parser.add_argument("--small", action="store_true", help="a night of a few cases, of `equal`")
-    parser.add_argument("--write", action="store_true", help="put the table in the page")
-    parser.add_argument("--out", type=Path, help="of a sweep")
-    parser.add_argument("--executor", default="local:2", help="of a sweep")
-    parser.add_argument("--address", help="of a sweep")
+    parser.add_argument("--times", type=int, default=50, help="number of kills")
+    parser.add_argument("--items", type=int, default=ITEMS, help="items of `scaling`")
+    parser.add_argument("--small", action="store_true", help="`equal`: only a few cases")
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    parser.add_argument("--out", type=Path, help="output folder of a sweep")
+    parser.add_argument("--executor", default="local:2", help="executor of a sweep")
+    parser.add_argument("--address", help="Ray address of a sweep")
     asked = parser.parse_args(arguments)
     if asked.what == "sweep":
         sweep(asked.out, asked.executor, asked.address, KILLED_ITEMS, 0.02)

@@ -7,8 +7,8 @@ It writes a table of docs/tables/ports-detection.md.
     python -m tools.megalodon_faults --write         # put the table in the page
 
 Needs megalodon-hf. The result of each bug is stored in its own file in build/megalodon_faults. Bugs
-that only show in a stream or a trajectory are left out, because their state is carried from call to
-call.
+that only show in a stream or a trajectory are left out: such a case consists of several calls, and
+a port is compared in a single one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def compare_fault(case: str, fault: str) -> Record:
 
 
 def is_one_call(name: str) -> bool:
-    """Return whether `parity.megalodon.port` supports a case."""
+    """Return whether a case is a single call with a reference, which a port comparison needs."""
     case = cases.by_name(name)
     return case.has_reference and not (case.cuts or case.steps)
 

@@ -5,9 +5,10 @@
     python -m tools.mutants --executor ray --address auto
 
 A mutant is one edit of one file (`tools.mutant_list`), made in a copy of the tree. The tests that
-the mutant lists run on the copy; the mutant is found by the first that fails. If none fails, their
-sweeps follow. A mutant that names cases also gets a nightly run of these cases. Results are
-written to `build/mutants.jsonl` as they arrive, and the table is printed at the end.
+the mutant lists run on the copy; the mutant is found by the first that fails. If none fails, the
+slow tests among them (marked `sweep`) follow. A mutant that names cases also gets a nightly run of
+these cases. Results are written to `build/mutants.jsonl` as they arrive, and the table is printed
+at the end.
 
 Mutants drawn at random are the work of cosmic-ray (`make mutation`, docs/developing.md "Mutants
 drawn at random").
@@ -65,7 +66,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What found a mutant."""
+    """Result for one mutant: the test and the night that found it, if any."""
 
     mutant: str
     test: str
@@ -120,7 +121,7 @@ def failures(output: str) -> list[str]:
 
 
 def first_failure(tree: Path, tests: Sequence[str]) -> str:
-    """Run tests, and their sweeps if none fails.
+    """Run the tests that are not marked `sweep`, and, if none fails, those that are.
 
     Returns:
         The first test that failed, or the empty string.
@@ -202,7 +203,7 @@ def run(chosen: Sequence[Mutant], executor: str, address: str | None, path: Path
     ):
         words = {"trees": trees}
         items = [
-            # The module's name is written out: of the program itself it would be `__main__`.
+            # The module's name is written out: in the running program it is `__main__`.
             Item(m.name, "tools.mutants:measure", {"mutant": m.name, **words}, Needs(memory=MEMORY))
             for m in chosen
         ]

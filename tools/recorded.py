@@ -18,9 +18,9 @@ from parity.executors.sweep import open_executor, run
 
 def add_executor(parser: argparse.ArgumentParser) -> None:
     """Add the command-line options that select the executor."""
-    text = "who does it: local, local:N processes, or ray"
+    text = "executor: local, local:N processes, or ray"
     parser.add_argument("--executor", default="local", help=text)
-    parser.add_argument("--address", help="of the Ray cluster; auto for this machine's")
+    parser.add_argument("--address", help="address of the Ray cluster; auto: this machine")
 
 
 def run_recorded(items: Mapping[Path, Item], asked: argparse.Namespace) -> Iterator[Answer]:

@@ -93,7 +93,8 @@ def program_of(text: str) -> Program:
 
 
 def kind_of(operations: set[str]) -> str:
-    """Return the kind of a fusion of these operations."""
+    """Return the kind of a fusion of these operations: a key of `KINDS`, "moves" or
+    "arithmetic"."""
     for kind, members in KINDS.items():
         if operations & members:
             return kind

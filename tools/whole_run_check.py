@@ -191,7 +191,8 @@ def rows(task: Task, folder: Path) -> list[str]:
 
 
 def frozen_rows(task: Task, folder: Path) -> list[str]:
-    """Return the table rows for one model: frozen share by family, said and found, per seed."""
+    """Return the table rows for one model: predicted and observed frozen share by family and
+    seed."""
     shares: dict[str, list[str]] = defaultdict(list)
     for seed in task.seeds[:2]:
         found = frozen(task, seed, folder / "frozen.pt")
@@ -212,7 +213,8 @@ def frozen_rows(task: Task, folder: Path) -> list[str]:
 
 
 def frozen(task: Task, seed: int, saved: Path) -> dict[str, tuple[float, int]]:
-    """Train cast to bfloat16, save after `STEPS`, and return what froze in as many steps more.
+    """Train a model cast to bfloat16, save it after `STEPS` steps, and return what froze in `STEPS`
+    more.
 
     Returns:
         By parameter: fraction of the elements with a gradient that never changed, and their number.

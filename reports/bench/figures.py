@@ -32,7 +32,8 @@ and metric."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
 """Largest wanted cost per token of a long sequence relative to a shorter one, by metric."""
 VERSION = 3
-"""Version of the timed work and the method. Increase it with either: trends then start anew."""
+"""Version of the timed work and of the method. Increase it when one of them changes, so that trends
+start anew."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def compared(
         side: "reference" or "other" (PyPI's megalodon-jax).
         ours: Seconds of JAX in each round.
         theirs: Seconds of the side in each round; empty if it did not run, which gives NaN.
-        missing: Why it did not run.
+        missing: Why the side did not run.
         shared: Dtype, device and identity of the rows.
     """
     ratio = "ratio" if side == "reference" else f"{side}_ratio"
@@ -101,7 +102,7 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows about a variant of some work: its seconds, and the base's seconds / these.
+    """Return two rows about a variant of some work: its seconds, and the speed-up over the base.
 
     Args:
         work: Name of the work and of the variant.
@@ -196,7 +197,7 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row with its goal; NaN if there is none, and always on a GPU.
+    """Return one row; its goal is NaN if the ratio has none, and always on a GPU.
 
     `note` says why `value` is NaN and is dropped for other values.
     """

@@ -60,7 +60,7 @@ def jax_work(
 def program_bytes(name: str, model: Any, tokens: jax.Array, **loss: Any) -> int:
     """Return the bytes that a compiled "forward" or "train_step" needs; compiles the program.
 
-    They are arguments, results and the peak of temporaries; donated arguments count once.
+    Counted are arguments, results and the peak of temporaries; a donated argument counts once.
     """
     if name == "forward":
         lowered = _forward().lower(model, tokens)

@@ -17,8 +17,9 @@ from reports.bench.workloads import SIZES, arguments, in_turn
 from reports.store.timings import Timing
 
 MOST_CALLS = 8
-"""Largest number of calls per round of a shorter length. With several calls its rounds last as long
-as those of the longest and average over as much other load; the limit bounds the bench's time."""
+"""Largest number of calls per round at a shorter length. Several calls make a round last as long as
+one at the longest length, so that both average over equally much other load on the machine; the
+limit bounds the duration of the bench."""
 WORKS = ("forward", "train_step")
 """Work that is timed at each length."""
 

@@ -41,8 +41,9 @@ def start_other(
         loss: Further arguments of the loss, by the names in this project.
 
     Raises:
-        WorkerError: `place` has no such package or this project's, the process does not start, or
-            the package's matrices have another number of parameters than ours.
+        WorkerError: `place` lacks the package or provides this project's package of the same name,
+            the process does not start, or the package's matrices have another number of parameters
+            than ours.
     """
     python, path = _interpreter(place)
     sizes = {**config.to_dict(), "tied": config.tied}

@@ -47,7 +47,7 @@ def main(config: str, length: str, rows: str, loss: str) -> None:
     # This project's `megalodon_jax` belongs to a distribution of another name.
     version, file = importlib.metadata.version(DISTRIBUTION), str(megalodon_jax.__file__)
     sizes: dict[str, Any] = json.loads(config)
-    # Its head has a separate matrix unless `share_emb` is set.
+    # The head of PyPI's model has a separate matrix unless `share_emb` is set.
     fields = {name: sizes[name] for name in SHARED} | {"share_emb": sizes["tied"]}
     fields["compute_dtype"] = jnp.dtype(sizes["compute_dtype"])
     built = megalodon_jax.MegalodonConfig(**fields)

@@ -51,7 +51,7 @@ class Line:
     topic: str
     value: str
     advice: str = ""
-    """What to do about the fact; "" if nothing."""
+    """Instruction about the fact; "" if nothing has to be done."""
     optional: bool = False
     """Whether results are correct even if the advice is not followed."""
 

@@ -65,8 +65,9 @@ class Name(click.ParamType):
 def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> str:
     """Return the error message for an unknown name.
 
-    It suggests similar names. Without any it names the command `listed` if there are more than
-    `FEW` names, and else lists all names. `what` is the noun, such as "case".
+    The message suggests similar names. If no name is similar, it names the command `listed` if
+    there are more than `FEW` names, and otherwise lists all of them. `what` is the noun, such as
+    "case".
     """
     from reports.text import closest
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLANNED, _UNCOLLECTED = "numerics_planned", "numerics_uncollected"
 """Keys under which a worker of pytest-xdist sends its plan to the controller when it ends."""
-# By exit code of a verdict. pytest has a 4 of its own, which would be wrong usage.
+# Advice by exit code of a verdict. Without it, a 4 would look like pytest's own 4: wrong usage.
 _TO_DO = {
     3: "run the tests that the sentence above names, so that they measure",
     4: "nothing is wrong with the command; give both sides the same work, as the sentence above "
@@ -45,7 +45,7 @@ class NoExit:
     """Makes `os._exit` in a test or a module raise an error instead of ending the session."""
 
     @pytest.hookimpl(wrapper=True)
-    @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
+    @no_type_check  # pluggy needs a generator function; type checking would wrap it
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[Any]:
         """Collect a module; `os._exit` in it is a collection error."""
         try:
@@ -125,11 +125,12 @@ class Collector(Planner):
         self.called: set[str] = set()
         self.skipped: set[str] = set()
         self.in_part: set[str] = set()
-        """Tests of which a subtest was skipped: what it would have measured is missing."""
+        """Ids of tests with a skipped subtest, whose measurements are therefore missing."""
         self.failed: set[str] = set()
         self.findings: list[Finding] = []
         self.lines: list[str] = []
-        # All tests that pytest-xdist workers collected; used until a worker reports which measure.
+        # All tests that pytest-xdist workers collected: the plan until a worker reports which of
+        # them measure.
         self.collected: set[str] = set()
         self.plan_was_sent = False
 
@@ -156,7 +157,7 @@ class Collector(Planner):
         if report.failed:
             self.failed.add(report.nodeid)
             self.findings.append(_failure(report))
-        # The class is not in every supported pytest.
+        # Compared by name: not every supported pytest has this class.
         if report.skipped and type(report).__name__ == "SubtestReport":
             self.in_part.add(report.nodeid)
         rows = getattr(report, "measurements", None)
@@ -192,7 +193,8 @@ class Collector(Planner):
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
             elif exitstatus == pytest.ExitCode.INTERRUPTED and self.judged:
-                # pytest's 2 means wrong usage among the exit codes of verdicts.
+                # pytest ends an interrupted session with 2, which as the exit code of a verdict
+                # would mean wrong usage.
                 session.exitstatus = int(ExitCode.INCOMPLETE)
             return
         try:
@@ -231,7 +233,8 @@ class Collector(Planner):
             manifest = new_manifest(self.started, RunKind.PYTEST)
             manifest, against = self._of_megalodon(manifest, rows, documents)
         else:
-            # Other tests do not depend on Megalodon, its code or its reference.
+            # These tests do not depend on Megalodon: the measured code is that of the tested
+            # project.
             code = Path(self.config.rootpath)
             manifest = new_manifest(self.started, RunKind.PYTEST, code, self.root)
             against = "by the tolerances of its tests"
@@ -270,8 +273,8 @@ class Collector(Planner):
     def _of_megalodon(
         self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
     ) -> tuple[Manifest, str]:
-        """Return the manifest of a session that measured Megalodon, with its reference, and words
-        that name what it was compared with."""
+        """Return the manifest of a session that measured Megalodon, with its reference, and a text
+        that names what Megalodon was compared with."""
         from parity.megalodon.suite import choose_reference
         from reports.nightly.document import with_tables
         from reports.provenance.environment import describe
@@ -322,7 +325,8 @@ def _of_megalodon(row: Measurement) -> bool:
     if row.suite:
         # The suite "port" is left out, because a user's port may have that title.
         return row.suite in (SUITE, *SUITE_OF.values()) and row.suite not in LIVE_SUITES
-    # A measurement that names no suite is told by its edge: Megalodon's sides have their own names.
+    # A measurement without a suite is recognised by its edge: only Megalodon has sides of these
+    # names.
     return row.edge in set(MegalodonEdge)
 
 

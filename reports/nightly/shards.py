@@ -175,7 +175,8 @@ def _environment(runs: Sequence[Run]) -> Environment:
         return all_of[0]
     names = " + ".join(str(environment.device.name) for environment in all_of)
     threads = " + ".join(str(environment.threads) for environment in all_of)
-    # Several processors are not a known machine: only runs of other machines are compared with it.
+    # Several processors, without `host`, have no fingerprint: each pinned run then counts as one of
+    # another machine.
     device = replace(all_of[0].device, name=names)
     return replace(all_of[0], device=device, host={}, threads=threads)
 
@@ -184,7 +185,8 @@ def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
     owners: dict[str, str] = {}
     for shard, run in shards:
         for what in (f"shard {shard}", *(" ".join(m.key) for m in run.measurements)):
-            # A copied shard also has the same id, so each folder's shard is checked once.
+            # Ids do not distinguish a shard from its copy, so two folders with one shard are always
+            # an error.
             if what in owners and (what.startswith("shard ") or owners[what] != run.id):
                 raise StoreError(f"{owners[what]} and {run.id} both hold {what}; keep one of them")
             owners[what] = run.id

@@ -298,7 +298,8 @@ def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
         suite.measurements, responses = meshes.measure(only)
-        # Only for float32: rounding in float64 is below the floor of every level on any machine.
+        # Only for float32: float64 errors are so small that a level counts them with the least
+        # value, a fraction of the tolerance (`DRIFT_SHARE`), on any machine.
         suite.responses.update(
             {(case, "rel_l2", str(MeshEdge.MESH32_ONE32)): of for case, of in responses.items()}
         )

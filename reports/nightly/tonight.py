@@ -43,7 +43,7 @@ class Tonight:
         parts: int,
         report: Log,
         clock: Callable[[], float] = time.monotonic,
-        # Of the processor: on a busy machine a drawing takes several times as long by the clock.
+        # Processor time: on a busy machine a drawing takes several times as long in wall time.
         cost: Callable[[], float] = time.thread_time,
     ):
         """Prepare the page; entering the context writes it.
@@ -75,7 +75,7 @@ class Tonight:
         It is due after a pause since the last drawing, and at once when the first gate fails.
         """
         self._folders.append(folder)
-        # The page says whether all gates hold, so the first that does not is drawn at once.
+        # The page says whether all gates hold, so the first failing gate is drawn at once.
         turned = not self._red and not _holds(folder)
         self._red |= turned
         if (self._clock() < self._next and not turned) or self._broken:
@@ -85,7 +85,7 @@ class Tonight:
         self._next = self._clock() + min(max(EVERY, (self._cost() - start) / SHARE), LATEST)
 
     def done(self, page: Path) -> None:
-        """Redirect to `page`, that of the finished night, when the context ends."""
+        """When the context ends, redirect to `page`, the page of the finished night."""
         self._finished = page
 
     def __exit__(
@@ -120,7 +120,7 @@ class Tonight:
             self._report(f"first page: {self.page.resolve()}; it is updated until the night ends")
 
     def _text(self, state: str) -> str:
-        # Reasons make shards acceptable that are missing; theirs is the same for all.
+        # `merge_shards` accepts missing shards only with a reason, the same one for all of them.
         reasons = dict.fromkeys(range(1, self.parts + 1), WAITING)
         run = merge_shards(self._folders, mixed=True, reasons=reasons)
         judged = judge(self.page.parent, run)
@@ -139,5 +139,5 @@ def _holds(folder: Path) -> bool:
     try:
         return all(m.verdict in (Verdict.PASS, Verdict.INFO) for m in read_run(folder).measurements)
     except StoreError:
-        # Merging the parts at the end reports it.
+        # Merging the parts at the end reports the unreadable run.
         return True

@@ -255,9 +255,9 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
-    """Return a sentence on rows of the timeline, except that of `latest`, whose newest run fails.
+    """Return a sentence that lists the timeline's rows whose newest run does not pass.
 
-    "" if there is no such row.
+    The row of `latest` is left out. "" if there is no other such row.
     """
     newest = {entry.stream: entry for entry in reversed(whole) if entry.stream != latest.stream}
     red = [e for e in newest.values() if standing(e).slug not in ("pass", "changed")]

@@ -89,7 +89,7 @@ class Start:
 def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
     """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
 
-    `dirty` means uncommitted changes, other than files in `aside`: runs that git does not ignore.
+    `dirty` means uncommitted changes outside `aside`, the folder of runs, which git may not ignore.
     """
 
     def git(*arguments: str) -> str:
@@ -98,7 +98,7 @@ def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool
 
     try:
         runs = None if aside is None else aside.resolve()
-        # Runs in the checkout's own folder do not hide the changes of all others in it.
+        # Runs stored in the root of the checkout are not excluded: that would hide every change.
         inside = runs is not None and Path(git("rev-parse", "--show-toplevel")) in runs.parents
         paths = ["--", ":/", f":(exclude,literal){runs}"] if inside else []
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))

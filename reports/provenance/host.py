@@ -60,8 +60,9 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
     """Describe how the settings of a run differ from an earlier one's, such as "threads 2 → 1".
 
     Each line has the earlier value first; "none" stands for a setting that the run lacks. The
-    processor comes first, in one line. References are left out if one of the runs has none, as a
-    session of tests that measured nothing of Megalodon: no value of both runs depends on them.
+    processor comes first, in one line. References are not compared if one of the runs has none,
+    such as a session of tests that measured nothing of Megalodon: no value that both runs have
+    depends on a reference.
     """
     ours, theirs = settings(now), settings(then)
     names = [n for n in dict.fromkeys((*theirs, *ours)) if ours.get(n) != theirs.get(n)]

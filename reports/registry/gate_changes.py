@@ -195,8 +195,8 @@ def _walk(
 ) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
     """Return the changes by index of the run, for runs that have any, and the gates to be named.
 
-    Changes are the pairs by index of the earlier run, and the numbers `first` and `dropped` of
-    `GateChanges`. Runs that could not be read are added to `lost`.
+    The changes of a run are a `_Pair` for each earlier run, by its index, and the numbers `first`
+    and `dropped` of `GateChanges`. Runs that could not be read are added to `lost`.
     """
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}

@@ -22,7 +22,7 @@ from reports.verdict.history import load_history
 
 @dataclass(frozen=True)
 class Plan:
-    """Which runs to delete and which to keep.
+    """Planned deletion: the runs to delete and the runs to keep.
 
     Attributes:
         newest: number of runs kept because they are among the newest.
@@ -73,7 +73,8 @@ def plan(root: Path, keep: int) -> Plan:
 
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
-    """Return, by id of the baseline, the id of the newest run of the group that has it."""
+    """Return the baselines of the newest runs of all groups: id of the baseline -> id of that
+    run."""
     baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
@@ -84,7 +85,7 @@ def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
 
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
-    """Return, by id of the anchor, the id of the newest run of the machine that it anchors."""
+    """Return the anchors of all machines: id of the anchor -> id of the machine's newest run."""
     newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)
@@ -96,7 +97,7 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
         read = read_run(run.folder)
         if not without_pinned(read, pinned).measurements:
             continue
-        # The only run of a machine will be the anchor of its next one.
+        # A machine's only run will be the anchor of the machine's next run.
         for old in anchors_of(root, read, pinned) or (read,):
             anchors.setdefault(old.id, read.id)
     return anchors

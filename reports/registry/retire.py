@@ -111,6 +111,6 @@ def _alone(home: Path) -> Iterator[None]:
     finally:
         os.close(handle)
         if new:
-            # Only if it is empty, because nothing was retired.
+            # `rmdir` deletes the folder only if it is empty, that is, if nothing was retired.
             with suppress(OSError):
                 home.rmdir()

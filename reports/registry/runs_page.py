@@ -128,7 +128,7 @@ def _entry(
 
 
 def _groups(gates: Sequence[GateName]) -> tuple[GateGroup, ...]:
-    """Return gates grouped by case and edge, in the order of `edge_rank`, mathematics first."""
+    """Return gates grouped by case and edge, in the order of `edge_rank`, float64 first."""
     groups: dict[tuple[str, str], list[GateName]] = {}
     for gate in gates:
         groups.setdefault((gate.case, gate.edge), []).append(gate)

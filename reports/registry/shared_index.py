@@ -22,10 +22,10 @@ from reports.store.shared import Storage
 HERE, THERE = ".listed.json", ".index.json"
 """File names of the cached lines: in the local copy, and on the storage."""
 TOGETHER = 256
-"""Runs per batch; the cache is saved after each batch."""
+"""Number of runs read per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
-"""Age after which a run without a verdict is assumed never to get one. A younger run may still be
-judged, since it is stored first."""
+"""Age after which a run without a verdict is assumed never to get one. A younger run may still get
+a verdict, since a run is stored before it is judged."""
 Unreadable = list[tuple[Path, str]]
 
 

@@ -87,8 +87,8 @@ def read_index(
         root: folder of runs.
         folders: folders in it that may be runs.
         keep: whether to write new lines to the index, if the folder is writable.
-        more: lines that `learn` returned for folders that the index may not know. Like those of
-            the index, they count only while the files of their run are unchanged.
+        more: lines that `learn` returned for folders that the index may not know. Like lines of the
+            index, they are valid only while the files of their run are unchanged.
     """
     known, verified = _load(root)
     known = known | {line.name: line for line in more}
@@ -189,7 +189,8 @@ def signature_of(folder: Path) -> str:
         with os.scandir(folder) as entries:
             for entry in entries:
                 status = entry.stat()
-                # The time of modification can be set back, that of the last status change cannot.
+                # The time of modification can be set back, the time of the last status change
+                # cannot.
                 times = f"{status.st_mtime_ns}.{status.st_ctime_ns}"
                 kind = stat.S_IFMT(status.st_mode)
                 parts.append(f"{entry.name}:{kind}:{status.st_size}:{times}:{status.st_ino}")
@@ -212,7 +213,7 @@ def write_lines(
     Args:
         path: path of the index.
         lines: its lines.
-        verified: `Gathered.verified`, which is stored with them.
+        verified: `Gathered.verified`, which is stored with the lines.
     """
     texts: dict[str, int] = {}
 
@@ -258,7 +259,8 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
         digest, _, content = read_bytes(path, INDEX_BYTES).partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() != digest:
             return {}, {}
-        # Its nesting depth needs no check: the checksum shows that this program wrote it.
+        # The document's nesting depth needs no check: the checksum shows that this program wrote
+        # it.
         document = json.loads(content)
         shared = [json.loads(text) for text in document["texts"]]
         environments: dict[int, Environment] = {}

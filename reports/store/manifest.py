@@ -306,7 +306,7 @@ class Manifest:
         """Return the document in the current schema, with the environment's fields at top level."""
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
         document |= document.pop("environment")
-        # It describes the file that was read, not the one to write.
+        # `migrated_from` describes the file that was read, not the one to write.
         del document["migrated_from"]
         optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
         optional = (*optional, "code", "times")

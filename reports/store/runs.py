@@ -85,7 +85,8 @@ _look: ContextVar[dict[Path, tuple[list[RunInfo], Unreadable]] | None] = Context
 def one_look() -> Iterator[None]:
     """Context in which `list_runs` reads each folder of runs once and then repeats its result.
 
-    So all parts of an answer are about the same runs, and ten thousand folders are checked once.
+    So all parts of a command's output are about the same runs, and ten thousand folders are checked
+    only once.
     """
     if _look.get() is not None:
         yield

@@ -20,7 +20,7 @@ SHORTEST = 3
 LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
 """Fewest runs in which a change can be found: with fewer, chance alone sorts the higher half of
 the values to one end too often."""
-# Fitting again moves a cut to its place in one or two rounds; a bound only ends a cycle.
+# Refitting settles every cut within one or two rounds; the bound only ends an endless cycle.
 ROUNDS = 10
 """Most rounds in which all cuts are fitted again (`_settled`)."""
 _BATCH, _BATCHES = 111, 9
@@ -74,7 +74,10 @@ def _split(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
-    """Return `starts`, refined until each is the best cut between its neighbours, and a rare one.
+    """Return `starts`, refined until each is the best cut between its neighbours.
+
+    Cuts that are not rare (`_is_rare`) are dropped, and rare cuts within the remaining levels are
+    added.
 
     A first cut is fitted to all levels at once: on a staircase it may lie in the middle of a level.
     A single cut has only two levels beside it and needs no refinement.
@@ -107,10 +110,11 @@ def _cut(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _is_rare(logs: np.ndarray, gain: float) -> bool:
-    """Return whether permutations reach `gain` with probability at most `FALSE_ALARM`."""
+    """Return whether random permutations of `logs` reach `gain` with at most `FALSE_ALARM`
+    probability."""
     # Fixed seed: the same runs have the same change points on every page.
     rng = np.random.default_rng(0)
-    # Counting the observed order as one of the draws makes the test exact.
+    # Counting the observed order as one of the permutations makes the test exact.
     allowed = FALSE_ALARM * (1 + _BATCH * _BATCHES) - 1
     reached = 0
     # Sums in another order differ in the last bits, so a gain this close to `gain` reaches it.
@@ -118,7 +122,7 @@ def _is_rare(logs: np.ndarray, gain: float) -> bool:
     for _ in range(_BATCHES):
         draws = rng.permuted(np.tile(logs, (_BATCH, 1)), axis=1)
         reached += int(np.sum(_gains(draws).max(axis=1) >= level))
-        # More draws cannot lower the count again.
+        # Further permutations cannot lower the count again.
         if reached > allowed:
             return False
     return True

@@ -44,9 +44,9 @@ class What(StrEnum):
 class Change:
     """One difference of a run from its baseline, from earlier values, or from a pinned level.
 
-    `before` and `now` are measured values or, of a drift, levels; None where there is none.
-    `tolerance` is that of the gate, the threshold of the finding, or the largest level within
-    its limit for a level that grew; NaN without one.
+    `before` and `now` are measured values or, for a drift, levels; None where there is none.
+    `tolerance` is the tolerance of the gate, the threshold of the finding or, for a level that
+    grew, the largest level within its limit; NaN without one.
     """
 
     what: What

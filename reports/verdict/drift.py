@@ -1,8 +1,8 @@
 """Drift: the ratio of a run's levels to those of the pinned runs it is compared with.
 
 On the machine of the pinned run levels repeat, and the limits of the tolerance table apply. Another
-machine rounds in another order: there a level may differ by as much as two independent draws of
-rounding can. See docs/verdicts.md "Another machine".
+machine rounds in another order: there a level may differ by as much as in two runs with independent
+rounding errors. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from reports.verdict.levels import Group, Level, levels, over_meshes, pooled
 from reports.verdict.pins import Pin
 
 UNSEEN = 3.0
-"""Largest ratio of a level to a pinned one that passes on a machine without an earlier run."""
+"""Largest ratio of a level to the pinned one that passes on a machine without an earlier run,
+although rounding there could explain more. Beyond it, one run cannot distinguish rounding from a
+loss of accuracy, and a person has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Drift:
 
     group: Group
     what: str
-    """Which value of the levels is compared: `typical` or `worst`."""
+    """The compared value of a level: `typical`, the mean of its gates, or `worst`, the largest."""
     before: float
     now: float
     limit: float
@@ -37,12 +39,15 @@ class Drift:
 
     @property
     def wide(self) -> bool:
-        """Whether rounding explains more than `UNSEEN`, so one run cannot detect a loss."""
+        """Whether rounding explains ratios above `UNSEEN`, so one run cannot detect a loss of
+        accuracy."""
         return self.limit > UNSEEN
 
     @property
     def draws(self) -> int:
-        """Number of draws to pool until rounding explains no more than `UNSEEN`.
+        """Number of models with other random weights (draws) that a level would have to pool.
+
+        With so many, rounding explains no ratio above `UNSEEN`.
 
         The deviation of a mean of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
         """
@@ -150,9 +155,9 @@ def limit(base: float, deviation: float, same: bool) -> float:
 
     Args:
         base: The limit on one machine, where levels repeat.
-        deviation: Standard deviation over rounding of ln of the level.
-        same: Whether both levels are from the same machine. If not, the logarithm of the ratio of
-            two independent draws has sqrt(2) times the deviation of one.
+        deviation: Standard deviation of ln of the level over random rounding errors.
+        same: Whether both levels are from the same machine. If not, rounding errors are
+            independent, and ln of the ratio has sqrt(2) times the deviation of ln of one level.
     """
     if same:
         return base

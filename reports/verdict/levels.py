@@ -1,8 +1,8 @@
 """Levels: the size of the errors of a group of gates, and its spread over rounding alone.
 
-A slow loss of accuracy moves a level while every tolerance still holds. Two machines that round in
-different orders are two draws from one distribution; its width is known, because the noise floor
-was calibrated over seeds. See docs/verdicts.md "Another machine".
+A slow loss of accuracy moves a level while every tolerance still holds. The levels of two machines
+that round in different orders are two samples from one distribution, whose width is known: the
+noise floor was calibrated with several seeds. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Settle = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Level of one group of gates: the geometric mean and the largest of their values.
+    """Level of one group of gates: the geometric mean (`typical`) and the largest (`worst`) value.
 
     A value below `DRIFT_SHARE` of its gate's tolerance counts as that share.
     """
@@ -66,8 +66,9 @@ def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """Return the gates that have a level, by group, sorted.
 
     Gates have a level if their kind is in `KINDS`, their metric is an error, and value and
-    tolerance are finite. If a group was pooled over draws (`parity.pooling`), only the pooled
-    metric has a level: the error of a single draw of a small model is mostly chance.
+    tolerance are finite. If a group was pooled over draws (models with other random weights and
+    inputs, `parity.pooling`), only the pooled metric has a level: the error of a single small model
+    is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:

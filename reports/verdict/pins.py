@@ -72,10 +72,11 @@ class Pins:
 def home(root: Path, manifest: Manifest) -> Path:
     """Return the folder of pinned baselines for a run below `root`.
 
-    Megalodon's is `FOLDER`. Each set of ports that a run compares has its own folder, beside the
-    folder of the runs. Test sessions without Megalodon have a separate one, because their levels
-    are not comparable with those of its nights. If the runs are on shared storage, the folder of
-    ports is in the current folder, since it is committed with the ports' code.
+    For runs of Megalodon it is `FOLDER`. Each set of ports that a run compares has its own folder,
+    beside the folder of the runs. Test sessions without Megalodon have a separate one, because
+    their levels are not comparable with those of Megalodon's nights. If the runs are on shared
+    storage, the folder of ports is in the current folder, since it is committed with the ports'
+    code.
     """
     if manifest.without_megalodon:
         return beside(root) / PORTS_FOLDER / "(pytest)"
@@ -163,8 +164,8 @@ def beside(root: Path) -> Path:
 def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:
     """Return the pinned baseline of `run`.
 
-    For a gate that does not repeat it pins the largest recent value: pinning accepts all values
-    seen, and the median of an error that jumps between two modes is no limit for it.
+    For a gate that does not repeat, the pin has the largest recent value: a person who pins accepts
+    all values seen so far, and an error that alternates between two values exceeds their median.
 
     Args:
         run: The run to pin.

@@ -270,7 +270,7 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
     differ = f"{count(rest, 'value')} that should repeat exactly differ{'s' if rest == 1 else ''}"
     facts = sum(c.what is What.CHANGED and math.isnan(c.tolerance) for c in moved)
     if 0 < facts < rest:
-        # The page counts gates elsewhere: both numbers are needed to tell the same story.
+        # Other parts of the page count gates only, so both numbers are given.
         differ += f" ({rest - facts:,} of gates, {facts:,} without a tolerance)"
     if fixed:
         head = f"All gates hold: {count(fixed, 'failure')} of {before} {_are(fixed)} fixed"
@@ -306,9 +306,10 @@ def against(comparison: PinComparison) -> str:
 
 
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
-    """Say that no level could be compared with an earlier run of this machine, and what follows.
+    """Say that no level could be compared with an earlier run of this machine.
 
-    Empty if one could, and for sessions of tests of ports.
+    The text also says which other machines' runs were compared, with the largest ratio.
+    Empty if a level could be compared with such a run, and for sessions of tests of ports.
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""
@@ -357,7 +358,8 @@ def _not_pinned(others: Sequence[PinComparison]) -> str:
 
 
 def _not_yet(others: Sequence[PinComparison]) -> str:
-    """Say how many levels one draw of rounding cannot judge, and why they pass; "" if none."""
+    """Say how many levels pass unjudged: rounding alone may move them too far. "" if there are
+    none."""
     number_of = sum(len(each.not_yet) for each in others)
     if not number_of:
         return ""

@@ -127,7 +127,8 @@ def comparable(old: Manifest, new: Manifest) -> bool:
         old.whole
         and new.kind in PLANNED
         and here.device.kind == there.device.kind
-        # For ports it lists the kinds of all originals, which may change from run to run.
+        # For ports, `reference.kind` lists the kinds of all originals, which may change from run to
+        # run.
         and (new.kind is RunKind.PORT or here.reference.kind == there.reference.kind)
     )
 

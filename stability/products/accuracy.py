@@ -156,7 +156,8 @@ def draw_or_nan(
     sums = (
         (np.sum(errors), np.sum(variance)),
         (np.sum(np.sign(scaled) * errors), np.sum(variance)),
-        # The squares tell stochastic rounding from rounding to nearest, whose errors are smaller.
+        # The squares distinguish stochastic rounding from rounding to nearest, whose errors are
+        # smaller.
         (
             np.sum(errors**2 - variance),
             np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),

@@ -1,8 +1,8 @@
 """Block-scaled formats in NumPy and ml_dtypes: the oracle of the model's `quantization.formats`.
 
-They are written from the formats' definitions, independently of the model's version: with float64
-and `frexp` where the model operates on float32 bits, and with casts of ml_dtypes for rounding.
-Every float32 value has a defined result, NaN and infinity too. Sources: as in
+The functions here follow the formats' definitions, independently of the model's version: with
+float64 and `frexp` where the model operates on float32 bits, and with casts of ml_dtypes for
+rounding. Every float32 value has a defined result, NaN and infinity too. Sources: as in
 `megalodon_jax.quantization.formats`.
 """
 

@@ -63,7 +63,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Error of one product in one format, and the losses of its operands, each of the worse one."""
+    """Error of one product in one format, and each loss of the operand that loses more."""
 
     gemm: str
     """Name of the linear map."""

@@ -163,11 +163,11 @@ class Answer:
     step: int | None = None
     """First step with a difference; None if there is no difference."""
     names: tuple[str, ...] = ()
-    """Names of the values that differ in that step, in order of computation."""
+    """Names of the values that differ in `step`, in order of computation."""
     shared: int = 0
-    """Number of values that both runs have in that step."""
+    """Number of values that both runs have in `step`."""
     before: str = ""
-    """Name of the value computed just before the first one that differs; "" if there is none."""
+    """Name of the value computed just before the first of `names`; "" if there is none."""
     after_equal: bool = False
     """Whether both runs have the step before `step`; its values are then equal."""
     alone: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())

@@ -26,9 +26,10 @@ class StateUse:
     parameters: int
     """Number of parameters whose moments the state holds."""
     identified: str
-    """How its entries were assigned to parameters, such as "by shape"; empty if they were not."""
+    """Method by which the state's entries were assigned to parameters, such as "by shape"; empty if
+    they were not."""
     unused: str
-    """Why no gradient statistics were derived from its moments, as text; empty if they were."""
+    """Why no gradient statistics were derived from the state's moments; empty if they were."""
 
     def describe(self) -> str:
         """Return a clause for the report: the file of an unused state and the reason."""

@@ -37,7 +37,7 @@ RUN_LENGTH = 100_000
 def audit_state(
     state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
 ) -> list[Finding]:
-    """Return one finding per moment and step counter of a state, whose subject is the path in it.
+    """Return one finding per moment and step counter of a state; its subject is their path there.
 
     Args:
         state: an optax state or torch's `optimizer.state_dict()`, in any nesting.

@@ -69,7 +69,8 @@ class TorchState:
     """State of each parameter: parameter name -> torch's key, such as `exp_avg` -> tensor or
     number. An entry that cannot be assigned with certainty is called `parameter <number>`."""
     identified: str = ""
-    """How the entries were assigned, such as "by shape"; empty if some are not assigned."""
+    """Method by which the entries were assigned, such as "by shape"; empty if some are not
+    assigned."""
     problem: str = ""
     """Why entries are not assigned to parameters, as a clause; empty if all are assigned."""
     ambiguous: tuple[str, ...] = ()

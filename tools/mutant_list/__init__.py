@@ -1,4 +1,5 @@
-"""The mutants of `tools.mutants`: one for each module that decides something, and six controls."""
+"""The mutants of `tools.mutants`: one for each module with logic that can be wrong, and
+controls."""
 
 from tools.mutant_list import equivalent, model, parity, reports, stability
 from tools.mutant_list.mutant import ROOT, Mutant

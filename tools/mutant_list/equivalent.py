@@ -1,4 +1,5 @@
-"""Controls: edits that change nothing. What finds one of them finds faults where there are none."""
+"""Controls: edits that change no result. A test that fails on one reports a bug that is not
+there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mutant is: one small edit of one file, and the tests that should notice it."""
+"""The class `Mutant`: one small edit of one file, and the tests that should fail because of it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class Mutant:
 
     name: str
     file: str
-    """Relative to the root of the repository."""
+    """Path of the edited file, relative to the root of the repository."""
     fault: str
-    """In words, one line."""
+    """The bug in words, one line."""
     old: str
     """Text that occurs exactly once in the file."""
     new: str
     tests: tuple[str, ...]
-    """What is tried first: files or tests as pytest names them, relative to the root."""
+    """Tests to run first: files or ids of tests as pytest names them, relative to the root."""
     night: tuple[str, ...] = ()
-    """Cases of a night that could show it; empty where no night can."""
+    """Cases of a night in which the bug could show; empty if no night can show it."""
     equivalent: str = ""
-    """Why nothing can tell it from the original; such a mutant is a control."""
+    """Why no test can distinguish the mutant from the original; such a mutant is a control."""
 
     @property
     def package(self) -> str:
-        """The package it is in, whose other tests are tried where the listed ones find nothing."""
+        """Package of the edited file."""
         return PurePosixPath(self.file).parts[0]
 
     def source(self, root: Path = ROOT) -> str:
-        """Return the file with the fault in it.
+        """Return the text of the file with the bug in it.
 
         Raises:
-            ValueError: the old text is not there exactly once.
+            ValueError: the file does not contain the old text exactly once.
         """
         text = (root / self.file).read_text(encoding="utf-8")
         if (times := text.count(self.old)) != 1:
@@ -49,7 +49,8 @@ class Mutant:
 
 
 Row = tuple[str, str, str, str, str] | tuple[str, str, str, str, str, str]
-"""Name, fault, old text, new text, tests and cases of a night, the last two with spaces between.
+"""Name, fault, old text, new text, tests, and cases of a night if any. Several tests or cases are
+separated by spaces.
 
 A test is named by its file alone, wherever that lies under `tests/`: no two files there share a
 name."""

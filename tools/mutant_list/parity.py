@@ -1,4 +1,4 @@
-"""Mutants of `parity`: one for each module that decides something."""
+"""Mutants of `parity`: one for each module with logic that can be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of `reports`: one for each module that decides something, two for some of the verdict."""
+"""Mutants of `reports`: one for each module with logic, and two for some modules of `verdict`."""
 
 from __future__ import annotations
 

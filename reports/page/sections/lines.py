@@ -42,9 +42,10 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `lines` with at most `FIRST` lines on each side of the marked one.
+    """Return an entry of `lines`' result (one source line) with a shorter excerpt.
 
-    If no line of the excerpt is marked, its first lines remain.
+    At most `FIRST` lines remain on each side of the marked line. If no line is marked, the first
+    ones remain.
     """
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

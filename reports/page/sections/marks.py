@@ -1,4 +1,4 @@
-"""State of each section of the page that contains a problem, for marks in the navigation.
+"""State of each section of the page that contains a problem, shown beside its link.
 
 See docs/reports.md.
 """

@@ -229,7 +229,7 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     if "not_compared" not in document:
         return None
-    # Runs of later versions store the reasons, but not yet which results were compared.
+    # Runs of somewhat later versions have the reasons, but not which results were compared.
     compared, left_out = document.get("compared"), document["not_compared"]
     counts = [_count(role, compared or (), left_out) for role in ROLES]
     names = [f"{len(left_out)} not compared"] if compared is None else list(filter(None, counts))

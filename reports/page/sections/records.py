@@ -73,7 +73,7 @@ def embed(
     trends = [(i, shares) for i, shares in series if shares][:TRENDS]
     document = {
         "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
-        # The script looks both up by the labels of the columns.
+        # The script looks up names of edges and metrics by the texts in the columns.
         "edges": {
             label(edge, LONGEST): edge_name(edge)
             for edge in dict.fromkeys(r[3] for r in table)

@@ -50,7 +50,8 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
 """For each ratio that has a line: suffix of the line's name, metrics shown as JAX and as
 megalodon-hf ("" for none), and the function that formats these two."""
 _LEVELS = (*_PARTS, "floor_ratio")
-"""Metrics that are tested for changes of level: ratios, which do not depend on machine load."""
+"""Metrics that are tested for changes of level: ratios, which depend little on the machine's
+load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
