@@ -232,17 +232,19 @@ class Row:
     verdicts: tuple[str, str, str]
     """Verdicts: live, recorded, and with the loss of accuracy."""
     tests: str
+    """Counts of pytest (`tests_of`)."""
     compared: int
-    """Number of levels compared with the pinned run, live."""
+    """Number of levels of the live night that were compared with the pinned run."""
     megalodon: tuple[float, float]
-    """Smallest and largest ratio of a typical level to the pinned one, live."""
+    """Smallest and largest ratio of Megalodon's typical levels to the pinned ones, live night."""
     second: tuple[float, float]
+    """The same ratios for the second architecture, MLA + MoE."""
     excess: float
-    """Largest deviation of a level, live or recorded, as a fraction of the limit, in ln."""
+    """Largest |ln ratio| / ln limit of a level, in the live or the recorded night."""
     share: float
-    """Largest fraction of a tolerance that any gate used, live or recorded."""
+    """Largest fraction of its tolerance that a gate used, in the live or the recorded night."""
     control: float
-    """Largest ratio of a typical level in the night with a loss of accuracy."""
+    """Largest ratio of a typical level to the pinned one, in the night with a loss of accuracy."""
 
 
 def row_of(out: Path, host: Host) -> Row | None:

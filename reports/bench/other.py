@@ -22,7 +22,7 @@ INSTALL = "pip install --target FOLDER --no-deps megalodon-jax==0.2.2"
 ABSENT = (
     f"megalodon-jax of the package index is not installed: {INSTALL}, then bench --other FOLDER"
 )
-"""Reason for missing times of the package if no place was given."""
+"""Reason for missing times of the package if no folder of it was given."""
 _CHILD = Path(__file__).with_name("other_child.py")
 
 

@@ -74,7 +74,7 @@ class Options:
 
 
 def bench(options: Options, report: Log) -> Run:
-    """Measure what `options` ask for, and return it as a run that can be stored.
+    """Do the measurements that `options` select, and return them as a run that can be stored.
 
     All sides run on JAX's device, CPU or GPU, with float32 products and without TF32. Programs are
     traced without checks on values, since megalodon-hf has none.

@@ -28,7 +28,7 @@ ROWS = 30
 EVENTS = 40
 """Largest number of runs that are listed with the gates that changed in them."""
 GROUPS = 6
-"""Largest number of groups of gates that are listed for each of these runs."""
+"""Largest number of groups of gates listed for each run with changed gates."""
 MONTHS = 36
 """Number of newest months in the table that counts runs by month and verdict."""
 

@@ -137,7 +137,8 @@ class CheckpointInfo:
     """Path as given to the night, for the command that repeats it; "" for the committed checkpoint.
     Shards of one night may have different paths."""
     content: str = ""
-    """Digest of its files (`parity.executors.inputs`), equal in all shards of one night."""
+    """Digest of the checkpoint's files (`parity.executors.inputs`), equal in all shards of a
+    night."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,8 @@ class Manifest:
     seams: tuple[Mapping[str, Any], ...] = ()
     """Every known difference from the reference, with its value if it was measured."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Spread of each error level over rounding perturbations (`reports.verdict.levels`)."""
+    """Standard deviations of ln of each error level over random rounding: of the typical and of the
+    largest value (`reports.verdict.levels.Spread`)."""
     stability: Mapping[str, Any] = field(default_factory=dict)
     """Results of probes other than findings, by section of the page."""
     workload: Mapping[str, Any] | None = None

@@ -94,14 +94,15 @@ class PinComparison:
     levels: int
     """Number of levels of the run."""
     compared: tuple[Drift, ...]
-    """Two per level of equal work, `typical` and `worst`, largest excess first."""
+    """Two comparisons per level that both runs measured by the same work: one of `typical` and one
+    of `worst`. The largest excess comes first."""
     rescaled: tuple[Rescaled, ...] = ()
-    """Levels of equal work that could not be compared, because their tolerances changed."""
+    """Levels that both runs measured by the same work, not compared because tolerances changed."""
     covered: int = 0
     """Number of the run's levels in `compared` and `rescaled`; one pooled over meshes counts as
     several."""
     held: frozenset[Group] = frozenset()
-    """Groups that were compared with an earlier run of this machine in another comparison."""
+    """Groups whose levels another comparison compares with an earlier run of this machine."""
 
     @property
     def not_yet(self) -> tuple[Drift, ...]:
@@ -145,7 +146,7 @@ class PinComparison:
 
     @property
     def largest(self) -> Drift | None:
-        """The typical level that grew most; None if nothing was compared."""
+        """Comparison of the typical level that grew most; None if nothing was compared."""
         typical = [d for d in self.compared if d.what == "typical"]
         return max(typical, key=lambda d: d.ratio, default=None)
 
@@ -167,7 +168,7 @@ def limit(base: float, deviation: float, same: bool) -> float:
 def compare(
     now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
 ) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
-    """Return two drifts of each level of equal work, largest excess first, and the rescaled levels.
+    """Compare the levels that `now` and `pin` measured by the same work.
 
     Args:
         now: Levels of the run.

@@ -50,7 +50,7 @@ class Level:
     """
 
     work: str
-    """Hash of the identities of its gates; only levels with equal hashes are compared."""
+    """Hash of the work behind the group's gates; only levels with equal hashes are compared."""
     gates: int
     typical: float
     worst: float

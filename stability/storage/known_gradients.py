@@ -30,8 +30,8 @@ class RowGradients:
     """Root mean square of an element's gradient, over steps and the row: (rows,), or () if equal
     for all rows."""
     signals: np.ndarray
-    """Fraction of the size that keeps its sign, see `simulate.Gradients`: (rows,), or () if equal
-    for all rows."""
+    """Fraction of an element's gradient size that keeps its sign from step to step (as in
+    `simulate.Gradients`): (rows,), or () if equal for all rows."""
     shape: tuple[int, ...]
     """Shape of the parameter."""
 

@@ -131,7 +131,7 @@ class Trial:
 
     @property
     def settled(self) -> bool:
-        """Whether other draws of the gradients would give the same `works`, at 95 % confidence."""
+        """Whether other random gradients would give the same `works`, at 95 % confidence."""
         return not abs(self.miss - ENOUGH) <= self.spread
 
     def verdict(self) -> str:
