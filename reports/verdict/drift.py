@@ -176,6 +176,10 @@ def compare(
         same: Whether the pinned run is of the same machine.
         before: Levels of the run's baseline. An old pin without stored tolerances is assumed to
             have had those of `before`, or without them, today's.
+
+    Returns:
+        Two drifts per level (of `typical` and of `worst`), the largest excess first, and the levels
+        that could not be compared because their tolerances changed.
     """
     drifts: list[Drift] = []
     rescaled: list[Rescaled] = []
