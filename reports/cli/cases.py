@@ -49,7 +49,7 @@ def case(ctx: click.Context, name: str | None) -> None:
 
 
 def _facts(chosen: Any) -> list[str]:
-    return [f"report: {chosen.report}", f"how it was searched: {chosen.tried}"]
+    return [f"report: {chosen.report}", f"search for the cause: {chosen.tried}"]
 
 
 COMMANDS = (case,)

@@ -111,7 +111,7 @@ def _logit(subject: str, logit: float, fmt: str) -> Finding:
     error = weight_error(logit, fmt)
     severity = Severity.ERROR if np.isinf(error) else Severity.WARNING
     severity = Severity.NOTE if fmt == "float16" else severity
-    message = f"largest |logit| {logit:.4g}; rounded to {fmt}, a weight is off by up to {error:.2%}"
+    message = f"largest |logit| {logit:.4g}; in {fmt} a softmax weight is off by up to {error:.2%}"
     remedy = (
         "take softmax in float32; a smaller learning rate for the q/k gains and weight decay on "
         "them keep logits down"

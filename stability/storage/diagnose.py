@@ -292,7 +292,7 @@ def _pushes(
             unused = f"gradients {given.source} are used"
             if pairs := exchanged(each, leaves, given.rows):
                 unused += (
-                    f"; judged by them, {listed(pairs)} have each other's moments: check the order"
+                    f"; by these, {listed(pairs)} have each other's moments: check their order"
                 )
         uses.append(StateUse(each.place, len(each.moments), each.identified, unused))
     return given or of_states, tuple(uses)

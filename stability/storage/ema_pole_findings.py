@@ -68,7 +68,7 @@ def _collapse(poles: Poles, fmt: Format) -> Finding:
     message = (
         f"with |q| stored in {fmt.name}, {share:.1%} of {poles.decay.size:,} poles never forget "
         f"(alpha' delta' at most {2.0 ** -(fmt.mantissa_bits + 2):g}); {beyond:.1%} remember "
-        f"longer than the {longest:.0f} steps it can hold"
+        f"longer than the {longest:.0f} steps that the format can represent"
     )
     remedy = "keep the EMA's parameters and q in float32, or q as log1p(-alpha' delta')"
     subject, metric = poles.layer, "collapsed_fraction"

@@ -29,7 +29,7 @@ def print_table(detections: Sequence[Detection], console: Console) -> None:
         cells = (f"  {row.fault.name}", where, row.edge, row.case, f"{row.signal:.1e}")
         table.add_row(*cells, style=style)
     console.print(table)
-    console.print("signal: error over tolerance; inf: rejected, another dtype, or no number")
+    console.print("signal: error / tolerance; inf: weights rejected, another dtype, or no number")
 
 
 def summary(detections: Sequence[Detection]) -> str:
