@@ -168,7 +168,7 @@ class WholeRun:
         ends = [end, *self.lost]
         if not self.remedies:
             return ends
-        title = f"Whole run: part of the cost of {storage} storage that a remedy returns (estimated, "
+        title = f"Whole run: cost of {storage} storage, and the part a remedy returns (estimated, "
         works = [r for r in self.remedies if r.works]
         short = [r for r in self.remedies if not r.works]
         shown = [

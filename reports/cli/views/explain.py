@@ -58,9 +58,9 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
     code = [*modules, f"case = {made}", seen]
     config = json.dumps({k: v for k, v in smallest.config.to_dict().items() if k in SMALL})
     return (
-        f"{smallest.name}: {smallest.batch_size} x {smallest.length} tokens still differ from the "
-        f"oracle at {divergence.quantity} (relative L2 {number(divergence.value)})\nconfig: {config}\n\n"
-        + "\n".join(code)
+        f"{smallest.name}: {smallest.batch_size} x {smallest.length} tokens still differ from "
+        f"the oracle at {divergence.quantity} (relative L2 {number(divergence.value)})\n"
+        f"config: {config}\n\n" + "\n".join(code)
     )
 
 
