@@ -117,7 +117,7 @@ class Diagnosis:
         largest = sorted(shares, key=lambda kind: -shares[kind])[:SHOWN]
         named = ", ".join(f"{kind} {shares[kind]:.0%}" for kind in largest)
         more = f" and {len(shares) - SHOWN} more" if len(shares) > SHOWN else ""
-        return [f"Partly frozen, below the {FROZEN_SHARE:.0%} of a warning: {named}{more}."]
+        return [f"Frozen in part, less than the {FROZEN_SHARE:.0%} of a warning: {named}{more}."]
 
     def _entry(self, kind: str, findings: Sequence[Finding]) -> list[str]:
         first = findings[0]
