@@ -22,7 +22,7 @@ OK, REGRESSED, USAGE, INCOMPLETE, NOT_COMPARABLE, INTERNAL_ERROR = 0, 1, 2, 3, 4
 EXIT_CODES = """\b
 Exit codes:
   0  pass, or changed within every tolerance
-  1  regression: a tolerance broken, a probe's error, a value worse than before
+  1  regression: a broken tolerance, a probe's error, a value that got worse
   2  wrong usage or bad input; the message says what to do
   3  incomplete: a suite did not finish, or the run was interrupted
   4  not comparable: the two sides are not the same work
