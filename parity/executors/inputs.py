@@ -1,8 +1,8 @@
 """Digests of the files that a work item reads.
 
 An input is named by the path of a file or folder, or by `module:NAME`, which stands for the Python
-files of an installed package. Digests depend on content, not on where a folder or package lies, so
-they can be compared between machines.
+files of an installed package or the file of a module. Digests depend on content, not on where a
+folder or package lies, so they can be compared between machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 MISSING = "missing"
 """Digest of an input that does not exist."""
 MODULE = "module:"
-"""Prefix of the name of an installed package."""
+"""Prefix of the name of an installed package or module."""
 # Kernels count time in steps of some milliseconds. Two changes within one step give the same stamp.
 _SETTLED = 0.1
 """Seconds that a file must be unchanged before its stamp (size, times) identifies its content."""
@@ -98,6 +98,9 @@ def _module_files(module: str) -> dict[str, Path]:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         spec = None
+    if spec is not None and spec.submodule_search_locations is None and spec.origin:
+        # A module in one file.
+        return {"": Path(spec.origin)}
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     found = (pair for folder in folders for pair in files_below(Path(folder)))
     return {name: path for name, path in found if path.suffix == ".py"}

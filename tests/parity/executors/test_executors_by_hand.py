@@ -829,6 +829,17 @@ def test_a_package_in_several_folders_is_an_input_by_its_python_files(
         assert inputs.changed(known) == []
 
 
+def test_a_module_in_one_file_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "in_one_file.py"
+    file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    known = inputs.contents(["module:in_one_file"])
+    assert known["module:in_one_file"] != inputs.MISSING
+    file.write_text("x = 1", encoding="utf-8")
+    assert inputs.changed(known) == ["module:in_one_file"]
+    assert inputs.content("module:sys") == inputs.MISSING
+
+
 def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "b").mkdir(parents=True)
