@@ -67,6 +67,13 @@ def test_two_changes_are_found_in_order(factors: tuple[float, float]) -> None:
     assert changes[0].after == changes[1].before
 
 
+def test_the_starts_of_levels_are_counted_from_the_first_run() -> None:
+    """Before they are fitted again, which mends most of those that are counted from elsewhere."""
+    logs = np.log(series(3, 60, "normal", (20, 50.0), (40, 3.0)))
+    assert change_points_module._split(logs, 0) == [20, 40]
+    assert change_points_module._split(logs, 100) == [120, 140]
+
+
 @pytest.mark.parametrize("reached", [8, 9, 10])
 def test_a_hundredth_of_a_thousand_orders_is_rare_and_the_one_at_hand_is_one_of_them(
     reached: int, monkeypatch: pytest.MonkeyPatch

@@ -266,6 +266,10 @@ def test_pins_lie_where_the_code_is_committed(
         assert pins.home(root, port).name.startswith("a+a-d+b-c~")
         assert pins.home(root, port).parent == folder / "pinned"
         assert pins.old_home(root, port) == folder / "pinned" / "a+a-d+b-c"
+        for unusable in ("..", ".", "x" * 300):
+            manifest = run(kind="port", suites=[{"name": unusable}]).manifest
+            assert pins.old_home(root, manifest) is None
+            assert pins.home(root, manifest).parent == folder / "pinned"
         assert pins.home(root, tests) == folder / "pinned" / "(pytest)"
         assert pins.home(root, run().manifest) == pins.FOLDER
         (root / ".shared").write_text("s3://bucket/runs", encoding="utf-8")

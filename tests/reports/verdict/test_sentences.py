@@ -539,7 +539,9 @@ def test_what_shares_nothing_with_the_other_run_is_counted() -> None:
 
 def test_gates_that_the_baseline_did_not_measure_are_counted() -> None:
     rows = [failing(quantity=name) for name in "abc"]
-    night = run(*rows, measurement(quantity="d"))
+    # Only what failed is counted.
+    told_only = measurement(quantity="e", verdict=Verdict.INFO, tolerance=math.nan)
+    night = run(*rows, measurement(quantity="d"), told_only)
     told = say.regressed(night, earlier(rows[0]), counts(new=2, persisting=1), rows[:1])
     head = "3 failures, 2 new. The baseline did not measure 2 of these gates. It starts at a in"
     assert told.startswith(head)
