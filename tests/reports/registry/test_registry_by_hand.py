@@ -900,11 +900,17 @@ def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
     with pytest.raises(StoreError, match="no space"):
         outcomes.store(tmp_path, night, lines.append)
     assert lines == (["verdict: REGRESSED"] if kind == "nightly" else [])
-    monkeypatch.setattr(outcomes, "judge", full)
-    with pytest.raises(StoreError, match="no space"):
-        outcomes.store(tmp_path, night, lines.append)
-    failed = "judging failed too, with StoreError: no space"
-    assert lines[1:] == ([failed] if kind == "nightly" else [])
+
+    def unjudged(*_: Any) -> Any:
+        return {}["level"]
+
+    # Whatever error judging ends with, that of storing is raised.
+    for judge, error in ((full, "StoreError: no space"), (unjudged, "KeyError: 'level'")):
+        lines.clear()
+        monkeypatch.setattr(outcomes, "judge", judge)
+        with pytest.raises(StoreError, match="no space"):
+            outcomes.store(tmp_path, night, lines.append)
+        assert lines == ([f"judging failed too, with {error}"] if kind == "nightly" else [])
 
 
 def test_each_run_is_an_entry_of_the_page_of_all_runs(
