@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from parity.engine.programs.jaxprs import bind, equations, interpret, loop_inputs, opened
+from parity.engine.programs.jaxprs import bind, counters, equations, interpret, loop_inputs, opened
 from parity.engine.programs.marks import (
     Branches,
     Changes,
@@ -90,17 +90,19 @@ class Evaluation:
         if self.widened:
             constants = [self._constant(c) for c in constants]
             arguments = [_widen(a) for a in arguments]
+        counted = counters(jaxpr) if self.signs is not None else frozenset()
 
         def step(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-            return self._step(eqn, inputs, marks, changes)
+            return self._step(eqn, inputs, marks, changes, counted=id(eqn) in counted)
 
         return interpret(jaxpr, constants, arguments, step, self._literal)
 
     def _step(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes, *, counted: bool
     ) -> Sequence[Any]:
         primitive = eqn.primitive.name
-        if primitive == "name":
+        # JAX accepts None as the name: such a mark is no stage.
+        if primitive == "name" and isinstance(eqn.params["name"], str):
             return [self._mark(eqn, inputs, marks, changes)]
         entered = primitive in FLOW and (self.widened or has_marks(eqn))
         if entered and not (self.differentiable and primitive in CUSTOM):
@@ -115,7 +117,8 @@ class Evaluation:
             return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
         if not self.widened:
             return self._noted(eqn, inputs, bind(eqn, inputs))
-        return self._noted(eqn, inputs, rounded(eqn, inputs, self.signs, self.notices))
+        results = rounded(eqn, inputs, self.signs, self.notices, counted=counted)
+        return self._noted(eqn, inputs, results)
 
     def _loop_or_branch(
         self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes

@@ -102,6 +102,18 @@ def constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
                     yield from constants(member)
 
 
+def counters(jaxpr: Jaxpr) -> frozenset[int]:
+    """Return the identities (`id`) of the equations that read no argument or constant, directly or
+    through others: those on literals and counters (`iota`), which compute positions and masks."""
+    found: set[int] = set()
+    known: set[Any] = set()
+    for eqn in jaxpr.eqns:
+        if not eqn.effects and all(isinstance(v, Literal) or v in known for v in eqn.invars):
+            found.add(id(eqn))
+            known.update(eqn.outvars)
+    return frozenset(found)
+
+
 def interpret(
     jaxpr: Jaxpr,
     constants: Sequence[Value],

@@ -100,7 +100,7 @@ class Marks:
 def has_marks(eqn: Any) -> bool:
     """Return whether an equation calls a jaxpr that contains a mark."""
     return any(
-        inner_eqn.primitive.name == "name"
+        inner_eqn.primitive.name == "name" and isinstance(inner_eqn.params["name"], str)
         for inner in inner_jaxprs(eqn)
         for inner_eqn in equations(inner)
     )

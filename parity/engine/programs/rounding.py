@@ -70,10 +70,15 @@ class Signs:
         # Modulo `SPAN`, so that no 32-bit product overflows.
         return dataclasses.replace(self, turn=(self.turn * OUTER + turn + 1) % SPAN)
 
-    def moved(self, value: Any, roundoff: float) -> Any:
+    def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
         """Return a float64 value times 1 +- `roundoff`; scalars that count as exact are unchanged.
 
         A complex value is multiplied by 1 +- roundoff +- i roundoff.
+
+        Args:
+            value: float64 or complex128 array.
+            roundoff: largest relative change.
+            counted: whether elements of an array that count as exact are unchanged too.
         """
         moves = self._draw(value.shape)
         if jnp.iscomplexobj(value):
@@ -82,7 +87,7 @@ class Signs:
             moves = jax.lax.complex(moves, self._draw(value.shape))
         factor = 1 + moves * jnp.asarray(roundoff * self.operations)
         perturbed = value * factor.astype(value.dtype)
-        if value.shape or jnp.iscomplexobj(value):
+        if (value.shape and not counted) or jnp.iscomplexobj(value):
             return perturbed
         # A scalar with few digits is a count or an exponent, such as 3.0 - 1.0, and is exact. If an
         # integer exponent were perturbed, powers of negative numbers would become NaN.

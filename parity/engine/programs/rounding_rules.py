@@ -61,7 +61,12 @@ def wide(dtype: Any) -> Any:
 
 
 def rounded(
-    eqn: JaxprEqn, inputs: Sequence[Any], signs: Signs | None, notices: dict[str, None]
+    eqn: JaxprEqn,
+    inputs: Sequence[Any],
+    signs: Signs | None,
+    notices: dict[str, None],
+    *,
+    counted: bool = False,
 ) -> list[Any]:
     """Evaluate one operation in float64, perturbed by the rounding error of the program's dtype.
 
@@ -71,6 +76,8 @@ def rounded(
         signs: signs of the perturbation; None to perturb nothing.
         notices: receives a sentence for each operation that has no float64 version; such operations
             run in their own dtypes.
+        counted: whether the operation reads only numbers written in the code and counters, so that
+            a result with few digits, such as a position, is exact.
     """
     unit = max(
         (UNITS.get(aval(v).dtype.name, 0.0) for v in eqn.outvars if hasattr(aval(v), "dtype")),
@@ -97,7 +104,8 @@ def rounded(
         return outputs
     units = ELEMENTARY_UNITS if name in ELEMENTARY or _is_power(eqn) else 1.0
     return [
-        signs.moved(x, unit * units) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in outputs
+        signs.moved(x, unit * units, counted=counted) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        for x in outputs
     ]
 
 

@@ -734,3 +734,34 @@ def test_in_a_table_only_what_was_rounded_moves(what):
     on = {"operations": 0.0, "constants": 0.0, what: 1.0}
     moved, _ = widened(function, X, signs=Signs(pool(0, 64), **on))
     assert np.array_equal(moved != np.float64(table), is_rounded)
+
+
+def _causal(x):
+    # Positions in float32, as Keras counts them.
+    positions = jnp.arange(9, dtype=jnp.float32) + jnp.float32(3)
+    return jnp.where(positions[:, None] - 3 >= jnp.arange(9, dtype=jnp.float32), x, 0.0)
+
+
+def test_positions_counted_in_float32_are_exact():
+    x = np.ones((9, 9), np.float32)
+    for seed in range(4):
+        assert np.array_equal(widened(_causal, x, signs=Signs(pool(seed, 256)))[0], np.tril(x))
+
+
+def test_frequencies_made_of_counters_are_rounded():
+    def frequencies(x):
+        return x * 10_000.0 ** (-jnp.arange(8, dtype=jnp.float32) / 7)
+
+    x = np.ones(8, np.float32)
+    exact, moved = widened(frequencies, x)[0], widened(frequencies, x, signs=Signs(pool(0, 64)))[0]
+    assert 0 < relative_l2(moved, exact) < roundoff(8)
+    assert (moved[1:] != exact[1:]).all()
+
+
+def test_a_mark_without_a_name_is_no_stage():
+    def function(x):
+        return jax.lax.cond(x[0, 0] < 0, lambda x: checkpoint_name(x, None), jnp.sin, x) + 1.0
+
+    plain = evaluate(lambda x: checkpoint_name(x, None) * 2.0, X)
+    assert np.array_equal(plain[0], X * 2) and not plain[1].values
+    assert np.array_equal(evaluate(function, X)[0], X + 1)

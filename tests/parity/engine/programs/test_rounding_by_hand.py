@@ -33,7 +33,7 @@ class Noted(Signs):
 
     asked: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
 
-    def moved(self, value: Any, roundoff: float) -> Any:
+    def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
         self.asked.append((tuple(value.shape), round(roundoff / UNIT_ROUNDOFF, 6)))
         return value
 
@@ -188,7 +188,7 @@ def test_a_sum_leaves_the_operands_it_was_given():
 
     @dataclass(frozen=True)
     class Doubling(Signs):
-        def moved(self, value: Any, roundoff: float) -> Any:
+        def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
             return 2 * value
 
     [eqn] = jax.make_jaxpr(lambda x: jax.lax.cumsum(x, 0))(draw(5)).eqns
