@@ -48,6 +48,9 @@ ELEMENTARY_UNITS = 4.0
 """Error of elementary functions, in unit roundoffs."""
 CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
 """Calls of code outside of JAX, which works only in the dtypes it was written for."""
+UNOPENED = CALLBACKS | {"shard_map"}
+"""Operations that run as they are. The body of a `shard_map` has axes of a mesh, without which it
+cannot be traced again in float64."""
 SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
 """Operations whose operand is perturbed as by the rounding of partial sums (`_summands`)."""
 
@@ -89,7 +92,7 @@ def rounded(
     if signs is not None and unit:
         inputs = _summands(eqn, signs.inside(name, list(inputs)), signs, unit)
     try:
-        if name in CALLBACKS:
+        if name in UNOPENED:
             raise NotImplementedError
         outputs = _bound(eqn, inputs)
     except (TypeError, ValueError, NotImplementedError) as error:

@@ -765,3 +765,16 @@ def test_a_mark_without_a_name_is_no_stage():
     plain = evaluate(lambda x: checkpoint_name(x, None) * 2.0, X)
     assert np.array_equal(plain[0], X * 2) and not plain[1].values
     assert np.array_equal(evaluate(function, X)[0], X + 1)
+
+
+def test_a_part_of_a_program_on_a_mesh_runs_in_its_own_dtype_and_that_is_noted():
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    spec = jax.sharding.PartitionSpec
+    summed = jax.shard_map(
+        lambda x: jax.lax.psum(jnp.sin(x), "x"), mesh=mesh, in_specs=spec("x"), out_specs=spec()
+    )
+    result, notices = widened(lambda x: 2 * summed(x), X, signs=Signs(pool(0, 64)))
+    assert result.dtype == np.float64
+    assert 0 < relative_l2(result, 2 * np.sin(np.float64(X))) < roundoff(8)
+    [notice] = notices
+    assert notice.startswith("shard_map ran in its own dtype instead of float64")
