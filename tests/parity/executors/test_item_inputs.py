@@ -14,7 +14,7 @@ from parity.executors import identity, inputs
 from parity.executors import item as item_module
 from parity.executors.identity import Identity
 from parity.executors.inputs import MISSING, changed, content, contents
-from parity.executors.item import Answer, Item, Needs, Place, State, perform
+from parity.executors.item import Answer, Item, ItemError, Needs, Place, State, perform
 from parity.executors.machine import FIELDS, UNKNOWN
 from parity.executors.sweep import ANSWERS, Answers
 
@@ -70,6 +70,16 @@ def test_another_source_of_an_item_s_function_is_another_item(
         item_module._source.cache_clear()
         digests.append(Item("x", "their_measurement:measure").digest())
     assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "folder_without_init"])
+def test_a_function_needs_a_module_with_a_source(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder_without_init").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ItemError, match=f"expected a module '{module}' that can be imported"):
+        Item("x", f"{module}:measure").digest()
 
 
 def test_content_is_of_files_and_not_of_their_place(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide, Port, TorchSide, compare
+from parity.engine.pairing.matching import match_parameters
+from parity.port.conversion import _square
 from parity.sides import SideError
 from reports.nightly import accounts
 from reports.page.sections.ports import _port
@@ -226,3 +228,10 @@ def test_a_bug_of_the_code_is_not_taken_for_one_of_the_conversion() -> None:
     # Every output holds once they are exchanged, and derivatives do not.
     stopped = paired(("query", "key"), gradients=True, stopped=True)
     assert not stopped.holds and stopped.misplaced == {}
+
+
+def test_only_a_square_matrix_that_its_transpose_would_change_may_be_untransposed() -> None:
+    rng = np.random.default_rng(0)
+    square, wide = rng.normal(size=(4, 4)), rng.normal(size=(3, 5))
+    values = {"square": square, "symmetric": square + square.T, "wide": wide, "bias": wide[0]}
+    assert _square(match_parameters(values, values), values) == ["square"]

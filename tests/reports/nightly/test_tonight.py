@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -175,3 +176,16 @@ def test_a_night_leads_from_its_first_page_to_its_last(options: Options) -> None
     assert f"first page: {page}; it is updated until the night ends" in lines
     html = (options.out / TONIGHT).read_text(encoding="utf-8")
     assert f"url={outcome.folder.name}/report.html" in html
+
+
+def test_a_part_holds_where_no_gate_of_it_fails(tmp_path: Path) -> None:
+    """Rows that are told and not judged do not count, and a damaged part is told at the end."""
+    told = measurement(quantity="told", verdict=Verdict.INFO, tolerance=math.nan)
+    for name, rows, holds in (
+        ("told", (measurement(), told), True),
+        ("failing", (measurement(), failing(quantity="x")), False),
+        ("unknown", (measurement(verdict=Verdict.NOT_COMPARABLE), told), False),
+    ):
+        assert module._holds(write_run(tmp_path, run(*rows, id=name))) is holds
+    (tmp_path / "damaged").mkdir()
+    assert module._holds(tmp_path / "damaged")
