@@ -10,8 +10,17 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_packages
 from jaxtyping import install_import_hook
 
-ARRAYS = ("megalodon_jax", "parity.deepseek_v3", "stability")
-"""Packages that annotate shapes and dtypes of arrays; jaxtyping checks them."""
+ARRAYS = (
+    "megalodon_jax",
+    "parity.deepseek_v3",
+    "stability.activations",
+    "stability.moe",
+    "stability.products",
+    "stability.recovery",
+    "stability.repeat",
+    "stability.storage",
+)
+"""Packages that annotate shapes and dtypes of arrays, or have named tuples: for jaxtyping."""
 NAMES = (
     "parity.deployed",
     "parity.engine.programs.marks",
@@ -20,15 +29,16 @@ NAMES = (
     "reports.nightly.pytest_session",
     "reports.provenance.code",
     "reports.watching.session",
+    "stability.dtype_audit.pinned_rows",
 )
 """Modules with named tuples, a `ParamSpec` or imports for type checkers alone, in whose annotations
 beartype cannot look up names; jaxtyping leaves such annotations alone."""
 UNCHECKED = ("parity.port.compare",)
 """Modules that a test calls with wrong types, as users do, who have no checks. Only jaxtyping's
 checks can be switched off."""
-OTHERS = ("parity", "reports")
-"""Packages that beartype checks alone, without shapes. jaxtyping binds the arguments of each call,
-which took a third of the time of tests of ports."""
+OTHERS = ("parity", "stability", "reports")
+"""Packages whose other modules beartype checks alone, without shapes. jaxtyping binds the arguments
+of each call, which took a third of the time of tests of ports."""
 
 
 class _BeforePytest(MetaPathFinder):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from unittest import mock
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -85,28 +83,6 @@ def scratch_folder() -> Path:
     memory = Path("/dev/shm")
     in_memory = memory.is_dir() and os.access(memory, os.W_OK)
     return Path(tempfile.mkdtemp(dir=memory if in_memory else None))
-
-
-@contextlib.contextmanager
-def without_checks() -> Iterator[None]:
-    """Context in which annotations are not checked.
-
-    A function within a function is decorated with a check, and compiled for it, whenever the outer
-    one is called; here it is left as it is. A module that is imported meanwhile has its checks.
-    """
-    decorated = jaxtyping.jaxtyped
-
-    def jaxtyped(*arguments: Any, **options: Any) -> Any:
-        decorate = decorated(*arguments, **options)
-        if arguments:
-            return decorate
-        return lambda each: each if "<locals>" in each.__qualname__ else decorate(each)
-
-    with (
-        mock.patch.object(jaxtyping.config, "jaxtyping_disable", True),
-        mock.patch.object(jaxtyping, "jaxtyped", jaxtyped),
-    ):
-        yield
 
 
 def double(kind: type, /, **fields: Any) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -214,13 +213,9 @@ def big(folder: Path, night: Run) -> Big:
     baseline = earlier(*(replace(m, value=1e-6) for m in rows))
     run = Run(night.manifest, tuple(failing), night.findings, tensors=described(failing))
     history = History(baseline, nights, series)
-    # Without the checks of annotations, which nobody's night has: they take three times as long.
-    checked = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
     start = time.process_time()
     text = page_of(run, history)
     seconds = time.process_time() - start
-    jaxtyping.config.update("jaxtyping_disable", checked)
     return Big(run, written(folder, "big", text), len(text.encode()), seconds)
 
 

@@ -6,11 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 
 from parity.engine.measure.contract import Gate, contract_of
@@ -47,20 +45,6 @@ def noise(*parts: object) -> float:
     """A repeatable number in [0, 1) that depends on the parts."""
     digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without checks of types, which other tests of the same functions make.
-
-    Of thousands of small nights they are nine tenths of the time, and they refuse what stands for
-    parts of pytest.
-    """
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def measurement(**changes: object) -> Measurement:

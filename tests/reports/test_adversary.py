@@ -34,7 +34,7 @@ from reports.store.runs import Run, StoreError, write_run
 from reports.store.schema import FINDINGS, MANIFEST, MEASUREMENTS, PAGE, VERDICT
 from reports.verdict import pins
 from reports.verdict.decide import ExitCode
-from tests.helpers import cli, scratch_folder, without_checks
+from tests.helpers import cli, scratch_folder
 from tests.reports.nights import contracted, failing, finding, measurement, run
 
 GATES = [
@@ -296,8 +296,7 @@ def test_no_pass_but_for_what_was_measured(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    with without_checks():
-        run_state_machine_as_test(StoreAdversary, settings=chosen)
+    run_state_machine_as_test(StoreAdversary, settings=chosen)
 
 
 def test_the_adversary_lets_a_healthy_night_pass(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,16 +34,9 @@ from reports.store.manifest import PartInfo, SuiteResult
 from reports.store.runs import Run, write_run
 from reports.store.schema import RunKind, StoreError
 from tests.helpers import double
-from tests.reports.nights import described, explained, failing, finding, measurement, run, unchecked
+from tests.reports.nights import described, explained, failing, finding, measurement, run
 
 PLAN = ("plain", "stream", "adamw", "(seams)", "(products)", "(mesh)", "(probes)")
-
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    """What stands for a report or an answer is none, and is not asked what it is."""
-    with unchecked():
-        yield
 
 
 def drawn(rng: random.Random, count: int) -> list[Run]:

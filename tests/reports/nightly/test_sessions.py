@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from parity.engine.measure.measurement import Measurement
@@ -27,16 +27,18 @@ from reports.registry import outcome
 from reports.store.schema import RunKind, StoreError
 from reports.verdict.decide import ExitCode, Word
 from stability.core.findings import Severity
-from tests.reports.nights import measurement, unchecked
+from tests.reports.nights import measurement
 
 CODES = pytest.ExitCode
 
 
 @pytest.fixture(autouse=True)
-def stand_ins() -> Iterator[None]:
-    """What stands for a configuration, an item or a report of pytest is none of them."""
-    with unchecked():
-        yield
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for a configuration, an item or a report of pytest is none of them.
+
+    jaxtyping checks the tested module (`tests.annotations.NAMES`), and can be switched off.
+    """
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 class Config:

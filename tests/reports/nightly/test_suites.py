@@ -27,7 +27,7 @@ from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
 from stability.suite import PROBES, Checkpoint
 from tests.helpers import double
-from tests.reports.nights import failing, finding, measurement, unchecked
+from tests.reports.nights import failing, finding, measurement
 
 REFERENCE = RecordedReference()
 RESPONSES = {"mesh megalodon data=8": {"logits": (1e-7, 2e-7)}}
@@ -387,8 +387,7 @@ def test_probes_are_a_suite_of_what_they_found(monkeypatch) -> None:
     monkeypatch.setattr(module.stability, "run", run)
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     checkpoint = double(Checkpoint, folder=Path("here/mine"))
-    with unchecked():
-        suite = module.run_stability(checkpoint, double(MegalodonForCausalLM), lines.append)
+    suite = module.run_stability(checkpoint, double(MegalodonForCausalLM), lines.append)
     assert (suite.name, suite.planned, suite.executed) == ("stability", len(PROBES), 3)
     assert (suite.findings, suite.shown, suite.seconds) == ([ok], {"poles": 1}, 7.0)
     assert suite.times == {("values", ""): 2.0}
@@ -435,9 +434,8 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
         return finding(message=message, value=value)
 
     monkeypatch.setattr(module, "reference_scatter", scatter)
-    with unchecked():
-        suite = module.run_mla_moe(REFERENCE, quiet)
-        alone = module.run_mla_moe(double(Reference, kind="live"), quiet, {cases[1].title})
+    suite = module.run_mla_moe(REFERENCE, quiet)
+    alone = module.run_mla_moe(double(Reference, kind="live"), quiet, {cases[1].title})
     titles = [case.title for case in cases]
     assert suite.reason == alone.reason == ""
     assert (suite.planned, suite.executed, alone.planned, alone.executed) == (3, 3, 1, 1)

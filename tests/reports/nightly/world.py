@@ -28,7 +28,7 @@ from reports.nightly.suites import SuiteRun
 from reports.provenance.environment import describe
 from stability.core.findings import Finding, Severity
 from stability.suite import Checkpoint
-from tests.helpers import double, without_checks
+from tests.helpers import double
 from tests.reports.nightly.test_fan_out import Inline
 from tests.reports.nights import measurement
 
@@ -163,6 +163,7 @@ class World:
             "reports.verdict.pins.FOLDER": pins,
             "reports.registry.outcome.render": lambda *_: "",
             "reports.registry.outcome.renew_runs_page": quiet_pages,
+            # Versions are read once, not in each of thousands of nights.
             "importlib.metadata.version": version,
             "reports.provenance.code.stale_bytecode": list,
             "reports.provenance.code.git_state": lambda folder: ("0" * 40, False),
@@ -179,8 +180,6 @@ class World:
             "parity.executors.sweep.Answers.discard": told(discard),
         }
         with contextlib.ExitStack() as stack:
-            # Checks of annotations and reading versions again are two thirds of a night.
-            stack.enter_context(without_checks())
             for name, value in patches.items():
                 stack.enter_context(mock.patch(name, value))
             yield

@@ -70,7 +70,6 @@ from tests.reports.nights import (
     measurement,
     reseal,
     run,
-    unchecked,
 )
 
 WHOLE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
@@ -82,8 +81,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of pinned baselines, and a clean checkout."""
     monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
     monkeypatch.setattr(pinning, "git_state", lambda code, root: ("c0ffee", False))
-    with unchecked():
-        yield tmp_path / "pinned"
+    yield tmp_path / "pinned"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from reports.store.schema import RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.history import load_history
 from reports.verdict.pins import Pins
-from tests.reports.nights import measurement, run, unchecked
+from tests.reports.nights import measurement, run
 from tests.reports.verdict import rules
 
 SEEDS, STORES, RUNS = range(3), 3, 14
@@ -145,14 +145,13 @@ def stores(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stores]:
     rng, found, place = random.Random(request.param), [], tmp_path_factory.mktemp("stores")
-    with unchecked():
-        for turn in range(STORES):
-            stored = drawn_store(rng)
-            # Written in another order than they were made in.
-            for it in rng.sample(stored, len(stored)):
-                write_run(place / str(turn), it.run)
-            found.append((place / str(turn), stored))
-        yield found
+    for turn in range(STORES):
+        stored = drawn_store(rng)
+        # Written in another order than they were made in.
+        for it in rng.sample(stored, len(stored)):
+            write_run(place / str(turn), it.run)
+        found.append((place / str(turn), stored))
+    yield found
 
 
 def gated(m: Measurement) -> bool:

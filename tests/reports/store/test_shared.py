@@ -27,7 +27,7 @@ from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
 from reports.store.writer import add_verdict
 from tests.helpers import cli
-from tests.reports.nights import earlier, explained, failing, measurement, unchecked
+from tests.reports.nights import earlier, explained, failing, measurement
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 BUCKET = "nights"
@@ -391,8 +391,7 @@ def test_many_folders_are_listed_at_once_and_few_one_by_one(
     for name in names[new + late :]:
         os.utime(tmp_path / name, (0, 0))
     objects = Counted(names)
-    with unchecked():
-        shared.Storage("memory://x", tmp_path, objects).refresh()  # pyright: ignore
+    shared.Storage("memory://x", tmp_path, objects).refresh()
     asked = names[: new + late]
     assert objects.whole == at_once
     # The folder that was sent after the listing is listed by itself.

@@ -25,7 +25,7 @@ from reports.verdict.decide import Decision, decide
 from reports.verdict.history import Past
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
-from tests.reports.nights import finding, manifest, measurement, unchecked
+from tests.reports.nights import finding, manifest, measurement
 from tests.reports.verdict import rules
 from tests.reports.verdict.rules import Night
 
@@ -245,8 +245,7 @@ Drawn = list[tuple[Night, Night | None, list[Night], rules.Answer, Decision]]
 @pytest.fixture(scope="module", params=SEEDS)
 def nights(request: pytest.FixtureRequest) -> Drawn:
     """Nights with their baseline, pinned runs, and what model and product say of them."""
-    with unchecked():
-        return [(*them, rules.judge(*them), decided(*them)) for them in drawn(request.param)]
+    return [(*them, rules.judge(*them), decided(*them)) for them in drawn(request.param)]
 
 
 def test_every_verdict_and_every_change_is_drawn() -> None:
