@@ -30,9 +30,11 @@ NAMES = (
     "reports.provenance.code",
     "reports.watching.session",
     "stability.dtype_audit.pinned_rows",
+    "stability.dtype_audit.scopes",
 )
-"""Modules with named tuples, a `ParamSpec` or imports for type checkers alone, in whose annotations
-beartype cannot look up names; jaxtyping leaves such annotations alone."""
+"""Modules with named tuples, a `ParamSpec`, wrappers that take over the annotations of others'
+functions, or imports for type checkers alone, in whose annotations beartype cannot look up names;
+jaxtyping leaves such annotations alone."""
 UNCHECKED = ("parity.port.compare",)
 """Modules that a test calls with wrong types, as users do, who have no checks. Only jaxtyping's
 checks can be switched off."""

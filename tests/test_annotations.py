@@ -21,16 +21,21 @@ from tests.helpers import ROOT
 
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 
+NOT_FOR_BEARTYPE = {"NamedTuple", "ParamSpec", "TYPE_CHECKING", "wraps"}
+"""Names whose modules hold annotations that beartype cannot look up. `functools.wraps` gives a
+wrapper the annotations of the function that it wraps, which are written in another module."""
+
 
 def needs_jaxtyping(path: Path) -> bool:
     """Whether a module annotates arrays by jaxtyping, or names that beartype cannot look up."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     imports = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     # Packages import for type checkers what they import on first use, and annotate nothing by it.
     if path.name == "__init__.py":
         names.discard("TYPE_CHECKING")
-    return "jaxtyping" in imports or bool(names & {"NamedTuple", "ParamSpec", "TYPE_CHECKING"})
+    return "jaxtyping" in imports or bool(names & NOT_FOR_BEARTYPE)
 
 
 def test_jaxtyping_checks_the_modules_that_need_it() -> None:
