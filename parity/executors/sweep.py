@@ -92,17 +92,25 @@ class Answers:
         for any reason, so a lock is never left behind.
 
         Raises:
-            ItemError: another driver uses the folder, or its `answers.jsonl` has other content.
+            ItemError: another driver uses the folder, its file system cannot lock files, or its
+                `answers.jsonl` has other content.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 lock.seek(0)
                 raise ItemError(
                     f"expected {folder} for this driver alone, and {lock.read().strip()} has it; "
                     "wait until that driver ends, or choose another folder with --out"
+                ) from error
+            except OSError as error:
+                # Some network file systems have no locks. Without one, two drivers could append to
+                # one file.
+                raise ItemError(
+                    f"expected a file system that can lock {folder / LOCK}, received {error}; "
+                    "choose a folder on another one with --out"
                 ) from error
             lock.truncate(0)
             now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -335,6 +336,22 @@ def test_a_driver_that_waits_is_told_who_has_the_folder_now(tmp_path: Path, monk
         raise AssertionError("two drivers")
     assert "another-machine" not in str(told.value)
     assert str(told.value).count("process ") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch, number: int) -> None:
+    """Without a lock two drivers could append to one file; no other driver is to blame."""
+
+    def flock(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sweep_module.fcntl, "flock", flock)
+    refused = pytest.raises(ItemError, match="a file system that can lock")
+    with refused as told, Answers.opened(tmp_path):
+        raise AssertionError("no lock")
+    assert os.strerror(number) in str(told.value) and "--out" in str(told.value)
+    assert "driver alone" not in str(told.value)
+    assert not (tmp_path / "answers.jsonl").exists()
 
 
 def test_an_item_that_leaves_no_file_has_none_of_a_killed_driver(tmp_path: Path) -> None:

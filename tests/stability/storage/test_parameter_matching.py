@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from pathlib import Path
@@ -305,6 +306,22 @@ def test_two_optimisers_share_the_parameters_of_one_model() -> None:
         read_both[0].moments["down.weight"]["momentum_buffer"],
         first.state[model.down.weight]["momentum_buffer"],
     )
+
+
+def test_two_snapshots_of_one_optimiser_are_read_one_by_one() -> None:
+    """Together they have twice as many entries as the model has parameters."""
+    model = Pair()
+    optimizer = stepped(model, torch.optim.SGD(model.parameters(), 1, 0.9))
+    early = copy.deepcopy(optimizer.state_dict())
+    late = stepped(model, optimizer).state_dict()
+    leaves = leaves_of(model.state_dict())
+    order = ParameterOrder(stored=True)
+    for states in ({"early": early, "late": late}, {"late": late, "early": early}):
+        both = dict(zip(states, read_states(states, leaves, order), strict=True))
+        for name, state in states.items():
+            for number, parameter in enumerate(model.state_dict()):
+                moments = both[name].moments[parameter]["momentum_buffer"]
+                assert torch.equal(moments, state["state"][number]["momentum_buffer"])
 
 
 @pytest.mark.parametrize(
