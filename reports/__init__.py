@@ -12,7 +12,7 @@ import importlib.util
 
 from megalodon_jax.extras import install
 
-NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
+NIGHTLY = ("click", "duckdb", "jinja2", "msgspec", "pandas", "pyarrow", "rich")
 """Modules that the extra `nightly` installs. `megalodon_jax`, `parity` and `stability` work without
 them."""
 

@@ -72,7 +72,7 @@ def test_without_the_extra_a_command_says_what_to_install(bare: Path, arguments:
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "-m pip install -e " in done.stderr and "[nightly]" in done.stderr
     # All that is missing is named at once.
-    assert "click, duckdb, jinja2, pandas, pyarrow, rich" in done.stderr
+    assert "click, duckdb, jinja2, msgspec, pandas, pyarrow, rich" in done.stderr
 
 
 def test_without_the_extra_the_rest_of_the_packages_imports(bare: Path) -> None:

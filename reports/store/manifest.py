@@ -6,11 +6,12 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from parity.engine.measure.contract import ContractLine
 from reports.store.reader import checksum, parse_json, read_bytes, read_json
@@ -87,10 +88,7 @@ class Environment:
         Raises:
             StoreError: a field has a wrong type.
         """
-        parts = _fields_of(cls, document)
-        parts["device"] = Device(**_fields_of(Device, parts.get("device")))
-        parts["reference"] = ReferenceInfo(**_fields_of(ReferenceInfo, parts.get("reference")))
-        return cls(**parts)
+        return typed(cls, document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,25 +282,11 @@ class Manifest:
         Raises:
             StoreError: a field has a wrong type, or the run's kind is unknown.
         """
-        parts: dict[str, Any] = {**_fields_of(cls, document), "kind": kind_of(document)}
-        for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
-            parts[name] = tuple(row(**_fields_of(row, entry)) for entry in _list(parts, name))
-        parts["parts"] = tuple(
-            PartInfo(**{**entry, "cases": _list(entry, "cases")})
-            for entry in (_fields_of(PartInfo, row) for row in _list(parts, "parts"))
-        )
-        parts["contract"] = tuple(
-            ContractLine(**_fields_of(ContractLine, row)) for row in _list(parts, "contract")
-        )
-        parts["times"] = tuple(Time(**_fields_of(Time, row)) for row in _list(parts, "times"))
-        for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
-            parts[name] = _list(parts, name)
-        if (checkpoint := parts.get("checkpoint")) is not None:
-            parts["checkpoint"] = CheckpointInfo(**_fields_of(CheckpointInfo, checkpoint))
+        kind_of(document)
+        manifest = typed(cls, {n: value for n, value in document.items() if n != "environment"})
         if environment is not None:
-            return cls(**{**parts, "environment": environment, "suites": suites})
-        parts["environment"] = Environment.from_json(document)
-        return cls(**parts)
+            return replace(manifest, environment=environment, suites=suites)
+        return replace(manifest, environment=Environment.from_json(document))
 
     def to_json(self) -> dict[str, Any]:
         """Return the document in the current schema, with the environment's fields at top level."""
@@ -316,56 +300,23 @@ class Manifest:
 
 
 LISTS = ("cases", "parts", "contract", "times")
-"""Fields that hold a list of JSON objects; each object is parsed as a dataclass."""
-_TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
+"""Fields with a list of objects: cases, parts, lines of the contract, timed comparisons."""
+Record = TypeVar("Record")
 
 
-def _fields_of(row: type, document: object) -> dict[str, Any]:
-    """Return the values of the fields of a dataclass `row` that a document holds, by name.
+def typed(record: type[Record], document: Mapping[str, Any]) -> Record:
+    """Return a dataclass made from a JSON object, with its fields checked at every depth.
 
-    A null value counts as missing.
+    A field that is missing or null has its default; other names than those of fields are ignored.
 
     Raises:
-        StoreError: the document or a field has a wrong type.
+        StoreError: a field has a wrong type, or one without a default is missing.
     """
-    if document is None:
-        return {}
-    if not isinstance(document, Mapping):
-        raise _mistyped(row.__name__, document)
-    values = {}
-    for name, types, annotation in _types_of(row):
-        # Speed matters: listing ten thousand runs gets here a million times.
-        if (value := document.get(name)) is None:
-            continue
-        if types and not isinstance(value, types):
-            raise _mistyped(f"{name!r} of type {annotation}", value)
-        values[name] = value
-    return values
-
-
-@cache
-def _types_of(row: type) -> list[tuple[str, tuple[type, ...], str]]:
-    """Return name, types and annotation of each field of a dataclass."""
-    rows = []
-    for f in fields(row):
-        names = [part.partition("[")[0] for part in str(f.type).split(" | ")]
-        types = tuple(_TYPES[name] for name in names if name in _TYPES)
-        rows.append((f.name, types, str(f.type)))
-    return rows
-
-
-def _mistyped(expected: str, value: object) -> StoreError:
-    return StoreError(
-        f"expected {expected} in {MANIFEST}, received {str(value)[:80]!r}; restore the folder or "
-        "delete it"
-    )
-
-
-def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    value = parts.get(name) or ()
-    if not isinstance(value, list | tuple):
-        raise _mistyped(f"a list {name!r}", value)
-    return tuple(value)
+    given = {name: value for name, value in document.items() if value is not None}
+    try:
+        return msgspec.convert(given, record)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"{error}; restore the folder or delete it") from error
 
 
 def read_manifest(folder: Path, brief: bool = False) -> Manifest:
@@ -428,12 +379,7 @@ def parse_manifest(content: bytes, path: Path, brief: bool = False) -> Manifest:
         )
     _check_time(document["created"], path)
     try:
-        if brief:
-            # The objects' own fields are checked when somebody reads them without `brief`.
-            for name in LISTS:
-                if any(not isinstance(row, Mapping) for row in _list(document, name)):
-                    raise _mistyped(f"a list of objects {name!r}", document[name])
-            document = {name: value for name, value in document.items() if name not in LISTS}
-        return Manifest.from_json(document)
-    except (StoreError, TypeError) as error:
+        manifest = Manifest.from_json(document)
+    except StoreError as error:
         raise StoreError(f"{path}: {error}") from error
+    return replace(manifest, **dict.fromkeys(LISTS, ())) if brief else manifest

@@ -277,9 +277,6 @@ def _read(path: Path) -> Pin:
     if not isinstance(document["commit"], str | None):
         raise ValueError(f"commit is {document['commit']!r}")
     environment = Environment.from_json(document.pop("environment"))
-    for name in ("host", "flags", "versions"):
-        if not all(isinstance(value, str) for value in getattr(environment, name).values()):
-            raise ValueError(f"{name} holds a value that is not a text")
     groups = {_group(name): level_of(level) for name, level in document.pop("groups").items()}
     if not groups:
         raise ValueError("it holds no level")
