@@ -40,10 +40,18 @@ from parity.port.ledger import (
 from parity.port.localisation import ROOM, Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
-from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
+from parity.port.rounding_floors import (
+    MORE_SEEDS,
+    SEEDS,
+    Noise,
+    PortBounds,
+    costly,
+    norms_of,
+    responses_of,
+)
 from parity.port.same_numbers import exact_sums, without_shared_tables
 from parity.port.side_runs import SideRuns
-from parity.port_tolerances import PortEdge
+from parity.port_tolerances import STUDENT, PortEdge
 from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Rounding, Side, SideError, Trace
@@ -135,27 +143,13 @@ def _compare(port: Port, *, again: bool) -> Report:
         return unstable
     if port.gradients:
         both.differentiate(port)
-    noise = both.noise()
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
-    bounds = PortBounds.of(noise["original"], noise["port"])
+    noise, bounds, rows, notices = both.judged(work, port.device)
     matching = both.names.matching
-    rows: list[Measurement] = []
-    for edge in both.edges():
-        comparison = Comparison(
-            work,
-            edge,
-            bounds,
-            edge.dtype,
-            port.device,
-            kinds=stage_kind,
-            largest_bound=1.0,
-            scales=bounds.scales.get(edge, {}),
-        )
-        rows += both.rows(edge, comparison)
     lost = both.lost(port.original, noise)
     shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
     rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
-    notices = (*original.notices, *ours.notices, *both.alone())
+    notices = (*original.notices, *ours.notices, *both.alone(), *notices)
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
     # Relative floors mean nothing for a quantity that is 0 up to rounding: its norm is rounding.
     known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
@@ -423,13 +417,53 @@ class _Both:
                 notices.append(f"no derivative is compared: the {side} has no trained parameter")
         return notices
 
-    def noise(self) -> dict[str, Noise]:
-        """Return the noise of each side, by `original` and `port`.
+    def judged(
+        self, work: Work, device: str
+    ) -> tuple[dict[str, Noise], PortBounds, list[Measurement], tuple[str, ...]]:
+        """Measure the noise of both sides, and return it, the bounds, the gates and notices.
+
+        Args:
+            work: the work given to both sides.
+            device: class of the device, "cpu" or "cuda".
+        """
+        noise = self.noise(SEEDS)
+        bounds, rows = self._judged(noise, work, device)
+        if not _is_close(rows):
+            return noise, bounds, rows, ()
+        noise = self.noise(MORE_SEEDS)
+        notice = (
+            f"the noise floors come from {MORE_SEEDS} perturbed runs, because with {SEEDS} gates "
+            "failed by little"
+        )
+        return noise, *self._judged(noise, work, device), (notice,)
+
+    def _judged(
+        self, noise: Mapping[str, Noise], work: Work, device: str
+    ) -> tuple[PortBounds, list[Measurement]]:
+        """Return the bounds derived from the noise of both sides, and the gates of all edges."""
+        bounds = PortBounds.of(noise["original"], noise["port"])
+        rows: list[Measurement] = []
+        for edge in self.edges():
+            comparison = Comparison(
+                work,
+                edge,
+                bounds,
+                edge.dtype,
+                device,
+                kinds=stage_kind,
+                largest_bound=1.0,
+                scales=bounds.scales.get(edge, {}),
+            )
+            rows += self.rows(edge, comparison)
+        return bounds, rows
+
+    def noise(self, seeds: int) -> dict[str, Noise]:
+        """Return the noise of each side, measured by `seeds` runs, by `original` and `port`.
 
         The noise of a side that cannot run in float64 has no norms. An original that cannot be
         perturbed gets the responses of the port.
         """
-        original, port = self._noise("original"), self._noise("port")
+        original, port = self._noise("original", seeds), self._noise("port", seeds)
         # A side that answers from a capture cannot be perturbed: assume the other side's rounding.
         responses = {
             kind: original.responses.get(kind) or port.responses.get(kind, {}) for kind in Rounding
@@ -440,7 +474,7 @@ class _Both:
         moved = replace(original, responses=responses, squares=squares)
         return {"original": moved, "port": port}
 
-    def _noise(self, side: str) -> Noise:
+    def _noise(self, side: str, seeds: int) -> Noise:
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
@@ -452,6 +486,7 @@ class _Both:
                 responses[kind] = responses_of(
                     exact,
                     lambda seed, kind=kind: self._measured(side, runs.moved(kind, seed)),
+                    seeds,
                     squares=found,
                 )
                 squares[kind] = found.mean()
@@ -794,6 +829,17 @@ def _all_hold(rows: Sequence[Measurement]) -> bool:
     """Return whether every gate passes, and at least one gate exists."""
     verdicts = {m.verdict for m in rows}
     return Verdict.PASS in verdicts and verdicts <= {Verdict.PASS, Verdict.INFO}
+
+
+def _is_close(rows: Sequence[Measurement]) -> bool:
+    """Return whether gates fail, and each of them by so little that better noise floors may pass.
+
+    A gate without a relative L2 error, or without a noise floor, has nothing to measure better.
+    """
+    failing = [row for row in rows if row.verdict is Verdict.FAIL]
+    return bool(failing) and all(
+        row.metric == "rel_l2" and row.value < STUDENT * row.tolerance for row in failing
+    )
 
 
 def _all_used(gradient: np.ndarray | None) -> bool:

@@ -29,6 +29,11 @@ from parity.sides.side import Rounding
 # which does not matter next to the factors of the tolerance table, 6 and more.
 SEEDS = 4
 """Number of perturbed runs that measure a noise floor."""
+# The response of a single number, such as a loss, varies like a normal variable. Its error divided
+# by a floor of n seeds follows Student's t distribution with n degrees of freedom. Beyond 6, the
+# factor of the tolerance table, are 4 in a thousand with 4 seeds and 1 in a million with 32.
+MORE_SEEDS = 32
+"""Number of perturbed runs if every failing gate exceeds its bound by less than `STUDENT`."""
 # In seven correct ports the largest ratio of any stage was 2.3: a variance computed as a difference
 # of squares against a sum of squares, with a mean near 0. With a mean of 30 standard deviations
 # the same variance has a ratio of 68.

@@ -23,7 +23,7 @@ from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatch
 from parity.engine.pairing.stage_pairs import Pair as StagePair
 from parity.engine.pairing.stage_pairs import Pin
 from parity.engine.programs.operations import Unknown
-from parity.port.compare import FORCED, Port, PortError, _Both, _repeated, compare
+from parity.port.compare import FORCED, Port, PortError, _Both, _is_close, _repeated, compare
 from parity.port.correspondence import Correspondence
 from parity.port.hidden import ROUNDINGS, hidden
 from parity.port.ledger import (
@@ -40,7 +40,14 @@ from parity.port.ledger import (
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
 from parity.port.report import AROUND, ELEMENTS, Report, first_use
-from parity.port.rounding_floors import Noise, PortBounds, narrowed, together
+from parity.port.rounding_floors import (
+    MORE_SEEDS,
+    SEEDS,
+    Noise,
+    PortBounds,
+    narrowed,
+    together,
+)
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import NARROWING, STUDENT, PortEdge
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
@@ -133,6 +140,56 @@ OTHER = ("first", "beside", "result")
 
 def ported(original: Side | None = None, port: Side | None = None, **how) -> Port:
     return Port("twin", original or Side(), port or Side(stages=OTHER), "case", work="hash", **how)
+
+
+class Quiet(Side):
+    """A side whose noise is that of long sums, and in the first seeds far below its mean."""
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        trace = super().run(how)
+        if how.rounding is not Rounding.OPERATIONS or how.precision is not Precision.FLOAT64:
+            return trace
+        share = SUMS * (QUIET if how.seed < SEEDS else 1.0)
+        stages = {name: x * (1 + share) for name, x in trace.stages.items()}
+        return replace(trace, stages=stages)
+
+
+SUMS, QUIET = 1e-5, 0.3
+
+
+@pytest.mark.parametrize(
+    ("error", "holds", "seeds"),
+    [(4.0, True, MORE_SEEDS), (8.0, False, MORE_SEEDS), (25.0, False, SEEDS)],
+)
+def test_floors_are_measured_better_before_a_port_fails_by_little(error, holds, seeds):
+    """The bound is 6 floors: 1.8 of these with the first seeds, 5.6 with all."""
+    wrong = {("out", Precision.FLOAT32): error * SUMS}
+    sides = Quiet(gradients=False), Quiet(wrong, stages=OTHER, gradients=False)
+    report = compare(ported(*sides, gradients=False, bfloat16=False))
+    assert report.holds == holds
+    for side in sides:
+        asked = {how.seed for how in side.asked if how.rounding is Rounding.OPERATIONS}
+        assert asked == set(range(seeds))
+    told = [each for each in report.notices if f"{MORE_SEEDS} perturbed runs" in each]
+    assert len(told) == (seeds == MORE_SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "close"),
+    [
+        ("rel_l2", 0.99 * STUDENT, True),
+        ("rel_l2", STUDENT, False),
+        ("rel_l2", math.nan, False),
+        ("rel_l2", math.inf, False),
+        ("top1_flips", 1.5, False),
+    ],
+)
+def test_only_a_small_excess_over_a_noise_floor_is_close(metric, value, close):
+    row = measurement(metric=metric, value=2.0 * value, tolerance=2.0, verdict=Verdict.FAIL)
+    fine = measurement(metric="unequal", value=0.0, tolerance=0.0)
+    far = measurement(value=20.0 * STUDENT, tolerance=1.0, verdict=Verdict.FAIL)
+    assert _is_close([fine, row]) == close
+    assert not _is_close([row, far]) and not _is_close([fine]) and not _is_close([])
 
 
 def verdicts(report: Report, metric: str = "rel_l2") -> dict[tuple[str, str], Verdict]:
@@ -1029,8 +1086,8 @@ def test_only_what_was_not_measured_of_the_original_is_taken_from_the_port(monke
     sides = {"original": measured(1.0, Rounding.OPERATIONS), "port": measured(2.0, *Rounding)}
     runs = SideRuns(Side(), None)
     both = _Both(Correspondence(Alignment((), {}, {}), Matching(())), runs, runs)
-    monkeypatch.setattr(both, "_noise", sides.__getitem__)
-    found = both.noise()
+    monkeypatch.setattr(both, "_noise", lambda side, _: sides[side])
+    found = both.noise(SEEDS)
     assert found["port"] is sides["port"]
     expected = {Rounding.OPERATIONS: 1.0, Rounding.CONSTANTS: 2.0}
     for part in (found["original"].responses, found["original"].squares):
