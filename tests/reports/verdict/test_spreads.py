@@ -65,6 +65,8 @@ def test_one_draw_has_no_deviation() -> None:
     assert spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]]) == STILL
     lifted = spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]], [1e-8, 1e-8])
     assert lifted == spread_over_seeds([[1e-7, 1e-8], [1e-7, 2e-7]]) != STILL
+    # Below the floor all responses are alike, also those that are not 0.
+    assert spread_over_seeds([[1e-20, 1e-12, 3e-9]], [1e-8]) == (0.0, 0.0)
     # Of what is no number nothing is known, whatever the floor.
     for bad in (math.nan, math.inf):
         assert spread_over_seeds([[1e-7, bad], [1e-7, 2e-7]], [1e-8, 1e-8]) == STILL
