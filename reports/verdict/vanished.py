@@ -59,10 +59,6 @@ class Earlier:
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
 
-    def __bool__(self) -> bool:
-        """Return whether earlier runs have any suite or group of gates."""
-        return bool(self.suites or self.groups)
-
 
 @dataclass(frozen=True, slots=True)
 class Retired:

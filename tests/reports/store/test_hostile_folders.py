@@ -247,9 +247,18 @@ def test_a_list_that_is_none_is_named_by_lists_too(root: Path, name: str, value:
 def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
     folder = write_run(root, run(measurement(), failing(quantity="loss"), suites=SUITES))
     rows_of(folder, lambda rows: [*rows, {**rows[1], "value": 1e-6, "verdict": "pass"}])
-    with pytest.raises(StoreError, match=r"baseline \| .*loss \| rel_l2 is there twice, in row 2"):
+    twice = pytest.raises(
+        StoreError, match=r"baseline \| .*loss \| rel_l2 is there twice, in row 2"
+    )
+    with twice:
         read_run(folder)
     assert [f for f, _ in list_runs(root)[1]] == [folder]
+    # Nor may a run of schema 3, whose rows have no suite, have a row twice.
+    path = folder / "measurements.parquet"
+    pq.write_table(pq.read_table(path).drop_columns("suite"), path)
+    reseal(folder, schema=3)
+    with twice:
+        read_run(folder)
 
 
 @pytest.mark.parametrize("again", [None, 0, 6])

@@ -313,12 +313,17 @@ def test_what_cannot_be_reached_is_said(
     monkeypatch.undo()
     machine("first")
 
+    copy = shared.open_copy(f"file://{tmp_path}/runs")
+
     def refuse(*_: Any) -> None:
         raise PermissionError("403 Forbidden")
 
     monkeypatch.setattr(Objects, "names", refuse)
     refused = cli("list", "--out", f"file://{tmp_path}/runs")
     assert refused.exit_code == 2 and "provide credentials" in refused.output
+    # A copy that was opened before must not be taken for the storage either.
+    with pytest.raises(StoreError, match="provide credentials"):
+        shared.refresh(copy)
 
 
 @pytest.mark.s3
