@@ -24,10 +24,10 @@ from reports.store import shared, unsent
 from reports.store.index import Line
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
-from reports.store.schema import StoreError
+from reports.store.schema import FILES, SCHEMA, RunKind, StoreError
 from reports.store.writer import add_verdict
 from tests.helpers import cli
-from tests.reports.nights import earlier, explained, failing, measurement
+from tests.reports.nights import earlier, explained, failing, measurement, reseal, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 BUCKET = "nights"
@@ -474,6 +474,15 @@ def test_the_line_of_a_run_waits_for_its_verdict_for_an_hour(
     late = (datetime.now(UTC) - timedelta(minutes=61)).isoformat()
     line = Line("a", "", "", replace(manifest, created=late), 1)
     assert not shared_index._to_be_judged(line)
+
+
+@pytest.mark.parametrize("schema", [4, SCHEMA])
+def test_the_files_of_a_run_are_those_of_its_kind(tmp_path: Path, schema: int) -> None:
+    """Also of a run without checksums, which names no file."""
+    folder = reseal(write_run(tmp_path, run(measurement())), schema=schema)
+    assert shared_index._files(folder) == FILES[RunKind.NIGHTLY]
+    (folder / "run.json").unlink()
+    assert shared_index._files(folder) == ()
 
 
 def test_a_file_system_without_locks_sends_all_the_same(
