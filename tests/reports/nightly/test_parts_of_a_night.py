@@ -473,6 +473,31 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert account.worst == explained().worst
 
 
+def test_a_night_of_several_hosts_is_stored_without_a_host(tmp_path: Path, monkeypatch) -> None:
+    """The parts of tonight tell that, not the environments of the shards."""
+    merged = run(measurement(), shards=["a"], host=dict.fromkeys(FIELDS, "known"))
+    parts = {
+        name: PartInfo(name, fingerprint=name, processor=processor, threads=2)
+        for name, processor in (("plain", "P"), ("stream", "A"))
+    }
+    monkeypatch.setattr(fan_out, "merge_shards", lambda *_, **__: merged)
+    monkeypatch.setattr(fan_out, "_part", lambda answer, _: parts[answer.name])
+    stored: list[Any] = []
+
+    def store(_: Any, merged: Any, *rest: Any) -> Outcome:
+        stored.append(merged)
+        return double(Outcome)
+
+    monkeypatch.setattr(fan_out, "store", store)
+    known = {name: Answer(name, State.DONE) for name in parts}
+    folders = {name: tmp_path / name for name in ("stream", "plain")}
+    fan_out._stored(replace(RECORDED, out=tmp_path), (), known, folders, print)
+    [night] = stored
+    environment = night.manifest.environment
+    assert (environment.device.name, environment.host) == ("A + P", {})
+    assert [part.name for part in night.manifest.parts] == ["plain", "stream"]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_night_that_was_stored_under_another_name_is_not_stored_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool

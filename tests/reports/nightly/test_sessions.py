@@ -208,6 +208,9 @@ def test_rows_that_belong_together_are_renamed_together() -> None:
         "baseline [t1]": ["x", "y"],
         "baseline [t2]": ["x", "y"],
     }
+    # Tests that share a case and no key need no other names.
+    apart, _ = distinct([("t1", one[0]), ("t2", one[1])], [])
+    assert [m.case for m in apart] == ["baseline"] * 2
     # A port's document has the name of its rows.
     assert [d["title"] for d in documents] == ["baseline", "baseline [t2]", "other"]
     # So has the second of one test.
