@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from parity.engine.measure.metrics import relative_l2
 from parity.engine.measure.quantity import stage_kind
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, floor
 from parity.port.hidden import Hidden, Squares, hidden
-from parity.port_tolerances import NARROWING, PORTS, PortEdge
+from parity.port_tolerances import NARROWING, PORTS, STUDENT, PortEdge
 from parity.sides.side import Rounding
 
 # A response is the norm of the change of a whole stage. Over seeds it varies by some ten per cent,
@@ -33,7 +33,7 @@ SEEDS = 4
 # by a floor of n seeds follows Student's t distribution with n degrees of freedom. Beyond 6, the
 # factor of the tolerance table, are 4 in a thousand with 4 seeds and 1 in a million with 32.
 MORE_SEEDS = 32
-"""Number of perturbed runs if every failing gate exceeds its bound by less than `STUDENT`."""
+"""Number of perturbed runs if gates fail that might pass with a floor `STUDENT` times as large."""
 # In seven correct ports the largest ratio of any stage was 2.3: a variance computed as a difference
 # of squares against a sum of squares, with a mean near 0. With a mean of 30 standard deviations
 # the same variance has a ratio of 68.
@@ -42,7 +42,9 @@ COSTLY = 8.0
 Floors = dict[str, float]
 
 
-def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
+def floors_of(
+    exact: Arrays, moved: Callable[[int], Arrays], seeds: Sequence[int] = range(SEEDS)
+) -> Floors:
     """Return the noise floor of each array divided by its L2 norm; not divided where the norm is 0.
 
     Arguments as in `responses_of`, which returns the floors undivided.
@@ -54,7 +56,7 @@ def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS)
 def responses_of(
     exact: Arrays,
     moved: Callable[[int], Arrays],
-    seeds: int = SEEDS,
+    seeds: Sequence[int] = range(SEEDS),
     squares: Squares | None = None,
 ) -> Floors:
     """Return the L2 norm of each array's change under rounding, as a root mean square over seeds.
@@ -62,11 +64,11 @@ def responses_of(
     Args:
         exact: unperturbed float64 values.
         moved: returns the same values for a seed, perturbed by rounding with that seed's signs.
-        seeds: number of seeds.
+        seeds: seeds of the perturbed runs.
         squares: accumulates the squared change of each element; None: not needed.
     """
     responses: dict[str, list[float]] = {name: [] for name in exact}
-    for seed in range(seeds):
+    for seed in seeds:
         noisy = moved(seed)
         if squares is not None:
             squares.add(exact, noisy)
@@ -75,6 +77,26 @@ def responses_of(
             counts = np.isfinite(value)
             responses[name].append(relative_l2(noisy[name][counts], value[counts], 1.0))
     return {name: floor(values) for name, values in responses.items()}
+
+
+def pooled(first: Mapping[str, float], rest: Mapping[str, float]) -> Floors:
+    """Return the responses of `MORE_SEEDS` runs, as a root mean square, by quantity.
+
+    A response stays that of the first runs if it would grow more than `STUDENT` times, or is not
+    finite with more runs. Four responses of a normal variable are too small by that factor twice in
+    ten thousand times; a larger growth comes from rare jumps, such as a comparison that rounding
+    decides, and would hide a wrong constant.
+
+    Args:
+        first: responses of the first `SEEDS` runs.
+        rest: responses of the other runs.
+    """
+    more = MORE_SEEDS - SEEDS
+    found = {}
+    for name, x in first.items():
+        mean = (SEEDS * x**2 + more * rest.get(name, math.nan) ** 2) / MORE_SEEDS
+        found[name] = math.sqrt(mean) if mean <= (STUDENT * x) ** 2 else x
+    return found
 
 
 def norms_of(arrays: Arrays) -> Floors:
@@ -101,6 +123,14 @@ class Noise:
         """Return each response divided by the quantity's norm; not divided where the norm is 0."""
         found = self.responses.get(kind, {})
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
+
+    def enlarged(self, factor: float) -> Noise:
+        """Return the noise with responses multiplied by a factor; squares of elements stay."""
+        responses = {
+            kind: {name: factor * x for name, x in found.items()}
+            for kind, found in self.responses.items()
+        }
+        return replace(self, responses=responses)
 
     def is_rounding(self, name: str) -> bool:
         """Return whether a quantity is 0 up to float64 rounding.

@@ -31,6 +31,7 @@ from parity.port.compare import (
     _all_hold,
     _Both,
     _check_two_sides,
+    _completed,
     _floating,
     _hidden_by_tables,
     _with_scale,
@@ -43,7 +44,7 @@ from parity.port.hidden import hidden
 from parity.port.localisation import ROOM, Place, _depending, _place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import EXCHANGED
-from parity.port.rounding_floors import SEEDS, Noise, PortBounds, norms_of, stage_bound
+from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
 from parity.port.same_numbers import exact_sums, without_shared_tables
 from parity.port.side_runs import SideRuns, _roundoff
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
@@ -192,12 +193,13 @@ def test_an_original_that_cannot_be_perturbed_has_its_own_norm_and_the_port_s_no
     original = SideRuns(Scripted(refusing(Rounding.OPERATIONS)), None)
     port = SideRuns(Scripted(refusing()), None)
     both = _Both(same("out"), original, port)
-    found = both.noise(SEEDS)
+    found = _completed({side: both._noise(side) for side in ("original", "port")})
     assert found["original"].norms == norms_of({"out": FOUR})
     for kind in Rounding:
         assert found["original"].responses[kind] == {"out": 0.5}
         assert found["original"].squares[kind]["out"].tolist() == [0.0, 0.25]
-    other = _Both(same("out"), port, original).noise(SEEDS)
+    turned = _Both(same("out"), port, original)
+    other = _completed({side: turned._noise(side) for side in ("original", "port")})
     assert set(other["port"].responses) == set(other["port"].squares) == {Rounding.CONSTANTS}
     assert set(other["original"].responses) == {*Rounding}
 
