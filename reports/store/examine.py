@@ -89,7 +89,7 @@ def examine_all(folders: Iterable[Path], only: bool = False) -> list[Examined]:
 def _read(folder: Path, only: bool) -> Examined:
     """Check the files of a folder; `rows` of the result are its measurements, not yet judged."""
     try:
-        # The seal of run.json shows that its long lists are intact, so they need no parsing here.
+        # The lists of run.json were checked, and are not needed here.
         manifest = read_manifest(folder, brief=True)
         checksums, needed = manifest.checksums, FILES[manifest.kind]
         contents = {name: read_checked(folder / name, checksums) for name in needed}

@@ -304,18 +304,21 @@ LISTS = ("cases", "parts", "contract", "times")
 Record = TypeVar("Record")
 
 
-def typed(record: type[Record], document: Mapping[str, Any]) -> Record:
+def typed(record: type[Record], document: object) -> Record:
     """Return a dataclass made from a JSON object, with its fields checked at every depth.
 
-    A field that is missing or null has its default; other names than those of fields are ignored.
+    A field that is missing or null has its default; in objects below this one null is a value. Other
+    names than those of fields are ignored.
 
     Raises:
         StoreError: a field has a wrong type, or one without a default is missing.
     """
-    given = {name: value for name, value in document.items() if value is not None}
+    if isinstance(document, Mapping):
+        document = {name: value for name, value in document.items() if value is not None}
     try:
-        return msgspec.convert(given, record)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(document, record)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        # JSON may escape half of a surrogate pair, which has no UTF-8.
         raise StoreError(f"{error}; restore the folder or delete it") from error
 
 
@@ -324,7 +327,7 @@ def read_manifest(folder: Path, brief: bool = False) -> Manifest:
 
     Args:
         folder: Folder of the run.
-        brief: Leave the fields named in `LISTS` empty, to list thousands of runs faster.
+        brief: Leave the fields named in `LISTS` empty, to list thousands of runs in less memory.
 
     Raises:
         StoreError: run.json is missing or damaged, or of an unknown schema or kind.

@@ -142,6 +142,10 @@ def test_a_part_of_a_document_has_the_types_that_it_says(kind: type) -> None:
         else:
             found = manifests.typed(kind, document | {f.name: None})
             assert getattr(found, f.name) == default
+    for wrong in (None, [], "text", 1):
+        with pytest.raises(StoreError, match="Expected `object`, got"):
+            manifests.typed(kind, wrong)
+    for f in fields(kind):
         for wrong in ([1.5], {"a": {"b": [1]}}):
             if "Any" in str(f.type) and isinstance(wrong, dict):
                 continue

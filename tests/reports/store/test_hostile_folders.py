@@ -244,6 +244,24 @@ def test_a_list_that_is_none_is_named_by_lists_too(root: Path, name: str, value:
     assert bad == folder and f"`$.{name}" in why
 
 
+def test_a_whole_number_beyond_float64_is_refused(root: Path) -> None:
+    times = [{"suite": "a", "case": "b", "seconds": 10**400}]
+    folder = reseal(write_run(root, run(measurement(), suites=SUITES)), times=times)
+    [(bad, why)] = list_runs(root)[1]
+    assert bad == folder and "`$.times[0].seconds`" in why
+
+
+@pytest.mark.parametrize("suite", [{"name": "a", "\ud800": 1}, {"name": "a", "planned": "\udfff"}])
+def test_half_of_a_surrogate_pair_costs_only_its_run(root: Path, suite: dict[str, Any]) -> None:
+    """JSON can escape it, and UTF-8 has no such text."""
+    good = write_run(root, run(measurement(), created="2026-11-18T21:30:00+00:00", suites=SUITES))
+    bad = write_run(root, run(measurement(), suites=SUITES))
+    reseal(bad, suites=[suite])
+    readable, [(folder, why)] = list_runs(root)
+    assert folder == bad and "surrogates not allowed" in why
+    assert {good} <= {each.folder for each in readable}
+
+
 def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
     folder = write_run(root, run(measurement(), failing(quantity="loss"), suites=SUITES))
     rows_of(folder, lambda rows: [*rows, {**rows[1], "value": 1e-6, "verdict": "pass"}])
