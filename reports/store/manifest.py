@@ -307,8 +307,8 @@ Record = TypeVar("Record")
 def typed(record: type[Record], document: object) -> Record:
     """Return a dataclass made from a JSON object, with its fields checked at every depth.
 
-    A field that is missing or null has its default; in objects below this one null is a value. Other
-    names than those of fields are ignored.
+    A field that is missing or null has its default; in objects below this one null is a value.
+    Names that are no field are ignored.
 
     Raises:
         StoreError: a field has a wrong type, or one without a default is missing.
