@@ -237,7 +237,11 @@ def test_a_table_is_drawn_on_a_terminal_where_lines_are_wanted(
     assert drawn == ["start", "stop"] * table
 
 
-def test_a_watcher_reports_now_and_then_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("planned", [1, LINES + 1])
+def test_a_watcher_reports_now_and_then_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, planned: int
+) -> None:
+    """Also in a sweep of so many items that most get no line."""
     monkeypatch.setattr("parity.executors.progress.EVERY", 0.01)
     told = threading.Event()
     said: list[str] = []
@@ -246,9 +250,10 @@ def test_a_watcher_reports_now_and_then_until_it_is_over(monkeypatch: pytest.Mon
         said.append(line)
         told.set()
 
-    with Progress(Idle(1), [Item("a", "x:y", expected=5.0)], report) as progress:
+    items = [Item(str(n), "x:y", expected=5.0) for n in range(planned)]
+    with Progress(Idle(1), items, report) as progress:
         assert told.wait(30.0) and progress._live is None
-    assert said[0].startswith("0 of 1 in 0 s, ") and progress._over.is_set()
+    assert said[0].startswith(f"0 of {planned} in 0 s, ") and progress._over.is_set()
 
 
 def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Path) -> None:

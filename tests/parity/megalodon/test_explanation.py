@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,13 +33,13 @@ def asked(monkeypatch, *, wide=(RIGHT,), divergence=None, narrow=(RIGHT,)):
 
 
 def test_a_stage_wrong_on_its_own_is_named_before_all_else(monkeypatch):
-    other = replace(WRONG, name="layers.1.mid")
-    asked(monkeypatch, wide=(RIGHT, FED, WRONG, other), divergence=failing(quantity="loss"))
+    other, lost = replace(WRONG, name="layers.1.mid"), replace(FED, name="out", free=math.nan)
+    asked(monkeypatch, wide=(RIGHT, FED, WRONG, other, lost), divergence=failing(quantity="loss"))
     told = explain(PLAIN)
     assert (told.quantity, told.edge) == ("layers.0.mid", MegalodonEdge.JAX64_ORACLE)
     assert told.culprit == WRONG and not told.holds
     assert told.also_broken == ("layers.1.mid",)
-    assert told.carried == 1, "fed what was wrong already"
+    assert told.carried == 2, "fed what was wrong already, or NaN"
 
 
 def test_then_what_is_wrong_although_every_stage_is_right(monkeypatch):

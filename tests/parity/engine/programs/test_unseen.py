@@ -116,6 +116,11 @@ def test_a_number_that_is_nowhere_is_unseen_and_whole_ones_are_everywhere(value:
     assert seen.unseen(array).tolist() == [False, False, False, False, True, False]
 
 
+def test_numbers_beside_masked_ones_are_seen() -> None:
+    seen = Seen([np.array([0.25, -np.inf]), np.array([1e35, 0.75])])
+    assert seen.unseen(np.array([0.25, 0.75, 0.5])).tolist() == [False, False, True]
+
+
 def test_a_mask_is_known_in_either_polarity_and_not_by_other_shares() -> None:
     """What one program keeps, another may leave out: True and False, or 0 and -1e9."""
     mask = np.tril(np.ones((6, 8), bool), 1)
