@@ -104,7 +104,10 @@ class TimestepNorm(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         positions: Int32[Array, "B L"] | None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Normalise each shard's rows, tokens and groups on its device."""
+        """Normalise on a mesh: each device normalises its rows, tokens and groups.
+
+        The statistics of earlier tokens come from the devices that hold these tokens.
+        """
         check_divisible(mesh, "tensor", norm_num_groups=self.num_groups)
         B, L, _ = x.shape
         parts = shards(mesh, "sequence")

@@ -301,7 +301,8 @@ def _judge(root: Path, run: Run) -> JudgedRun:
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
     """Return the anchors of a run's machine, for the levels that no pinned run of the machine has.
 
-    They are the oldest runs there that pass when judged without an anchor.
+    The anchor of a level is the oldest run of this machine that measured the level and passes when
+    judged without an anchor. Several levels may share one.
     """
 
     def healthy(old: Run) -> bool:

@@ -84,7 +84,7 @@ class Storage:
                 for file, size in inside.items():
                     self.objects.fetch(f"{name}/{file}", aside / file)
                     if (aside / file).stat().st_size != size:
-                        raise FileNotFoundError(f"{name}/{file} is not what was listed")
+                        raise FileNotFoundError(f"{name}/{file} changed while it was copied")
         except FileNotFoundError:
             return
 

@@ -428,7 +428,10 @@ class TallyState(NamedTuple):
 
 
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wrap an optimiser to sum up its updates: the displacement without any rounding."""
+    """Wrap an optimiser to sum up its updates in float32.
+
+    The sum is the displacement of parameters that are not rounded to a format of storage.
+    """
 
     def init(params: Any) -> TallyState:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)

@@ -42,7 +42,10 @@ class _Entry:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Key of the assignments that differ in numbers only and may form one loop."""
+        """Key shared by assignments whose parameter names differ in numbers only, as of layers.
+
+        Such assignments may be written as one loop.
+        """
         return (self.text, *map(naming.pattern, self.names))
 
     @property

@@ -19,10 +19,10 @@ from stability.core.findings import Finding, Severity
 
 
 def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> list[Finding]:
-    """Run one step of the checkpoint at `path`, and return findings about narrow formats.
+    """Run one training step, without its update, and return findings about narrow formats.
 
     Args:
-        path: A folder, or a weights file with its `config.json` beside it.
+        path: Checkpoint: a folder, or a weights file with its `config.json` beside it.
         text: File whose bytes are the tokens of the step; None draws random token ids.
         report: Receives lines of progress.
 
