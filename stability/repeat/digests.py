@@ -15,6 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt32
 
 from megalodon_jax.weights import named_leaves
@@ -25,9 +26,9 @@ PARAMETER, INPUT = "parameter/", "input/"
 """Prefixes of the names of a step's inputs: the model's parameters, and all other arguments."""
 # Constants of the finaliser of MurmurHash3 (32 bits), which is a bijection of 32-bit integers: two
 # arrays that differ in one element of at most 32 bits always have different digests.
-_FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
+FIRST, SECOND = 0x85EBCA6B, 0xC2B2AE35
 # 2^32 divided by the golden ratio: neighbouring positions get distant numbers.
-_STEP = 0x9E3779B9
+STEP = 0x9E3779B9
 
 
 class Digests(eqx.Module):
@@ -35,8 +36,8 @@ class Digests(eqx.Module):
 
     names: tuple[str, ...] = eqx.field(static=True)
     """Names of the n values."""
-    values: UInt32[Array, "n 2"]
-    """One digest, two 32-bit words, per name."""
+    values: UInt32[Array | np.ndarray, "n 2"]
+    """One digest, two 32-bit words, per name; of a training in torch a NumPy array."""
 
     @classmethod
     def of(cls, found: Mapping[str, jax.Array]) -> Digests:
@@ -56,21 +57,21 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
     stride = 1
     for axis in reversed(range(x.ndim)):
         counted = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        place = place + counted * jnp.uint32(stride * _STEP % 2**32)
+        place = place + counted * jnp.uint32(stride * STEP % 2**32)
         stride *= x.shape[axis]
     mixed = _mixed(place)
     for word in _words(x):
         mixed = _mixed(mixed ^ word)
     # A second, different sum of the same numbers: with 32 bits alone, digests would collide by
     # chance in a run with millions of values.
-    other = (mixed ^ (mixed >> 15)) * jnp.uint32(_STEP)
+    other = (mixed ^ (mixed >> 15)) * jnp.uint32(STEP)
     sums = (jnp.sum(each, dtype=jnp.uint32) for each in (mixed, other ^ (other >> 13)))
     return jnp.stack([*sums])
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    x = (x ^ (x >> 16)) * jnp.uint32(_FIRST)
-    x = (x ^ (x >> 13)) * jnp.uint32(_SECOND)
+    x = (x ^ (x >> 16)) * jnp.uint32(FIRST)
+    x = (x ^ (x >> 13)) * jnp.uint32(SECOND)
     return x ^ (x >> 16)
 
 

@@ -1,0 +1,209 @@
+"""Digests of a torch training: those of JAX, and the module where two runs part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stability.repeat import (
+    DigestLog,
+    compare_logs,
+    digest,
+    digest_callback,
+    digest_steps,
+    read_log,
+    torch_digest,
+)
+from stability.repeat import torch_steps as module
+
+torch = pytest.importorskip("torch")
+RNG = np.random.default_rng(0)
+FLOATS = RNG.normal(size=(3, 5))
+DTYPES = (
+    *(np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn),
+    *(ml_dtypes.float8_e5m2, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_),
+    *(np.complex64, np.complex128),
+)
+
+
+def as_torch(x: np.ndarray) -> Any:
+    name = x.dtype.name
+    bits = x.view(f"i{x.dtype.itemsize}") if "bfloat" in name or "float8" in name else x
+    made = torch.from_numpy(np.array(bits))
+    return made if bits is x else made.view(getattr(torch, name))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("block", [4, 1 << 24])
+def test_a_tensor_has_the_digest_of_the_same_array(dtype: Any, block: int, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    for x in (FLOATS * 100, FLOATS[0, 0] * 100, np.zeros((0, 3)), -np.zeros(2)):
+        x = np.asarray(x).astype(dtype)
+        with jax.enable_x64(True):
+            expected = np.asarray(digest(jnp.asarray(x))).tolist()
+        assert [*torch_digest(as_torch(x))] == [*module._on_device(as_torch(x))] == expected
+    assert torch_digest(as_torch(FLOATS.T)) == torch_digest(as_torch(FLOATS.T.copy()))
+    assert torch_digest(as_torch(FLOATS.T)) != torch_digest(as_torch(FLOATS.reshape(5, 3)))
+
+
+@pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
+def test_all_nan_are_equal(bits: Any) -> None:
+    dtype = {torch.int16: torch.bfloat16, torch.int32: torch.float32, torch.int64: torch.float64}
+    nan = torch.full((2,), torch.nan, dtype=dtype[bits])
+    payload = (nan.view(bits) + 1).view(dtype[bits])
+    assert payload.isnan().all()
+    for digest_of in (torch_digest, module._on_device):
+        assert digest_of(payload) == digest_of(nan)
+        assert digest_of(-torch.zeros(1)) != digest_of(torch.zeros(1))
+
+
+def test_a_conjugate_is_another_tensor() -> None:
+    """Torch conjugates and negates lazily."""
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    for digest_of in (torch_digest, module._on_device):
+        assert digest_of(x.conj()) == digest_of(torch.tensor([1 - 2j, 3 + 1j])) != digest_of(x)
+        assert digest_of(x.conj().imag) == digest_of(torch.tensor([-2.0, 1.0]))
+
+
+class Net(torch.nn.Module):
+    """Two layers; `twist` changes what the second returns in one call."""
+
+    def __init__(self, twist: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+        self.act = torch.nn.Tanh()
+        self.calls, self.twist = 0, twist
+
+    def forward(self, x: Any, *, scale: Any) -> dict[str, Any]:
+        self.calls += 1
+        hidden = self.act(self.up(x)) * (1 + 2**-20 * (self.calls == self.twist))
+        return {"y": (self.down(hidden) * scale,), "kind": "net"}
+
+
+def trained(
+    path: Path,
+    *,
+    twist: int | None = None,
+    rate: float = 0.1,
+    passes: int = 1,
+    before: Callable[[Any, int], None] = lambda net, step: None,
+    **how: Any,
+) -> Any:
+    net = Net(twist)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    with DigestLog(path) as log, digest_steps(net, optimizer, log, **how):
+        for step, x in enumerate(BATCHES):
+            before(net, step)
+            for turn in range(passes):
+                net(x + turn, scale=torch.tensor(2.0))["y"][0].pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    # Without the hooks nothing is written.
+    net(BATCHES[0], scale=torch.tensor(2.0))
+    optimizer.step()
+    return read_log(path)
+
+
+BATCHES = (torch.arange(48) % 7).float().reshape(3, 4, 4)
+PARAMETERS = ("up.weight", "up.bias", "down.weight", "down.bias")
+NAMES = (
+    *(f"parameter/{name}" for name in PARAMETERS),
+    *("input/0", "input/scale", "up", "act", "down", "output.y[0]"),
+    *(f"grad/{name}" for name in PARAMETERS),
+)
+
+
+def test_a_step_has_its_values_in_the_order_of_computation(tmp_path: Path) -> None:
+    log = trained(tmp_path / "a", start=5)
+    assert [*log.steps] == [5, 6, 7]
+    assert all(tuple(step) == NAMES for step in log.steps.values())
+    again = trained(tmp_path / "b", start=5)
+    answer = compare_logs(log, again)
+    assert answer.equal and answer.whole and answer.values == len(NAMES)
+
+
+def test_passes_of_one_step_are_numbered(tmp_path: Path) -> None:
+    log = trained(tmp_path / "a", passes=3)
+    step = log.steps[0]
+    assert {"up", "up#2", "up#3", "input/0#3", "output.y[0]#2"} <= step.keys()
+    assert "up#4" not in step and "parameter/up.bias#2" not in step and "grad/up.bias#2" not in step
+
+
+@pytest.mark.parametrize(
+    ("changed", "step", "name", "before"),
+    [
+        ({"twist": 2}, 1, "down", "act"),
+        ({"rate": 0.1001}, 1, "parameter/up.weight", ""),
+        ({"passes": 2}, 0, "grad/up.weight", "output.y[0]"),
+    ],
+    ids=["an operation", "an update", "a gradient"],
+)
+def test_two_runs_part_where_they_differ(tmp_path: Path, changed, step, name, before) -> None:
+    answer = compare_logs(trained(tmp_path / "a"), trained(tmp_path / "b", **changed))
+    assert not answer.equal and (answer.step, answer.names[0]) == (step, name)
+    assert answer.before == before
+    assert ("by the update before it" in answer.sentence()) == name.startswith("parameter")
+
+
+def test_an_evaluation_is_no_part_of_a_step(tmp_path: Path) -> None:
+    def evaluate(net: Any, step: int) -> None:
+        with torch.no_grad():
+            net(torch.ones(2, 4) * step, scale=torch.tensor(1.0))
+        # A part of the model alone, with gradients, is no forward pass of the model either.
+        net.up(torch.ones(2, 4))
+
+    other = trained(tmp_path / "b", before=evaluate)
+    answer = compare_logs(trained(tmp_path / "a"), other)
+    assert answer.equal and answer.whole
+
+
+def test_a_step_without_a_forward_pass_has_parameters_and_gradients(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with DigestLog(tmp_path / "a") as log, digest_steps(net, optimizer, log):
+        net.up.weight.grad = torch.ones(8, 4)
+        optimizer.step()
+    [step] = read_log(tmp_path / "a").steps.values()
+    assert [*step] == [*(f"parameter/{name}" for name in PARAMETERS), "grad/up.weight"]
+
+
+def test_the_trainer_s_callback_writes_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    log = trained(tmp_path / "a", start=7)
+    callback = digest_callback(tmp_path / "b", {"commit": "1a2b3c4"})
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
+
+    def told(event: str, zero: bool = True) -> None:
+        state = SimpleNamespace(global_step=7, is_world_process_zero=zero)
+        getattr(callback, event)(None, state, None, model=net, optimizer=wrapped)
+
+    def step(x: Any) -> None:
+        net(x, scale=torch.tensor(2.0))["y"][0].pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    told("on_train_begin", zero=False)
+    step(torch.zeros(1, 4))
+    assert not (tmp_path / "b").exists()
+    net.load_state_dict(Net().state_dict())
+    # A training that was interrupted has not ended: its hooks go with the next one.
+    told("on_train_begin")
+    told("on_train_begin")
+    for x in BATCHES:
+        step(x)
+    told("on_train_end")
+    step(torch.zeros(1, 4))
+    told("on_train_end")
+    found = read_log(tmp_path / "b")
+    assert found.steps == log.steps and found.about == {"commit": "1a2b3c4"}
