@@ -52,7 +52,7 @@ from reports.registry.retention import clean, delete, plan
 from reports.registry.several import as_values, more_line, read_several, run_lines, table
 from reports.registry.side_by_side import range_lines
 from reports.store.runs import Run, read_run, write_run
-from reports.store.schema import MEASUREMENTS, RunKind, StoreError
+from reports.store.schema import MEASUREMENTS, SCHEMA, RunKind, StoreError
 from reports.text import edge_name
 from reports.verdict import pins
 from reports.verdict.changes import Change, What
@@ -718,6 +718,10 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     (spoilt / MEASUREMENTS).unlink()
     answer = look_back(pattern, "baseline", "logits")
     assert len(answer.rows) == 2 and len(answer.unreadable) == 1
+    # One that should be there is not called another one.
+    reseal(spoilt, schema=SCHEMA)
+    [(name, why)] = look_back(pattern, "baseline", "logits").unreadable
+    assert name.startswith(str(spoilt)) and "is not the file that was stored" not in why
 
 
 def test_what_was_never_measured_is_answered_with_what_is_alike(tmp_path: Path) -> None:

@@ -549,6 +549,17 @@ def test_memory_is_collected_after_a_batch_as_before_it(
     assert (during, after) == ([False], enabled)
 
 
+def test_runs_are_combined_whether_their_texts_repeat_or_not(tmp_path: Path) -> None:
+    """Repeated texts are dictionaries in memory, others plain."""
+    found = [examine.examine(write_run(tmp_path, night(day))) for day in (1, 2)]
+    assert found[1].rows is not None
+    found[1] = replace(found[1], rows=gathered._plain(found[1].rows))
+    files = gathered.Gathered(tmp_path, {})
+    name = gathered.gather(files, found)
+    runs = pq.read_table(files.path(name))["run"].to_pylist()
+    assert runs == [one.name for one in found for _ in range(len(one.rows or ()))]
+
+
 def test_runs_whose_texts_are_too_many_for_one_file_are_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from parity.engine.programs.operations import (
     Operation,
     Recorder,
     Unknown,
+    _implicated,
     _short,
     common_frame,
     first_unknown,
@@ -52,6 +53,16 @@ MASKED = np.where(MASK, A, -np.inf)
 def suspects(operations, values, known) -> list[tuple[int, bool, bool]]:
     found = search(operations, values, Seen(known))
     return [(s.index, s.partly, s.mask) for s in found.suspects]
+
+
+def test_a_result_explains_those_computed_from_it_alone():
+    """Operand 9 is unknown and not computed from 0; operand 1 is computed from both."""
+    operations = {0: op("a"), 9: op("b"), 1: op("add", (0, 9)), 2: op("mul", (0, 1))}
+    children = {0: [1, 2], 9: [1], 1: [2], 2: []}
+    assert _implicated(0, operations, children, {0, 1, 2, 9})
+    assert not _implicated(0, operations, children, {0, 1, 9})
+    assert not _implicated(0, operations, children, {0})
+    assert _implicated(0, operations, children, {0, 1})
 
 
 # Masks
