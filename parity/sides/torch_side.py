@@ -224,6 +224,7 @@ class TorchSide:
             if lost := sorted(set(how.forced) - set(stages)):
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
             results = named_once(fields_of(result, OUTPUT), "results")
+            results = {name: _dense(name, x) for name, x in results.items()}
             numbers = _float_numbers(results, how.precision)
             results |= numbers
             # Copied: the result may be a buffer that the next run overwrites.
@@ -238,8 +239,9 @@ class TorchSide:
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
-        if unseen:
-            notices.append(f"results inside torch.func are not captured: {', '.join(unseen)}")
+        for reason in dict.fromkeys(unseen.values()):
+            names = ", ".join(name for name, why in unseen.items() if why == reason)
+            notices.append(f"{reason} are not captured: {names}")
         if how.precision is Precision.FLOAT64 and self._unseen:
             notices.append(
                 "the module refuses float64: it ran in float64 while its tensors reported float32"
@@ -304,13 +306,13 @@ def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], d
 @contextlib.contextmanager
 def _watched(
     module: torch.nn.Module, stages: dict[str, torch.Tensor], forced: Mapping[str, np.ndarray]
-) -> Iterator[dict[str, None]]:
+) -> Iterator[dict[str, str]]:
     """Within this context, store every submodule's results in `stages`, and replace `forced` ones.
 
-    Yield the names (keys) of results inside torch.func transforms, which cannot be stored. A name
+    Yield the names of results that cannot be stored, each with a plural noun for its kind. A name
     that occurs again gets the suffix `#2`, `#3` and so on.
     """
-    unseen: dict[str, None] = {}
+    unseen: dict[str, str] = {}
 
     def hook_of(path: str) -> Callable[..., Any]:
         def hook(_module: Any, _inputs: Any, result: Any) -> Any:
@@ -322,7 +324,10 @@ def _watched(
                     continue
                 if is_functorch_wrapped_tensor(x):
                     # A wrapper for one row of a `vmap`, or a dual number: it has no plain value.
-                    unseen[name] = None
+                    unseen[name] = "results inside torch.func"
+                    continue
+                if not _is_readable(x):
+                    unseen[name] = "results that are no dense tensors"
                     continue
                 count, unique = 2, name
                 while unique in stages:
@@ -610,8 +615,25 @@ def _is_readable(x: torch.Tensor) -> bool:
     plain += (torch.complex64, torch.complex128)
     lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
     made = not isinstance(x, lazy) and not x.is_meta
+    dense = made and not x.is_nested and x.layout is torch.strided
     # Integers, of quantised weights for example, are read as they are.
-    return made and x.layout is torch.strided and (x.dtype in plain or not _floating(x))
+    return dense and (x.dtype in plain or not _floating(x))
+
+
+def _dense(name: str, x: Any) -> Any:
+    """Return a result; a sparse tensor as a dense one, with its derivative.
+
+    Raises:
+        SideError: the result is a nested tensor, whose rows may have different lengths.
+    """
+    if not isinstance(x, torch.Tensor) or (x.layout is torch.strided and not x.is_nested):
+        return x
+    if x.is_nested:
+        raise SideError(
+            f"expected dense results, got {name}, a nested tensor: return "
+            "torch.nested.to_padded_tensor of it"
+        )
+    return x.to_dense()
 
 
 def _unpaired(x: torch.Tensor) -> np.ndarray:

@@ -375,3 +375,51 @@ def test_a_stage_inside_of_torch_func_is_named_as_not_seen():
     one_by_one = module.double()(torch.from_numpy(X).double())
     assert relative_l2(trace.stages[OUTPUT], one_by_one.detach().numpy()) <= EXACT
     assert TorchSide(model(), X).run(WIDE).notices == ()
+
+
+class Between(torch.nn.Module):
+    """A submodule that returns what `store` makes of a product, and a result made from that."""
+
+    def __init__(self, store: Any, result: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, generator=torch.manual_seed(0)))
+        self.sub, self.result = torch.nn.Module(), result
+        self.sub.forward = store
+
+    def forward(self, x: Any) -> Any:
+        return self.result(self.sub(x @ self.weight))
+
+
+def nested(x: Any) -> Any:
+    return torch.nested.as_nested_tensor([x[:1], x[1:]])
+
+
+NEW = pytest.mark.filterwarnings("ignore:.*(prototype|beta):UserWarning")
+"""Torch warns that its nested and CSR tensors may change."""
+
+
+@NEW
+@pytest.mark.parametrize(
+    ("store", "result"),
+    [
+        (lambda x: x.to_sparse_csr(), lambda x: x.to_dense()),
+        (nested, lambda x: torch.cat(x.unbind())),
+        # A result is made dense; only between two modules the tensor is left out.
+        (lambda x: x.to_sparse(), lambda x: x),
+    ],
+    ids=["csr", "nested", "sparse result"],
+)
+def test_tensors_that_are_not_dense_are_left_out_with_a_notice(store, result) -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    net = Between(store, result)
+    trace = TorchSide(net, x).run(Run(cotangents={"output": np.ones((3, 4), np.float32)}))
+    assert trace.outputs == ("output",) and "sub" not in trace.stages
+    np.testing.assert_array_equal(trace.stages["output"], (x @ net.weight).detach().numpy())
+    np.testing.assert_array_equal(trace.gradients["weight"][:, 0], x.sum(0).numpy())
+    assert "results that are no dense tensors are not captured: sub" in trace.notices
+
+
+@NEW
+def test_a_nested_result_is_refused_with_what_to_return() -> None:
+    with pytest.raises(SideError, match="output, a nested tensor: return .*to_padded_tensor"):
+        TorchSide(Between(lambda x: x, nested), torch.ones(3, 4)).run()
