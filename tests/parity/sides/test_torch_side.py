@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -421,5 +422,5 @@ def test_tensors_that_are_not_dense_are_left_out_with_a_notice(store, result) ->
 
 @NEW
 def test_a_nested_result_is_refused_with_what_to_return() -> None:
-    with pytest.raises(SideError, match="output, a nested tensor: return .*to_padded_tensor"):
+    with pytest.raises(SideError, match=r"output, a nested tensor: return .*to_padded_tensor"):
         TorchSide(Between(lambda x: x, nested), torch.ones(3, 4)).run()

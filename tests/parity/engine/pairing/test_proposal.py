@@ -94,6 +94,21 @@ def test_a_proposal_converts_a_port_with_other_names():
     assert max(map(len, source.splitlines())) <= 120
 
 
+def test_a_number_that_all_names_of_a_loop_have_stays():
+    names = {f"model.1.layers.{i}.mlp.0.weight": f"stage_2.block_{i}.weight" for i in range(4)}
+    original = numbered(dict.fromkeys(names, (7, 5)))
+    port = {new: original[name] for name, new in names.items()}
+    result, source = converted(match_parameters(original, port), original)
+    assert agrees(result, port)
+    assert (
+        """\
+    for i in range(4):
+        port[f"stage_2.block_{i}.weight"] = original[f"model.1.layers.{i}.mlp.0.weight"]
+"""
+        in source
+    )
+
+
 def test_square_kernels_are_transposed_by_convention_and_by_their_neighbours():
     original = numbered({"a.weight": (D, D), "b.weight": (D, D), "b.up.weight": (24, D)})
     port = {"a.kernel": original["a.weight"].T, "b.kernel": original["b.weight"].T,
