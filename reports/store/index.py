@@ -1,8 +1,9 @@
 """The index of a folder of runs: a cache of the fields that listings need, for fast listing.
 
 The run folders are the truth. A line of the index is valid only while every file of its run has the
-size, times and inode that it was made from; otherwise the run is read and checked again. After the
-index is deleted, ten thousand runs take about a minute. Source: docs/reports.md "Store".
+size, times and inode that it was made from; otherwise the run is read and checked again. An index
+that was made by other rules (`RULES`) is not used: they may accept what is damaged now.
+Without an index, ten thousand runs take about a minute. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from reports.store.schema import StoreError
 INDEX = ".index.json"
 INDEX_BYTES = 512 * 2**20
 """Largest index, in bytes, that is read; 10,000 runs need some 10 MB."""
+# 2: every field of run.json has its type, at every depth.
+RULES = 2
+"""Number of the rules by which a run counts as damaged; to be raised when they change."""
 AT_ONCE = 512
 """Runs per batch: their gates are written before the next batch, to limit memory."""
 # Fields of a manifest that no list needs, which are nearly all of its bytes.
@@ -232,6 +236,7 @@ def write_lines(
         numbers = (line.gates, line.broken, line.work, line.gathered)
         rows.append((line.name, line.signature, line.why, rest, *numbers))
     document = {"lines": rows, "texts": list(texts), "verified": dict(verified or {})}
+    document["rules"] = RULES
     content = json.dumps(document).encode()
     try:
         with written_aside(path) as aside:
@@ -262,6 +267,8 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
         # The document's nesting depth needs no check: the checksum shows that this program wrote
         # it.
         document = json.loads(content)
+        if document["rules"] != RULES:
+            return {}, {}
         shared = [json.loads(text) for text in document["texts"]]
         environments: dict[int, Environment] = {}
         suites: dict[int, tuple[SuiteResult, ...]] = {}
