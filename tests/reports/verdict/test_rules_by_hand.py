@@ -607,3 +607,9 @@ def test_a_breach_of_the_contract_is_said_before_work_that_vanished() -> None:
     assert "does not plan" not in decide(broken, None, gone=gone).sentence
     assert "does not plan" in decide(run(row), None, gone=gone).sentence
     assert decide(run(row), None, gone=gone).word is Word.INCOMPLETE
+
+
+def test_without_a_baseline_no_failure_is_called_new() -> None:
+    assert What.NEW.wording(True) == What.NEW.value != "failure" == What.NEW.wording(False)
+    for what in {*What} - {What.NEW}:
+        assert what.wording(True) == what.wording(False) == what.value
