@@ -5,8 +5,9 @@ Three questions are separate, and none needs a chosen tolerance:
 1. Is every weight and buffer the trained one, rounded to its format? The bound of an element is
    half a step of the format, computed from the trained weights of its block and not from the stored
    scale.
-2. If a layer rounds its inputs too, does it compute what the trained layer computes on the rounded
-   inputs? The rounding is repeated, so the bound is that of sums in float32.
+2. If a layer rounds its inputs too, does it compute what the trained layer with the deployed
+   weights computes on the rounded inputs? The rounding is repeated, so the bound is that of sums in
+   float32.
 3. Does everything else compute what the trained program computes with these weights, up to the
    inputs of the layers that round them? The two programs are compared as a port and its original
    (`parity.port`), so only rounding may differ. On both sides, a layer that rounds its inputs
@@ -62,8 +63,8 @@ class DeployedWeight:
     trained."""
     share: float
     """Largest error of an element, divided by half a step of the format at that element; at most 1
-    if the weight is the trained weight rounded to the format. NaN: there is no rule for this
-    format."""
+    if the weight is the trained weight rounded to the format. NaN: the weight was not compared
+    (`why`), or an element is NaN."""
     element: tuple[int, ...]
     """Index of the element with the largest share."""
     trained: float
@@ -81,7 +82,8 @@ class DeployedWeight:
 
 @dataclass(frozen=True)
 class DeployedLayer:
-    """One call of a layer that rounds its inputs, against the trained layer on the same inputs."""
+    """One call of a layer that rounds its inputs, against the trained layer with the same inputs
+    and the deployed weights."""
 
     name: str
     """Path of the layer; the second call of the layer is named `path#2`."""
@@ -89,8 +91,8 @@ class DeployedLayer:
     """Format of the inputs, such as "int8 by row"."""
     share: float
     """Largest error of an element of the result, divided by the bound of that element; at most 1 if
-    the layer computes what the trained layer computes. NaN: there is no rule for this layer, or it
-    was not called."""
+    the layer computes what the trained layer computes. NaN: the layer was not compared (`why`), or
+    an element is NaN."""
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
@@ -98,7 +100,8 @@ class DeployedLayer:
 
     @property
     def holds(self) -> bool:
-        """Whether the result is what the trained layer computes from the rounded inputs."""
+        """Whether the result is what the trained layer with the deployed weights computes from the
+        rounded inputs."""
         return self.share <= 1.0
 
 
@@ -446,12 +449,14 @@ def _layer(
 ) -> DeployedLayer:
     """Compare one call of a linear layer with the trained layer on the rounded inputs.
 
+    Both layers have the deployed weights.
+
     Args:
         name: name of the stage.
         inputs: the deployed layer's inputs.
         result: the deployed layer's result, (..., out).
-        trained: the trained layer.
-        values: the decoded parameters by name.
+        trained: the trained layer; only its class is read.
+        values: the deployed module's parameters, decoded, by name.
     """
     form, x = inputs.format, inputs.values
     why = form.why

@@ -39,8 +39,10 @@ _DYNAMIC = "torch.ao.nn.quantized.dynamic"
 
 @dataclass(frozen=True)
 class Decoded:
-    """A stored array decoded to float32, its format, and half a step of the format at each
-    element."""
+    """A stored array decoded to float32, its format, and half a step of the format at each element.
+
+    `half` is 0 if the array is stored unchanged.
+    """
 
     value: np.ndarray
     format: str = ""
@@ -99,8 +101,8 @@ def format_of_weight(weight: Any) -> InputFormat | None:
 
 
 def rounded(x: np.ndarray, form: InputFormat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the rounded inputs and the largest error that a tie causes, for each rounding
-    convention in use.
+    """Yield, for each rounding convention in use, the rounded inputs and the largest error that a
+    tie causes at each element, 0 where there is no tie.
 
     Libraries differ in the largest integer of a symmetric format, in the smallest scale, and in the
     number of bits. Ties are elements that float32 may round either way, by one step.
@@ -132,6 +134,8 @@ def rounded(x: np.ndarray, form: InputFormat) -> Iterator[tuple[np.ndarray, np.n
 
 def decoded(tensor: Any, trained: np.ndarray, name: str) -> Decoded:
     """Return a stored parameter or buffer in float32, with half a step of its format.
+
+    Integers, bools and complex numbers keep their dtype.
 
     Args:
         tensor: the stored value.
@@ -198,7 +202,8 @@ def half_integer_step(
     """Return half a step of integers of `bits` bits whose range is that of each block.
 
     A symmetric format has its largest integer at the block's largest absolute value; an asymmetric
-    one covers the values between the block's smallest and largest, and 0.
+    one covers the values between the block's smallest and largest, and 0. The result includes the
+    float32 rounding of decoding.
     """
     trained = trained.astype(np.float64)
     if asymmetric:

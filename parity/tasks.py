@@ -37,7 +37,7 @@ class LanguageModel:
     likely one after all tokens before it. None: `logits` is called once for each token."""
 
     def log_probabilities(self, ids: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities of the next token, in nats, (B, L, V) float64.
+        """Return log-probabilities of the token after each position, in nats, (B, L, V) float64.
 
         Raises:
             TaskError: logits have another shape, are complex, NaN or +inf, or exclude every token.
@@ -60,7 +60,7 @@ class LanguageModel:
         return log_softmax(wide)
 
     def continued(self, ids: np.ndarray, count: int) -> np.ndarray:
-        """Return the `count` most likely next tokens of a prompt (L,), int64.
+        """Return the greedy continuation of a prompt (L,): `count` new tokens, int64.
 
         Raises:
             TaskError: `generate` returns another number of tokens, or no integers; or logits are
@@ -90,7 +90,7 @@ class TextAgreement:
     tokens: int
     """Number of predicted tokens."""
     windows: int
-    """Number of windows of the text, which the models see one by one."""
+    """Number of windows of the text; a model predicts each window without seeing the others."""
     perplexities: tuple[float, float]
     """Perplexity by each model: e to the power of the mean negative log-likelihood of a token."""
     difference: float

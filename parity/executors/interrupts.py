@@ -27,7 +27,8 @@ _exit = os._exit
 _answers: list[int] = []
 """Exit codes set by `end_with`; the last one counts."""
 _notes: list[Callable[[int], None]] = []
-"""Callbacks that are called with the exit code just before an interrupted process ends."""
+"""Callbacks that are called with the exit code just before an interrupted process ends, unless it
+ends by force."""
 _groups: set[int] = set()
 """Process ids of this driver's workers; each leads a process group of the same number."""
 
@@ -119,13 +120,18 @@ def _repeating(
 
 
 def end_with(code: int) -> None:
-    """Set the exit code with which this process ends after an interrupt, if Ctrl-C is its normal
-    end."""
+    """Set the exit code with which this process ends after an interrupt.
+
+    For commands that run until Ctrl-C, such as a watch, and then end with their own exit code.
+    """
     _answers.append(code)
 
 
 def noted_by(note: Callable[[int], None]) -> None:
-    """Register a callback that gets the exit code just before an interrupted process ends."""
+    """Register a callback that gets the exit code just before an interrupted process ends.
+
+    It is not called if the process ends by force (`ended_in_time`).
+    """
     _notes.append(note)
 
 

@@ -45,8 +45,8 @@ class State(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
-    """The item's function raised an exception, its workers died, or a worker's program differs from
-    the driver's."""
+    """The item's function raised an exception or returned no JSON value, the workers that ran the
+    item died, or a worker's program or input files differ from the driver's."""
     NOT_RUN = "not run"
     """No worker has the resources that the item needs."""
 
@@ -137,7 +137,8 @@ class Place:
     process: int = 0
     """Process id."""
     fingerprint: str = ""
-    """Hash of processor, threads, flags and accelerators; `UNKNOWN` if they cannot be read."""
+    """Hash of processor, threads, flags and accelerators; `UNKNOWN` if the processor cannot be
+    identified."""
     processor: str = ""
     """Name of the processor."""
     code: str = ""
@@ -175,7 +176,8 @@ class Answer:
     seconds: float = 0.0
     """Duration on the worker."""
     attempts: int = 1
-    """Number of workers that started the item; all before the last one died."""
+    """Number of workers that started the item; every worker but the last one died. 1 also if none
+    started it."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Contents of the files that the function wrote to its folder, by relative path."""
 

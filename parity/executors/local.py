@@ -43,7 +43,8 @@ class LocalExecutor:
     name = "local"
 
     def __init__(self, workers: int | None = None) -> None:
-        """Run at most `workers` items at a time; None: as many as cores and memory allow."""
+        """Run at most `workers` items that need an accelerator, and as many that need none, at a
+        time; None: as many of either as cores and memory allow."""
         self.asked = workers
         # Read now: while a worker starts, this process temporarily has the worker's environment.
         self.identity = Identity.here()

@@ -19,12 +19,14 @@ LINES = 200
 
 
 class Progress:
-    """Context manager that reports progress while items run: a table on a terminal, else lines.
+    """Context manager that reports progress while items run, as a table or as lines.
+
+    The table is shown if stderr is a terminal and `report.quiet` is False.
 
     Args:
         executor: runs the items.
         items: the items that will run.
-        report: receives lines of text.
+        report: receives lines of text, unless the table is shown.
         clock: returns the time in seconds.
     """
 

@@ -126,7 +126,8 @@ class Answers:
     def read(self, item: Item) -> Answer | None:
         """Return the stored answer of an item, without files; None if there is none.
 
-        An answer whose checksum does not match is dropped too, and the item listed in `damaged`.
+        If the checksum does not match, the stored answer is dropped, the item's name is added to
+        `damaged`, and the result is None.
         """
         key = _key(item)
         if key not in self._lines:

@@ -882,7 +882,7 @@ def _all_used(gradient: np.ndarray | None) -> bool:
 
 
 def _digest(port: Port) -> str:
-    """Return a hash of everything that determines the results, except the code."""
+    """Return a hash of the title, and of the parameters and inputs of both sides."""
     digest = hashlib.sha256(port.title.encode())
     for side in (port.original, port.port):
         for name, array in (*side.parameters().items(), *side.inputs().items()):

@@ -54,7 +54,7 @@ def has_effect(
     pair: Pair, names: Correspondence, original: SideRuns, port: SideRuns, place: Place
 ) -> bool:
     """Return whether replacing the port's value of this pair by the original's changes a later
-    stage.
+    stage by more than that stage's tolerance.
 
     `localise` replaces all stages at once, so a later stage may be wrong because of another pair.
     True if the port cannot run in float64, False if the pair's value cannot be replaced.

@@ -267,7 +267,8 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Compare the port's float64 stages with the stages of an original that has no float64 run.
+    """Compare the port's float64 stages, each computed from the original's values, with the stages
+    of an original that has no float64 run.
 
     A single stage rounds little, so this finds errors that accumulated rounding would hide.
     """
@@ -276,7 +277,8 @@ def _against_float32(port: SideRuns, fed: _Fed) -> Place:
 
 
 def _in_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Compare the port's float32 stages with the port's float64 stages on the same inputs."""
+    """Compare the port's float32 stages with the port's float64 stages, both computed from the
+    original's float32 values."""
     forced = port.run(Run(forced=fed.replaced)).stages
     edge = PortEdge.PORT32_PORT64
     return _place(edge, port.narrow.stages, forced, fed.exact, fed.theirs, fed.floors)

@@ -23,7 +23,11 @@ from parity.sides.side import Precision, Rounding, Run, SideError
 
 @dataclass(frozen=True, slots=True)
 class NarrowStage:
-    """Errors of one stage in bfloat16, relative L2 against float64; NaN where unknown."""
+    """Errors of one stage in bfloat16, relative L2; NaN where unknown.
+
+    Each side's error is measured against the same side's float64 run, or the original's against its
+    float32 run if the original has no float64 run.
+    """
 
     name: str
     port: float
@@ -45,8 +49,8 @@ def compare_narrow(
     """Return the errors of the stages, rows (gates and informational ones), and notices.
 
     The notices say which side could not run or be perturbed, and why. There are no stages if the
-    port did not run in bfloat16. If only the original did, and the port is not a capture, one row
-    reports the port's first output as not measured.
+    port has no float64 run or did not run in bfloat16. If only the original ran in bfloat16, and
+    the port is not a capture, one row reports the port's first output as not measured.
 
     Args:
         comparison: settings of the bfloat16 edge; creates the rows.

@@ -81,12 +81,13 @@ class Report:
 
     @property
     def culprit(self) -> Stage | None:
-        """The first stage that is wrong given correct inputs; None if all gates pass."""
+        """The first stage that is wrong given correct inputs; None if the port holds, or no stage
+        is wrong by itself."""
         return None if self.holds else self.place.culprit
 
     @property
     def failures(self) -> tuple[Measurement, ...]:
-        """The measurements that fail."""
+        """The measurements that fail, without those that are not comparable."""
         return tuple(m for m in self.measurements if m.verdict is Verdict.FAIL)
 
     @property
@@ -177,7 +178,7 @@ class Report:
 
         The error is in code that uses the result of the last stage whose parameters have a wrong
         derivative: the derivatives of all parameters that are used later are right. Empty if the
-        parameter's name does not show its stage.
+        name of the first of `wrong_derivatives` does not show in which stage it is used.
         """
         stages = [stage.name for stage in self.place.stages]
         at = first_use(self.wrong_derivatives[0], stages)

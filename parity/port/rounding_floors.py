@@ -154,7 +154,7 @@ def together(*floors: Mapping[str, float]) -> Floors:
 
 
 def narrowed(floors: Mapping[str, float]) -> Floors:
-    """Convert float32 noise floors to float64: times the ratio of the unit roundoffs."""
+    """Return float32 noise floors times float64's unit roundoff over float32's."""
     return {name: value * NARROWING for name, value in floors.items()}
 
 

@@ -40,7 +40,7 @@ def capture(
     """Write a side's parameters, inputs and results to a folder, atomically; return the folder.
 
     If the side refuses a run, the reason is stored, and `CapturedSide` gives it when this run is
-    requested.
+    requested. A run that is refused with derivatives is tried again without them.
 
     Args:
         side: the side to capture.
@@ -53,8 +53,8 @@ def capture(
 
     Raises:
         SideError: the folder holds other files, or a capture without `overwrite`; the side refuses
-            every run; repeating the first float32 run gives other results; or a run has replaced
-            stages (`Run.forced`).
+            every run; the first run that it does not refuse is in float32, and repeating it gives
+            other results; or a run has replaced stages (`Run.forced`).
     """
     target = Path(os.path.realpath(folder))
     _check_free(target, overwrite)

@@ -85,10 +85,10 @@ class CapturedSide:
         return self._given
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return the inputs.
+        """Return every input array by name, memory-mapped from its file.
 
         Raises:
-            SideError: a file is damaged.
+            SideError: a file is missing or damaged.
         """
         return dict(self._inputs)
 
@@ -157,7 +157,7 @@ class CapturedSide:
     def _values(
         self, entry: Mapping[str, Any], exact: Mapping[str, Any] | None, group: str
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of one group of a captured run, by name.
+        """Return the arrays of one group (`stages`, `gradients` or `exact`) of a captured run.
 
         Arrays of a perturbed run may be stored as differences; the arrays of the unperturbed run
         `exact` are then added.

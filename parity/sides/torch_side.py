@@ -131,7 +131,8 @@ class TorchSide:
         return side
 
     def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> TorchSide:
-        """Return a copy of this side on other inputs; see `TakesInputs`."""
+        """Return a copy of this side on other inputs, with complex ones unchanged; see
+        `TakesInputs`."""
 
         def changed(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or x.is_complex():
@@ -178,7 +179,8 @@ class TorchSide:
 
         Raises:
             SideError: the module raises an error, a stage or output that `how` names does not
-                exist, or `how` asks for perturbations in another precision than float64.
+                exist, or `how` asks for perturbations in another precision than float64, or for a
+                TorchScript module in another precision than float32.
         """
         if how.precision is not Precision.FLOAT32 and any(
             isinstance(m, torch.jit.ScriptModule) for m in self.module.modules()

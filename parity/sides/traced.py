@@ -154,7 +154,7 @@ class Traced:
 
     @property
     def tables(self) -> list[np.ndarray]:
-        """The program's constants of more than one element."""
+        """The program's floating-point constants of more than one element."""
         return [np.asarray(x) for x in constants(self.closed) if floating(x) and x.size > 1]
 
     @property

@@ -97,7 +97,8 @@ class NoiseFloors:
         return math.nan if values is None else rounding_noise.floor(values)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN if no rule or floor applies."""
+        """Return the largest relative L2 that passes; NaN without a rule, or if the rule needs the
+        noise floor and this case was not calibrated."""
         return bound_from(rule(self.rules, edge, kind), self.floor(work, quantity))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:

@@ -131,8 +131,8 @@ class Comparison:
         """Return gates on the error of `actual` divided by the error of `reference`.
 
         Errors are relative L2 against `truth`. There is one row for each logits or activation array
-        of `truth`, and one for the root mean square over all gradients, if any. A row fails if
-        either side lacks the array.
+        of `truth`, and one for all gradients, if any: there, each side's error is the root mean
+        square of its errors over the gradients. A row fails if either side lacks the array.
         """
         errors = {name: self._errors(name, actual, reference, truth) for name in truth}
         rows = [
@@ -150,9 +150,9 @@ class Comparison:
         """Return the measurement of a value that must be at most `bound`.
 
         NaN always fails. Without a finite bound, any other value is `NOT_COMPARABLE`. A relative
-        error whose bound is `largest_bound` or more is `NOT_COMPARABLE` in float64. In lower
-        precision it is for information only, since rounding may leave no correct digit in, for
-        example, the padding of a correct port.
+        error whose bound is `largest_bound` or more is `NOT_COMPARABLE` if the left side is in
+        float64, and for information only if it is in lower precision, since rounding may leave no
+        correct digit in, for example, the padding of a correct port.
         """
         if math.isnan(value):
             note = "not a number on at least one side"

@@ -37,7 +37,8 @@ class Stage:
     free: float
     """Relative L2 error in the tested program's ordinary run."""
     forced: float
-    """Relative L2 error with every earlier intermediate replaced by the true one."""
+    """Relative L2 error with every earlier intermediate replaced by the value of the oracle, or of
+    a port's original."""
     tolerance: float
     """Largest `forced` that passes."""
 

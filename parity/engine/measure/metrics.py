@@ -167,7 +167,7 @@ def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
 def disagreement(a: np.ndarray, e: np.ndarray) -> float:
     """Return the number of tokens from the first difference of two generated batches to their end.
 
-    The row of the batch that differs first counts; 0 if all rows are equal.
+    The row with the earliest difference counts; 0 if all rows are equal.
 
     Args:
         a: token ids (B, T).

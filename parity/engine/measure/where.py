@@ -153,7 +153,10 @@ def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
-    """Return at most `REGIONS` regions that cover all differences, and the axes they span fully."""
+    """Return at most `REGIONS` regions that cover all differences, and the axes they span fully.
+
+    `cared` is True at the compared elements, here and in the functions below.
+    """
     full = {k for k in range(differs.ndim) if _is_full(differs, cared, k)}
     # Collapse the axes that the regions span fully: the remaining array is small.
     flat = tuple(sorted(full))
@@ -184,8 +187,8 @@ def _bounds(differs: np.ndarray, cared: np.ndarray) -> _Region:
 def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
     """Return at most `room` regions that cover all differences; empty if more are needed.
 
-    At least `FILLED` of each region differs. Differences that do not fill one region are split
-    along the axis that gives the fewest regions.
+    At least the fraction `FILLED` of the compared elements of each region differs. Differences that
+    do not fill one region are split along the axis that gives the fewest regions.
     """
     whole = _bounds(differs, cared)
     if whole.share >= FILLED:

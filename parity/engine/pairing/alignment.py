@@ -55,7 +55,8 @@ SURE = 0.9
 """Name similarity that pairs stages of different values, even when executed in another order."""
 # One word in common, and values that are correlated.
 SWAPPED = 0.6
-"""Evidence that a pair of the remaining stages needs if their order of execution differs."""
+"""Evidence that a pair of different values needs if one side executes it before, and the other side
+after, a stage that is already paired."""
 MISNUMBERED = 2
 """Number of equal-value pairs that contradict the layer numbers, per pair that agrees with the
 layer numbers, above which the numbers are taken to be wrong rather than the values."""
@@ -193,8 +194,8 @@ class _Aligner:
         other side.
 
         Such a pair of equal values is suspicious: a layer without effect, because of a bug, passes
-        its input on to the next layer, and then the layer number is better evidence. If most values
-        contradict the numbers, the sides number their layers differently instead.
+        its input on to the next layer, and then the layer number is better evidence. The caller
+        ignores the result if most values contradict the numbers (`MISNUMBERED`).
 
         Returns:
             Booleans (rows, columns).

@@ -52,7 +52,10 @@ class Closeness:
 
 
 def closeness(original: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> Closeness:
-    """Return the distances between all stages of two sides that have equally many elements."""
+    """Return the distances between all stages of two sides.
+
+    Only stages with equally many elements are compared; the distance of others is infinite.
+    """
     distance = np.full((len(original), len(port)), math.inf)
     layouts: dict[tuple[int, int], Layout] = {}
     rows, columns = _by_shape(original), _by_shape(port)

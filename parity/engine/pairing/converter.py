@@ -208,9 +208,14 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
 def _names(
     entries: Sequence[_Entry], port: Sequence[tuple[int, ...]], free: Sequence[int]
 ) -> list[str] | None:
-    """Return the names as f-strings of the loop indices.
+    """Return the parameter names of one entry as f-strings of the loop indices.
 
     None if a number is neither constant nor a loop index plus a constant.
+
+    Args:
+        entries: assignments that differ in numbers only.
+        port: for each entry, the numbers in the name of the port's parameter.
+        free: positions of the numbers in `port` that the loops vary, outermost loop first.
     """
     tables = list(zip(*(entry.numbers for entry in entries), strict=True))
     columns = list(zip(*port, strict=True))

@@ -178,7 +178,10 @@ class _Search:
         means: Means,
         note: str,
     ) -> None:
-        """Match several equal arrays one to one by name; leftover names are recorded as tied.
+        """Match several equal arrays one to one by name.
+
+        A leftover array of the port gets the most similarly named original. A leftover original is
+        recorded as tied (`Pair.also`) in the pair of the port's most similarly named array.
 
         Args:
             names: parameters of the original with the same values.

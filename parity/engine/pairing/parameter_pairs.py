@@ -33,9 +33,11 @@ class Means(StrEnum):
     """The rows or columns of an original, in another order. Whether the port expects that order is
     not known from the values."""
     SLICE = "but for a slice"
-    """The values are equal except in some rows, columns or one element."""
+    """The values are equal except in some rows, columns or one element, or only a part of the
+    port's array comes from the original."""
     NEAR = "by name, differs in value"
-    """The values are nearly equal, or proportional up to a constant."""
+    """The port's values are nearly those of the original, or a constant times them plus a constant
+    (`resemblance.straight_line`)."""
     PROPOSAL = "proposed by name and shape"
     """Names and shapes only: the port need not hold the original's values yet."""
 

@@ -26,7 +26,8 @@ ROUNDS = 3
 """Number of rounds of assignment, each using the pairs of the previous one; two usually suffice."""
 # Equal numbers, or no numbers on both sides, count 1. Less means another layer or no common word.
 LEAST = 1.0
-"""Name similarity below which a pair is proposed only if both have no other candidate."""
+"""Name similarity below which a pair is proposed only if no other pair of either parameter has
+compatible shapes."""
 # At most a fifth of the words is shared then, and no other pair supports it.
 UNSURE = 1.2
 """Name similarity, including support by other pairs, below which a pair is marked as unsure."""

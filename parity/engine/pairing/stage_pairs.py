@@ -55,8 +55,8 @@ class Pin:
     port: str | None
     original: str | None
     layout: Layout | None = None
-    """Arrangement of the port's elements. If None, or if it does not fit the shapes, the layout
-    with the smallest difference is used."""
+    """Maps the original's array to the port's arrangement of elements. If None, or if it does not
+    fit the shapes, the layout with the smallest difference is used."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Tensors:
     def rounded(self, dtype: np.dtype) -> Tensors:
         """Return the same arrays rounded to `dtype`.
 
-        `ambiguous` gives the same answers as for these arrays.
+        Both objects share the answers of `ambiguous`, each computed by the one asked first.
         """
         result = Tensors(self.arrays, dtype)
         result._ambiguous = self._ambiguous

@@ -52,7 +52,8 @@ class Evaluation:
     widened: bool = False
     """Compute everything in float64; requires 64-bit types to be enabled."""
     signs: Signs | None = None
-    """Random signs that perturb the result of every operation; None for no perturbation."""
+    """Random signs that perturb the results of operations, constants, or both, as its fields say;
+    None for no perturbation."""
     notices: dict[str, None] = field(default_factory=dict)
     """Remarks for the reader (the keys), such as an operation that has no float64 version; filled
     by `run`."""

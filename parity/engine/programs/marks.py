@@ -1,8 +1,8 @@
 """Marks: the named intermediate values of a JAX program, and changes that replace or offset them.
 
-A mark is a value that `jax.ad_checkpoint.checkpoint_name` was applied to. In a loop, the value of
-each iteration is named `name@iteration`; in nested loops, the outermost iteration comes first. The
-second occurrence of a name is called `name#2`.
+A mark is a value that `jax.ad_checkpoint.checkpoint_name` was applied to. In a scan, the value of
+each iteration is named `name@iteration`; in nested scans, the outermost iteration comes first.
+Marks in a while loop are not found. The second occurrence of a name is called `name#2`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Marks:
         return Marks(once=self.once, numbered={n: f"{n}#{{}}" for n in self.numbered})
 
     def next_names(self, names: Iterable[str]) -> list[str]:
-        """Return the unique names that values of these marks would get, without reserving them."""
+        """Return the unique name that the next value of each mark in `names` would get, without
+        reserving it."""
         ahead = dataclasses.replace(self, names=set(self.names), counts=dict(self.counts))
         return [ahead.name_of(name) for name in names]
 

@@ -163,7 +163,8 @@ def first_unknown(
     computed that the other program has.
 
     If a known result is computed from an operation's result, the operation is part of a different
-    algorithm for the same result. None if there is no such operation with source lines.
+    algorithm for the same result. An operation that explains a later unknown result (`_implicated`)
+    is preferred to earlier ones that do not. None if there is no operation with source lines.
 
     Args:
         operations: by index, in order of execution; the last one is known to be wrong.

@@ -73,11 +73,12 @@ class Signs:
     def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
         """Return a float64 value times 1 +- `roundoff`; scalars that count as exact are unchanged.
 
-        A complex value is multiplied by 1 +- roundoff +- i roundoff.
+        A complex value is multiplied by 1 +- roundoff +- i roundoff. If the field `operations` is
+        0, every value is unchanged.
 
         Args:
             value: float64 or complex128 array.
-            roundoff: largest relative change.
+            roundoff: relative change of each element.
             counted: whether elements of an array that count as exact are unchanged too.
         """
         moves = self._draw(value.shape)

@@ -184,11 +184,11 @@ class Search:
         return found | {f: why for f, why in calls.items() if f not in found} | {applied: APPLIES}
 
     def _idle(self, index: int) -> Callable[[int], bool]:
-        """Return a test for whether another call of a mask's operation has nothing to mask.
+        """Return a test for operations whose correct result does not prove their code correct.
 
-        The test takes the index of an operation. It is true if one of that operation's masks is
-        constant but the same mask of operation `index` is not. The result there is then correct
-        whatever the operation does with that mask, so it proves nothing.
+        The test takes the index of another call of the code of operation `index`. It is true if a
+        mask that varies in operation `index` does not vary in the other call: whatever the code
+        does with that mask, the result of the other call may be correct.
         """
         here = self._masks(index)
 
