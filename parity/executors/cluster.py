@@ -83,8 +83,8 @@ class RayExecutor:
 
     @property
     def workers(self) -> int:
-        """Number of processors of the cluster: so many items that need one processor each may run
-        at a time."""
+        """Number of processors of the cluster, which is the number of items that may run at a time
+        if each needs one processor."""
         return int(sum(node.get("CPU", 0) for node in self._nodes())) or 1
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:

@@ -37,5 +37,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End all running items and start no waiting ones; neither get an answer."""
+        """End all running items and start no waiting one; these items get no answer."""
         ...

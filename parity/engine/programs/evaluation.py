@@ -52,7 +52,7 @@ class Evaluation:
     widened: bool = False
     """Compute everything in float64; requires 64-bit types to be enabled."""
     signs: Signs | None = None
-    """Random signs that perturb the results of operations, constants, or both, as its fields say;
+    """Random signs that perturb results (`Signs.operations`) or only constants (`Signs.constants`);
     None for no perturbation."""
     notices: dict[str, None] = field(default_factory=dict)
     """Remarks for the reader (the keys), such as an operation that has no float64 version; filled
