@@ -176,7 +176,7 @@ class Answer:
     seconds: float = 0.0
     """Duration on the worker."""
     attempts: int = 1
-    """Number of workers that started the item; every worker but the last one died. 1 also if none
+    """Number of workers that started the item; each one before the last died. 1 also if none
     started it."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Contents of the files that the function wrote to its folder, by relative path."""
