@@ -99,7 +99,7 @@ class MegalodonConfig:
     norm_affine: bool = True
     """Whether norms have trainable gains and biases."""
     mask_ema: bool = True
-    """Whether masked tokens enter the EMA as zeros. False: unmasked, exactly as in megalodon-hf."""
+    """Whether masked tokens enter the EMA as zeros; False: unchanged, as in megalodon-hf."""
     dropout: float = 0.0
     """Dropout rate of what each half of a block adds to its residual."""
     attention_dropout: float = 0.0
@@ -306,7 +306,7 @@ class MegalodonConfig:
         """Build a configuration from the result of `to_dict`.
 
         Raises:
-            ValueError: a key is not a field of the configuration.
+            ValueError: a key is not a field of the configuration, or a field has an invalid value.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):

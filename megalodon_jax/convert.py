@@ -125,8 +125,8 @@ def save_safetensors(
             `model.safetensors.index.json`.
         dtype: see `state_dict`.
         include_rope_inv_freq: see `state_dict`.
-        max_shard_size: largest size of a file, a number or text such as "5GB"; None writes one
-            file.
+        max_shard_size: largest size of a file in bytes, as a number or text such as "5GB"; None
+            writes one file.
 
     Raises:
         ValueError: see `state_dict` and `megalodon_jax.shards.save_tensors`.

@@ -167,7 +167,10 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> list[int]:
-    """Return token ids in the content of a tokenizer.json, among them the largest."""
+    """Return the token ids in the content of a tokenizer.json, to find the largest.
+
+    Of a vocabulary that is a list, only its largest id is returned.
+    """
     model = tokenizer.get("model")
     vocabulary = model.get("vocab", {}) if isinstance(model, Mapping) else {}
     ids = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary) - 1]

@@ -155,9 +155,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
 def _publish(aside: Path, target: Path) -> None:
     """Move the folder `aside` to `target`, replacing a folder there.
 
-    Where the system supports it (Linux), the two folders are exchanged in one step. Elsewhere the
-    old one is renamed first, and restored if the new one cannot take its place. The former content
-    is left at `aside`, or deleted.
+    Where the system supports it (Linux), the two folders are exchanged in one step; `aside` then
+    holds the former content. Elsewhere the old folder is renamed first. It is restored if the new
+    one cannot take its place, else deleted.
 
     Raises:
         OSError: the folder cannot be replaced; its former content is unchanged.

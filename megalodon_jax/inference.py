@@ -385,7 +385,10 @@ def _roomy(
     shape: tuple[int, ...],
     max_new_tokens: int,
 ) -> ModelCache:
-    """Return an unbounded cache with room for all tokens: it cannot grow inside the loop."""
+    """Return the unbounded cache, or an empty one for None, grown to hold prompt and new tokens.
+
+    `shape` (B, L) is that of the prompts. The cache cannot grow inside the loop.
+    """
     B, L = shape
     cache = filled_cache(model.config, cache, B)
     return grown_cache(model.config, cache, L + max_new_tokens, resizable=True)

@@ -221,7 +221,12 @@ def _stored(array: np.ndarray) -> jax.Array:
 
 
 def _check_fit(adapters: Mapping[str, Adapter], maps: Mapping[str, Linear], source: str) -> None:
-    """Check that every adapter fits the sizes of the linear map it is named after."""
+    """Check that every adapter fits the sizes of the linear map it is named after.
+
+    Raises:
+        ValueError: a map does not exist, is the head or has other sizes; the message begins with
+            `source`, the origin of the adapters, and lists every problem.
+    """
     problems = []
     for name, adapter in adapters.items():
         sizes = (adapter.B.shape[0], adapter.A.shape[1])

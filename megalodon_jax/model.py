@@ -229,10 +229,10 @@ class MegalodonModel(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         cache: ModelCache | None,
     ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
-        """Return the cache to continue from, positions in documents, and last document per row.
+        """Return the cache to continue from, positions in documents, and last segment id per row.
 
         The returned cache is None if `cache` is. The positions are None for a single token that
-        follows a cache, since it needs none.
+        follows a cache, since it needs none. The segment ids (B,) are those of the last tokens.
         """
         if mask is not None:
             raise ValueError(PACKED_MASK)
@@ -499,7 +499,10 @@ def _specs(
     per_row: bool,
     packed: bool,
 ) -> Any:
-    """Return sharding specs of an output (*shape, width) and of the returned cache, or None."""
+    """Return the sharding specs of an output (*shape, width) and of the returned cache.
+
+    The specs of the cache are None if none is returned.
+    """
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
     if not return_cache:
         return out, None

@@ -127,13 +127,14 @@ class OrbaxCheckpoints:
             force: save even if the step would be skipped.
 
         Returns:
-            Whether the step is saved. False if it is skipped, because it is no multiple of `every`
-            or the newest saved step.
+            Whether the step is saved. False if it is skipped, because it is not a multiple of
+            `every` or is already saved as the newest step.
 
         Raises:
-            ValueError: the step is negative or older than the newest saved one, the model's dtypes
-                contradict its configuration, its layers are stacked, a leaf of `opt_state` cannot
-                be stored, `position` is not JSON, or, with `force`, the step already exists.
+            ValueError: the step is negative, the model's dtypes contradict its configuration, its
+                layers are stacked, a leaf of `opt_state` cannot be stored, or `position` is not
+                JSON. Also, without `force`: the step is older than the newest saved one. With
+                `force`: the step already exists.
         """
         ocp = orbax_package()
         if step < 0:
@@ -329,7 +330,18 @@ def _check(
     wanted: MegalodonConfig | None,
     expected: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Check configuration, parameters and state; one error lists every difference."""
+    """Check the saved configuration and leaves of a step against the requested ones.
+
+    Args:
+        place: folder of the step, for the error.
+        meta: the saved `meta` item, which describes the leaves.
+        saved: the saved configuration.
+        wanted: the requested configuration; None: any.
+        expected: dtype and shape of the requested leaves as text, by item and name.
+
+    Raises:
+        ValueError: they differ; every difference is listed.
+    """
     problems = []
     if wanted is not None:
         fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (wanted, saved))

@@ -45,8 +45,8 @@ def unstack_layers(tree: Tree) -> Tree:
     """Return a pytree whose models hold their layers one by one: the inverse of `stack_layers`.
 
     Raises:
-        ValueError: the first axis of a leaf is not that of the layers, or there is no model in
-            `tree`.
+        ValueError: the size of a leaf's first axis is not the number of layers, or there is no
+            model in `tree`.
     """
     return _with_layers(tree, "unstack_layers", StackedBlocks, unstack_blocks)
 

@@ -51,7 +51,7 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file; its values are read from the file on use."""
+    """A tensor of a torch file, memory-mapped if the file has torch's zip format, else in memory."""
 
     tensor: Any
 
@@ -270,7 +270,7 @@ def _check_archive(file: Path) -> None:
 
 
 def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise ValueError if an archive is compressed, or has entries of more bytes than the file.
+    """Raise ValueError if an archive is compressed, or its entries together exceed the file's size.
 
     torch.save does not compress. A small compressed archive may unpack to any size, and so may one
     whose entries share the same bytes of the file.

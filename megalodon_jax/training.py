@@ -30,7 +30,7 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> Int32[np.ndarr
 
     Args:
         text: tokens, (T,) of any integer dtype. If it is memory-mapped, only the windows are read.
-        starts: first token of each window, (B,), at most T - length.
+        starts: index of the first token of each window, (B,), at most T - length.
         length: tokens in a window.
     """
     return text[starts[:, None] + np.arange(length)].astype(np.int32)

@@ -37,6 +37,8 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
 def open_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint file by name, without reading their values yet.
 
+    Exception: a torch file that does not have torch's zip format is read as a whole.
+
     Raises:
         ImportError: the file is a torch file, and torch is not installed.
         ValueError: the file is corrupt, a shard of the index is missing, or index and shards are

@@ -363,7 +363,7 @@ class ChunkedAttention(eqx.Module):
         size: int,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within whole chunks of `size` tokens; `mask` may have more than L columns."""
+        """Attend within whole chunks of `size` tokens; columns of `mask` beyond L are ignored."""
         B, L, H, _ = q.shape
         chunks = L // size
         causal = jnp.tril(jnp.ones((size, size), bool))[None, None]
@@ -429,7 +429,8 @@ class ChunkedAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
         """Attend from at most C tokens to the ring buffer and themselves.
 
-        `left` (B,) is the number of tokens of each row from here on; None if all rows are full.
+        `left` (B,) is the number of tokens of each row from the first of these to the end of the
+        call, without padding; None if no row has padding.
         """
         n = q.shape[1]
         new = queries = _numbered(ring.count, n)
@@ -507,7 +508,10 @@ class ChunkedAttention(eqx.Module):
         return visible if window is None else visible & (keys > queries[-1:] - window)
 
     def empty_ring(self, batch_size: int, length: int) -> AttentionCache:
-        """Return an empty ring buffer; if unbounded, `length` tokens rounded up to whole chunks."""
+        """Return an empty ring buffer of the configured size.
+
+        If the cache is unbounded, its size is `length` tokens, rounded up to whole chunks.
+        """
         config = self.config
         capacity = config.effective_max_cache_len
         if capacity is None:
@@ -689,7 +693,7 @@ def _numbered(
 
 
 def kept_norm(lengths: Int32[Array, " B"], new: NormState, before: NormState | None) -> NormState:
-    """Return the norm statistics after a call; rows without a token keep those before it."""
+    """Return the norm statistics after a call; rows without a token get those `before` the call."""
     if before is None:
         rows, groups = new.mean.shape
         before = NormState.fresh(rows, groups, new.mean.dtype)

@@ -21,10 +21,11 @@ __tracebackhide__ = True
 def contract(equation: str, a: Array, b: Array, config: MegalodonConfig) -> Array:
     """Return an einsum of two arrays, rounded to `compute_dtype` and summed in `accum_dtype`.
 
-    If `compute_dtype` is narrower, the products of the gradients round the cotangent to it too, sum
-    in `accum_dtype`, and return the dtype of their operand. JAX's own transpose multiplies the wide
-    cotangent with the narrow operand, for which a GPU does not use its matrix units, and rounds the
-    sums to the narrow dtype (docs/speed.md "bfloat16"). Higher derivatives follow the same rule.
+    If `compute_dtype` is narrower than `accum_dtype`, the products of the gradients round the
+    cotangent to `compute_dtype` too and sum in `accum_dtype`; each gradient gets the dtype of its
+    operand. JAX's own transpose multiplies the wide cotangent with the narrow operand, for which a
+    GPU does not use its matrix units, and rounds the sums to the narrow dtype (docs/speed.md
+    "bfloat16"). Higher derivatives follow the same rule.
 
     Args:
         equation: two operands and the result; each index occurs in at least two of the three.

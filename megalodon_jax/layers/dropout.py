@@ -8,7 +8,10 @@ from jaxtyping import Array, Bool, Float
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float[Array, "..."]:
-    """Zero each element with probability `rate` and scale the rest by 1/(1-rate)."""
+    """Zero each element with probability `rate` and scale the others by 1/(1-rate).
+
+    Without a key, `x` is returned unchanged.
+    """
     if key is None or rate == 0.0:
         return x
     if rate == 1.0:

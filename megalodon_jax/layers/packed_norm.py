@@ -138,7 +138,11 @@ def _before_shard(
     valid: Bool[Array, "B L"],
     positions: Int32[Array, "B L"],
 ) -> Moments:
-    """Return the moments of the first token's document over its tokens before this shard."""
+    """Return the moments, over the tokens before this shard, of its first token's document.
+
+    `averages` are the group means of this shard's tokens; `own` has, at each token, the group means
+    of its document's first valid token in this shard.
+    """
     dtype = averages.dtype
     reach = shards_back(positions)
     from_state = reach > jax.lax.axis_index(SEQUENCE)

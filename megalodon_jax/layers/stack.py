@@ -80,7 +80,7 @@ def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
     """Return the blocks of a stack one by one.
 
     Raises:
-        ValueError: the first axis of an array is not that of the layers.
+        ValueError: the size of an array's first axis is not the number of layers.
     """
     arrays, static = eqx.partition(stack.block, eqx.is_array)
     for name, leaf in named_leaves(arrays).items():

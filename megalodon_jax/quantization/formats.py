@@ -210,7 +210,8 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
     """Round float32 values to one of their two neighbours in `dtype`, such that the mean is x.
 
     The probability of each neighbour is exact where float32 has at most 23 more bits than the
-    format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below that flush to zero.
+    format at x. In bfloat16, results below 2^-119 are multiples of 2^-126, and values of `x` below
+    2^-126 flush to zero.
 
     Args:
         x: float32 values of any shape. Values beyond the range saturate; NaN and infinity are kept.

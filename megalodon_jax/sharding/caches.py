@@ -29,7 +29,7 @@ _COUNTERS = ("count", "first", "position", "document")
 
 
 def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
-    """Return the spec of each array of a cache, or of its shapes."""
+    """Return the sharding spec of each array of a cache; shapes in place of arrays suffice."""
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         name = dotted(path).rpartition(".")[2]

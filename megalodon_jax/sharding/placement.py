@@ -90,7 +90,7 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
 
     Raises:
         ValueError: rows or tokens are not divisible (the message has both numbers; `padded_batch`
-            pads tokens), or a leaf is not an array.
+            pads tokens), or a leaf is not an array of one to three axes.
     """
 
     def put(leaf: Any) -> Any:

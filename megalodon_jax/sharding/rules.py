@@ -147,7 +147,8 @@ def _spec(
 ) -> PartitionSpec:
     """Return a spec from `cuts`, the mesh axes by array axis.
 
-    Mesh axes of size 1, and mesh axes that do not divide the array's axis, are left out.
+    Mesh axes of size 1 are left out. An array axis whose size is no multiple of the product of its
+    mesh axes is not cut.
     """
     entries: list[Any] = []
     for dim, size in enumerate(shape):

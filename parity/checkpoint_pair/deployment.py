@@ -87,7 +87,7 @@ def export_pretrained(
         generation: generation settings: a mapping, a JSON file, or a folder with
             `generation_config.json`.
         dtype: storage dtype of all but the sensitive parameters; None: unchanged.
-        max_shard_size: largest size of a weights file in bytes.
+        max_shard_size: largest size of a weights file in bytes, as a number or text such as "5GB".
         verify: whether to verify the folder. If megalodon-hf is not installed, the folder is only
             read back; `Export.reason` then says so.
         report: called with a line of progress per step.

@@ -51,7 +51,8 @@ class Stored:
     tensors: dict[str, Tensor]
     """Parameters by torch name."""
     lazy: bool
-    """Whether tensors are read from disk when they are used; False: they are in memory."""
+    """Whether all tensors are read from safetensors files on use. False: from a torch file, or in
+    memory."""
 
     @property
     def nbytes(self) -> int:
@@ -112,15 +113,17 @@ class WeightRow:
     """The difference in words; may be empty."""
     rel_l2: float = math.nan
     """Relative L2 difference in float32; NaN if values were not compared or are not finite,
-    infinite if torch's are all 0."""
+    infinite if torch's are all 0 and JAX's are not."""
     hashes: tuple[str, str] = ("", "")
-    """Hashes of the values in float32, torch side first; equal hashes mean equal values."""
+    """Hashes of the values in float32, torch side first; equal hashes mean equal values. Empty if
+    values were not compared."""
 
 
 def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
     """Open a checkpoint and read its headers.
 
-    A torch file (`.bin`, `.pt`) is read as a whole, since a pickle cannot be read in parts.
+    A torch file (`.bin`, `.pt`) in torch's zip format is memory-mapped; an older one is read as a
+    whole.
 
     Args:
         label: name of the side in messages: "torch" or "jax".

@@ -55,9 +55,9 @@ class Step:
     name: str
     """`embed`, `layers.{i}`, `norm` or `logits`."""
     free: float
-    """Relative L2 difference of the outputs in the free run."""
+    """Relative L2 difference of JAX's output from the reference's in the free run."""
     forced: float
-    """Relative L2 difference of the outputs in the forced run: the error made in this step."""
+    """The same difference in the forced run: the error made in this step."""
     amplification: float
     """Factor by which the step multiplies the relative error of its input; NaN if the input has no
     error, or the step has no input activations (`embed`)."""

@@ -62,8 +62,10 @@ class LogitsApart:
                 reader.add(start, wide[name])
 
     def error(self, actual: str, expected: str) -> float:
-        """Return the relative L2 error of side `actual` against side `expected`; NaN if either side
-        has a value that is not finite."""
+        """Return the relative L2 error of side `actual` against side `expected`.
+
+        NaN if either side has a value that is not finite; the absolute error if `expected` is 0.
+        """
         difference, scale = self._apart[actual, expected]
         if not (math.isfinite(difference) and math.isfinite(scale)):
             return math.nan

@@ -115,9 +115,9 @@ class Attention(eqx.Module):
             positions: position of each token, for the rotation.
             past: cache to continue, with room for L more positions; None starts a new one.
             filled: number of positions of `past` that are filled.
-            absorbed: multiply queries, instead of latents, by the key matrix, so that keys per head
-                are never computed (report, section 2.1.1, and DeepSeek-V2, appendix). The result
-                is equal up to rounding.
+            absorbed: multiply queries, instead of latents, by the key matrix, and the weighted sum
+                of latents by the value matrix, so that keys and values per head are never computed
+                (DeepSeek-V2 report, section 2.1.2). The result is equal up to rounding.
             scope: prefix of the names of intermediates, such as `layers.0.`.
         """
         q_nope, q_rot = self.queries(x, positions, scope)

@@ -84,7 +84,9 @@ class Found:
         return len(self.gates) - len(self.broken)
 
     def worst(self, quantity: str, *edges: str) -> float:
-        """Return the first measured relative L2 error of a quantity on one of the given edges.
+        """Return the relative L2 error of a quantity on one of the given edges.
+
+        If it was measured on several of them, the edge that comes first in `measurements` counts.
 
         Raises:
             StopIteration: the quantity was measured on none of these edges.
@@ -273,8 +275,9 @@ def expert_flips(
 ) -> float:
     """Count tokens whose set of experts differs although their choice has a clear margin.
 
-    A margin is clear above `bound |logits|`: a score changes by at most half as much as its logit,
-    so logits whose relative L2 error is within `bound` cannot change such a choice.
+    A margin is clear above `bound` times the L2 norm of all `logits`: a score changes by at most
+    half as much as its logit, so logits whose relative L2 error is within `bound` cannot change
+    such a choice.
 
     Args:
         ours, theirs: experts (T, k) chosen by the two sides, in any order.

@@ -145,8 +145,11 @@ class MLAMoEConfig:
 
     @property
     def score_scale(self) -> float:
-        """Factor on the products of queries and keys: 1/sqrt(width), times YaRN's factor if
-        `rope_scaling` extends the context."""
+        """Factor on the products of queries and keys: 1/sqrt(qk_head_dim).
+
+        With YaRN and an `mscale_all_dim` other than 0, times the square of
+        `rope_scaling.temperature(mscale_all_dim)`.
+        """
         yarn = self.rope_scaling
         stretch = yarn.temperature(yarn.mscale_all_dim) if yarn and yarn.mscale_all_dim else 1.0
         return self.qk_head_dim**-0.5 * stretch**2

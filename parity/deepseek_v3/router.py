@@ -77,8 +77,7 @@ def choose(
     An error below half the margin in every score cannot change the choice. A gap is the difference
     between the last chosen and the first rejected value. The margin is the smaller of the gap
     between experts and half the gap between groups, because sums of two scores change twice as
-    much. The margin is infinite if all groups and
-    experts are chosen.
+    much. The margin is infinite if all groups and experts are chosen.
 
     Experts of rejected groups are excluded (-inf). Transformers gives them 0 instead, which differs
     if score plus bias is negative.

@@ -92,6 +92,8 @@ class Laboratory:
     def detect(self, fault: Fault, case: Case, edges: Sequence[MegalodonEdge] = ()) -> Detection:
         """Plant a fault, run a case, and return the result of the first edge that fails.
 
+        If no edge fails, `edge` and `found` of the result are empty.
+
         Args:
             fault: the fault.
             case: the case to run.

@@ -282,7 +282,10 @@ def _bits(name: str, count: int) -> np.ndarray:
 
 
 def _normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the sum of four 16-bit uniforms, with mean 0 and variance 1; exact in float64."""
+    """Return an array of independent values with mean 0 and variance 1, determined by `name`.
+
+    Each is a scaled sum of four uniform 16-bit integers, which is equal on every machine.
+    """
     quarters = _bits(name, int(np.prod(shape))).view(np.uint16).reshape(*shape, 4)
     centred = quarters.sum(-1, dtype=np.int64) - 2 * 65535
     return centred / float((4 * (65536**2 - 1) / 12) ** 0.5)

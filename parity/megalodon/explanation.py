@@ -39,7 +39,8 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     Args:
         case: the case to explain.
         others: explanations of other cases with the same bug. If one has the lines of the same
-            stage, they are reused, because finding lines takes 3 to 15 seconds.
+            stage, they are reused, because finding lines takes 3 to 15 seconds. If `case` is a
+            stream and one has any lines, no lines are searched, and a note names that case.
 
     Returns:
         The explanation; its `quantity` is empty if the case passes.

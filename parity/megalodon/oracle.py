@@ -53,7 +53,7 @@ class Context:
     mask: Array
     """True at valid tokens, (B, L)."""
     visible: Array
-    """Keys that each query attends to, before padding: bool (L, L), (B, L, L) for documents."""
+    """Keys that each query attends to if none is masked: bool (L, L), (B, L, L) for documents."""
     positions: Array
     """Index of each token within its document, (B, L)."""
     mask_ema: bool
@@ -215,7 +215,7 @@ def stream(
 
 
 def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> Array:
-    """Return which keys (columns) each query (row) attends to, (L, L) bool, before padding.
+    """Return which keys (columns) each query (row) attends to if none is masked, (L, L) bool.
 
     Args:
         config: chunk size and size of the cache.

@@ -64,7 +64,10 @@ class RecordedReference:
         """Return None: the reference's converted weights are not recorded."""
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16, as `<mode>/logits`; raises as `run`."""
+        """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`.
+
+        Raises as `run`.
+        """
         return self._read(case.name + BFLOAT16, case.hash)
 
     def known_differences(self) -> dict[str, np.ndarray]:

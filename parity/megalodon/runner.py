@@ -158,8 +158,8 @@ class JaxSubject:
 def advance(model, ids, cache, mask, segments):
     """Feed token ids to a cached stream; return their logits and the new cache.
 
-    `mask` is None if there is no padding; `segments` is None where every row continues its last
-    document.
+    `mask` is None if there is no padding. `segments` is None if rows are not packed, or if every
+    row continues its last document.
     """
     return model(ids, mask, cache=cache, return_cache=True, segment_ids=segments)
 

@@ -58,7 +58,8 @@ class Reference(Protocol):
         ...
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16, as `<mode>/logits` (`reference.low_precision`)."""
+        """Return megalodon-hf's logits and loss, computed in bfloat16, as `<mode>/logits` and
+        `<mode>/loss` (`reference.low_precision`)."""
         ...
 
     def known_differences(self) -> dict[str, np.ndarray]:

@@ -312,9 +312,10 @@ class _Sides:
     def _require_a_result(
         self, dtype: str, rows: Sequence[Measurement], there: Values
     ) -> list[Measurement]:
-        """Return `rows` without gates on constant results, which would prove nothing.
+        """Return `rows` without the gates of constant results, which would prove nothing.
 
         If no result has a gate left, add a row that is not comparable, so that the mesh fails.
+        `there` has the values on the mesh.
         """
         whole = self.one.values(dtype).arrays
         results = {n: a for n, a in whole.items() if n not in self.program.known_marks}
@@ -421,9 +422,10 @@ class _Sides:
 
 
 def kind_of_mark(name: str) -> Kind:
-    """Return the kind of a mark or result, by its name; `BLOCK` instead of `TOKENS`.
+    """Return the kind of a mark or result, by its name; never `TOKENS`, but `BLOCK` instead.
 
-    Users choose the names, so a mark called `generated` may hold floating-point values.
+    Only values of the kind `TOKENS` must be integers. Users choose the names, so a mark called
+    `generated` may hold floating-point values.
     """
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind

@@ -94,8 +94,9 @@ class Program:
         """Compile and run the function; return its values, or with `seeds` one `Values` per seed.
 
         Args:
-            dtype: "float64" casts floating arguments and enables 64-bit types; "float32" runs the
-                function unmodified.
+            dtype: "float64" casts floating and complex arguments and enables 64-bit types;
+                "float32" runs the function unmodified. In both, JAX's default precision of matrix
+                products is "highest".
             whole: one device's values by name; blocks are assembled so that they get these shapes.
             watched: return marks too. False: run the user's program unmodified; `whole`, `forced`,
                 `operation` and `seeds` are then ignored.

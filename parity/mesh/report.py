@@ -25,7 +25,8 @@ class MeshResult:
     before: str = ""
     """Name of the last correct stage before `start`; empty if there is none."""
     collectives: tuple[Collective, ...] = ()
-    """All collectives of the compiled program."""
+    """All collectives of the program compiled last; after a failure, of the last program that also
+    returned the marks."""
     suspects: tuple[Collective, ...] = ()
     """Collectives that `start` depends on, but no correct stage before `start` does."""
     order: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ def _loss_without_targets(live: Any, case: Any) -> np.ndarray:
 
 
 def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
-    """Return the largest difference between head and embedding; NaN if their shapes differ.
+    """Return the largest absolute difference of head and embedding; NaN if their shapes differ.
 
     The model is built without `tie_word_embeddings` in its configuration, and newly initialised.
     """

@@ -67,7 +67,8 @@ class LiveReference:
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16, as `<mode>/logits` (`reference.low_precision`)."""
+        """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`
+        (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
     def known_differences(self) -> dict[str, np.ndarray]:
@@ -218,7 +219,10 @@ def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
 
 
 def _hooks(model: Any, intermediates: dict[str, np.ndarray]) -> list[Any]:
-    """Make the model store each intermediate, and its cotangent if it is a tensor of the model.
+    """Make the model store each intermediate and its cotangent.
+
+    An intermediate that is the SiLU of a submodule's output (`Intermediate.silu`) is computed here
+    and not by the model, so it has no cotangent.
 
     Args:
         model: megalodon-hf's model.

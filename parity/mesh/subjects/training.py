@@ -46,7 +46,8 @@ def trained(
     """Train and return the values of every step, as a nested dictionary of arrays.
 
     Arrays have the step as first axis: `losses`, gradient `norm`, gradients `grad`, and moments and
-    parameters after each step, as `step<steps>/mu`, `/nu` and `/params`. `loss` is the last loss.
+    parameters after each step. The latter are `mu`, `nu` and `params` in one dictionary,
+    `step<steps>` (such as `step3`), which holds all steps. `loss` is the last loss.
 
     Args:
         loss: scalar function of parameters and batch.
