@@ -312,7 +312,7 @@ def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
 
 
 def _by_chunk(x: Array, chunk: int, parts: int) -> Array:
-    """Reshape (B, n, ...) to (chunks, B, chunk, ...), padding the last chunk with zeros.
+    """Reshape (B, n, ...) to (chunks, B, parts * chunk, ...), padding with zeros at the end.
 
     On `parts` shards of a sequence, every chunk takes `chunk` positions from each shard, so that no
     data moves between shards.

@@ -51,7 +51,7 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file, memory-mapped if the file has torch's zip format, else in memory."""
+    """A tensor of a torch file: memory-mapped if that has torch's zip format, else in memory."""
 
     tensor: Any
 
@@ -368,7 +368,11 @@ def _optimisers(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, 
 
 
 def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Yield (place, mapping) for each outermost mapping that has a parameter among its values."""
+    """Yield (place, mapping) for each outermost mapping that has a parameter among its values.
+
+    Optimiser states are skipped. A mapping that contains one, or a mapping under one of the
+    `MODELS` keys, is not yielded, but searched.
+    """
     if is_optimiser_state(value):
         return
     holds = isinstance(value, Mapping) and any(_is_parameter(x) for x in value.values())
