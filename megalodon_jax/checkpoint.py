@@ -110,8 +110,9 @@ def load_checkpoint(
     Raises:
         FileNotFoundError: the folder or one of its files does not exist.
         ValueError: a file is corrupt or differs from the manifest, the manifest has another schema,
-            `config.json` contradicts the manifest, or the optimiser state has another structure.
-            One error lists all differences between two sets of tensors.
+            `config.json` contradicts the manifest, the model or the optimiser state has another
+            structure, or no optimiser state was saved although `opt_state_like` is given. One error
+            lists all differences between two sets of tensors.
     """
     folder = Path(os.path.realpath(folder))
     manifest = _read_manifest(folder)
@@ -161,7 +162,8 @@ def resume(
 def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: str) -> None:
     """Check that a model's leaves have the dtypes and shapes of its configuration.
 
-    Leaves that a user added are not compared.
+    Leaves that a user added are not compared. If there are any, missing leaves are accepted, since
+    a wrapped layer has its parameters under other names.
 
     Args:
         model: the model, which gives the configuration.

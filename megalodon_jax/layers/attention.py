@@ -190,7 +190,7 @@ class ChunkedAttention(eqx.Module):
             The weighted values in `config.accum_dtype`, and the cache after the call or None.
 
         Raises:
-            ValueError: the cache has another capacity than this layer needs, or packed documents
+            ValueError: the cache's capacity is smaller than this layer needs, or packed documents
                 are combined with a cache and either a mask or a window of more than a chunk.
             RuntimeError: with a cache, a token follows padding (also under jit).
         """

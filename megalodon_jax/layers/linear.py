@@ -141,8 +141,8 @@ def init_weight(
         shape: (out, in).
         config: gives the mode and the storage dtype.
         key: PRNG key.
-        dim: for the embedding or the head, the width by which "gaussian" scales; None for a map
-            between features, which "gaussian" draws at unit scale.
+        dim: for the embedding or the head, the number by whose square root "gaussian" divides a
+            unit deviation; None for a map between features, whose deviation is then 1.
         embedding: whether "none" means torch's default for embeddings, N(0, 1), or that for linear
             maps, uniform.
 

@@ -40,7 +40,8 @@ def text_case(
     Args:
         name: name of the case.
         config: configuration of the model.
-        ids: token ids (B, L) int32; they are the labels too.
+        ids: token ids (B, L) int32; they are the labels too, except ids that a separate head of
+            `output_size` logits cannot predict.
         weights: float32 arrays by torch name; None: the case has no weights, because they are
             compared layer by layer.
         digest: text that identifies the weights in the case's hash; None: the hash covers the

@@ -27,8 +27,8 @@ class Intermediate:
     """Submodule of megalodon-hf's block that outputs the intermediate or takes it as an argument;
     empty: the block itself."""
     parameters: tuple[str, ...]
-    """Names, relative to the block, of parameters used between the previous intermediates and this
-    one."""
+    """Parameters, or modules with parameters, used between the previous intermediates and this one,
+    by name relative to the block."""
     channels_first: bool = False
     """Whether megalodon-hf computes the intermediate as (B, D, L) instead of (B, L, D)."""
     argument: int | None = None
@@ -130,8 +130,9 @@ def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:
-    """Return the torch names of the parameters that compute an intermediate from the previous ones.
+    """Return the parameters that compute an intermediate from the previous ones, by torch name.
 
+    A name may be that of a module, which stands for all of its parameters.
     The result is () for a cotangent: the parameters that affect it act after the intermediate.
     """
     layer, _, name = stage.rpartition(".")

@@ -2,8 +2,9 @@
 
 A correct gradient can still be applied wrongly. A trajectory therefore compares the loss curve,
 both moments of the optimiser and the displacement of every parameter, after the first and the last
-step. Step k uses the case's text rotated by k positions. Decoupled weight decay applies to linear
-weights only. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
+step. Step k, counted from 0, uses the case's text rotated by k positions. Decoupled weight decay
+applies to linear weights only. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019,
+algorithm 2.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def decays(name: str) -> bool:
 
 
 def batches(case: Case) -> Iterator[Batch]:
-    """Yield the batch of each step: step k uses the case's text rotated by k positions."""
+    """Yield the batch of each step: step k, from 0, uses the case's text rotated by k positions."""
     batch = case.batch
     for k in range(case.steps):
         yield Batch(*(np.roll(a, k, axis=1) for a in (batch.ids, batch.labels, batch.mask)))

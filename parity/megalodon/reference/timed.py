@@ -25,7 +25,8 @@ def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) 
         model: megalodon-hf, float32; train_step changes its weights.
         ids: token ids (B, L) int32.
         device: device of the model.
-        autocast: run forward pass and loss under autocast to bfloat16.
+        autocast: run `forward` and the loss of `train_step` under autocast to bfloat16; the other
+            workloads stay in float32.
     """
     import torch
 
