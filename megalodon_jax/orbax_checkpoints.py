@@ -280,6 +280,7 @@ def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[
     Raises:
         ImportError: Orbax is not installed.
         FileNotFoundError: there is no complete step.
+        ValueError: another program or version wrote the folder.
     """
     ocp = orbax_package()
     place = _step_folder(_absolute(folder), None)

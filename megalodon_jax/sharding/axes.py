@@ -199,9 +199,10 @@ def make_mesh(
 ) -> Mesh:
     """Return a mesh with the Auto axes `data`, `fsdp`, `tensor` and `sequence` of these sizes.
 
-    Axes of size 1 are left out, except `data` if all are 1. Adjacent devices of `jax.devices()` lie
-    along the last axes, which communicate most in each layer. Any other mesh with these axis names
-    works too, including one with Explicit axes.
+    The mesh has them in the order `data`, `fsdp`, `sequence`, `tensor`. Axes of size 1 are left
+    out, except `data` if all are 1. Adjacent devices of `jax.devices()` lie along the last axes,
+    which communicate most in each layer. Any other mesh with these axis names works too, including
+    one with Explicit axes.
 
     Args:
         data: number of model replicas, each with its own rows of the batch.

@@ -27,7 +27,8 @@ def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
     that an updated model stays where the old one was.
 
     Raises:
-        ValueError: the mesh does not divide a size of the model; the message has both numbers.
+        ValueError: the mesh does not divide a size of the model (the message has both numbers), or
+            its layers are stacked.
     """
     specs = partition_specs(model, mesh)
 

@@ -300,8 +300,8 @@ boundary of the row."""
 STREAMED_DOCUMENTS = ((7, C - 2, 1, C + 6), (C + 14, 13, 1), (sum(CUTS),))
 """Lengths of the documents of each row of a stream with the calls `CUTS`.
 
-Some documents begin inside a call, some where a call begins, some with the last token. Two continue
-over several calls, and one is a whole row."""
+Some documents begin inside a call, some where a call begins, one with the last token. Three
+continue over several calls, and one is a whole row."""
 NEW_TOKENS = 12
 """Number of tokens generated greedily after the text of a stream."""
 
