@@ -135,8 +135,8 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
     the others wait until it is done, so that every process may rely on the checkpoint afterwards.
 
     Raises:
-        RuntimeError: a process did not arrive in time; or, in the other processes, the first one
-            failed to write (the message says why).
+        RuntimeError: a process did not arrive in time; or, in the other processes, the first
+            process failed to write (the message says why).
     """
     # Checked before only the first process goes on to write.
     step = as_integer("distributed.save: step", step, 0)

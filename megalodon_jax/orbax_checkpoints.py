@@ -229,7 +229,8 @@ def restore(
         folder: the run's folder.
         step: the step; None selects the newest complete one.
         mesh: mesh for parameters and optimiser state; None puts all on the first device.
-        config: the expected configuration; None accepts the saved one.
+        config: the expected configuration; None expects that of `model_like`, or without
+            `model_like` accepts the saved one.
         opt_state_like: an optimiser state with the structure to fill, of arrays or shapes; None
             does not read the state.
         model_like: a model with the structure to fill, of arrays or shapes, for a model with

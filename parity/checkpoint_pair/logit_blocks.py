@@ -64,7 +64,8 @@ class LogitsApart:
     def error(self, actual: str, expected: str) -> float:
         """Return the relative L2 error of side `actual` against side `expected`.
 
-        NaN if either side has a value that is not finite; the absolute error if `expected` is 0.
+        NaN if either side has a value that is not finite; the L2 norm of the difference if
+        `expected` is all 0.
         """
         difference, scale = self._apart[actual, expected]
         if not (math.isfinite(difference) and math.isfinite(scale)):

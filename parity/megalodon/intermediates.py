@@ -132,8 +132,8 @@ def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
 def parameters_of(stage: str) -> tuple[str, ...]:
     """Return the parameters that compute an intermediate from the previous ones, by torch name.
 
-    A name may be that of a module, which stands for all of its parameters.
-    The result is () for a cotangent: the parameters that affect it act after the intermediate.
+    A name may be that of a module, which stands for all of its parameters. `stage` is not a
+    cotangent: the parameters that affect a cotangent act after the intermediate.
     """
     layer, _, name = stage.rpartition(".")
     named = {row.name: row.parameters for row in BLOCK_INTERMEDIATES}

@@ -424,8 +424,8 @@ class _Sides:
 def kind_of_mark(name: str) -> Kind:
     """Return the kind of a mark or result, by its name; never `TOKENS`, but `BLOCK` instead.
 
-    Only values of the kind `TOKENS` must be integers. Users choose the names, so a mark called
-    `generated` may hold floating-point values.
+    Values of the kind `TOKENS` must be equal, without a tolerance. Users choose the names, so a
+    mark called `generated` may hold floating-point values.
     """
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind
