@@ -66,7 +66,8 @@ class Ranges:
     gradients: Mapping[str, Range]
     """Ranges of gradients by parameter name."""
     norms: Mapping[str, float]
-    """L2 norm of the gradient by module, accumulated in float32."""
+    """L2 norm of the gradients of a module's own parameters (without submodules), by module path;
+    squares are summed in float32 per parameter."""
 
 
 def measure_ranges(
@@ -84,7 +85,7 @@ def measure_ranges(
         model: the model, in any dtypes.
         ids: token ids (B, L) int32.
         mask: (B, L) bool, True where a token is valid; None: all are valid.
-        labels: targets (B, L) int32, not shifted; None: the ids themselves.
+        labels: targets (B, L) int32, unshifted: the loss shifts them by one; None: the ids.
         segment_ids: number of each token's document, integers (B, L), for packed rows; None: each
             row is one document.
 

@@ -36,7 +36,11 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def text_identity() -> dict[str, str]:
-    """Return name and SHA-256 of the text, which depends on the version of Python."""
+    """Return the name of the text (key `text`) and its SHA-256 (key `text_sha256`).
+
+    The hash is that of the training bytes followed by the held-out bytes. It depends on the version
+    of Python.
+    """
     text, held_out = read_text()
     digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()
     return {"text": "pydoc_data.topics", "text_sha256": digest}

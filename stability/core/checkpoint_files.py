@@ -51,8 +51,8 @@ class CheckpointFiles:
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Open a checkpoint; the values of a leaf are read on access.
 
-    If `path` is a folder and the weights' file holds no optimiser state, the states in its
-    `OPTIMISER_FILES` are read too.
+    If `path` is a folder and the weights' file holds no optimiser state, the states in those
+    `OPTIMISER_FILES` that the folder contains are read too.
 
     Args:
         path: a safetensors or torch file, a shard index, or a folder with one of them.

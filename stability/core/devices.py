@@ -64,7 +64,10 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the formats of a TPU generation: bfloat16 since v2, float8 at double rate since v7."""
+    """Return the formats of a TPU generation: bfloat16 since v2, float8 at double rate since v7.
+
+    `variant`, such as "e" in v5e, is only part of the name.
+    """
     return Capability(f"TPU v{generation}{variant}", TPU, bf16=True, fp8=generation >= 7)
 
 
@@ -123,8 +126,9 @@ def capability_of(device: Any) -> Capability | None:
     """Return the formats that a device multiplies in hardware, or None for an unknown device.
 
     Args:
-        device: a device of `jax.devices()`, looked up by `compute_capability`, then `device_kind`;
-            or a name, as `device_kind` or `torch.cuda.get_device_name` gives it.
+        device: a device of `jax.devices()`, looked up by its `compute_capability` or, if that is
+            missing or unknown, by its `device_kind`; or a name, as `device_kind` or
+            `torch.cuda.get_device_name` gives it.
     """
     if isinstance(device, str):
         return _by_name(device)

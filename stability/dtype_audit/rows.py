@@ -151,7 +151,7 @@ class Line:
     family: str
     cells: Mapping[str, str]
     """Dtypes by table name, such as `bfloat16 x bfloat16 -> float32`, several joined by ` | `;
-    empty if the table lacks the family here."""
+    empty if the table lacks the family in this module and phase."""
 
     @property
     def agrees(self) -> bool:

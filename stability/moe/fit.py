@@ -54,8 +54,9 @@ class Trained:
     Attributes:
         options: options of the training.
         model: the final parameters.
-        losses: (number of the micro-batch, loss in nats per byte, the router's z-loss) of every
-            step, skipped ones included.
+        losses: (index, loss in nats per byte, the router's z-loss) of every computed micro-batch,
+            in order, skipped ones included. The index counts entries: batches passed over at a
+            rollback have none.
         held_out: final loss on held-out text without dropout, in nats per byte; NaN before the end.
         events: decisions of the guard in this process; those before a restart are not included.
     """
@@ -94,7 +95,8 @@ def fit(
     Raises:
         ValueError: the folder holds a run with other options.
         RecoveryFailedError: without a guard, the loss or the gradient was not finite `LOST` times
-            in a row; with a guard, rollbacks and rate cuts did not help.
+            in a row; with a guard, rollbacks and rate cuts did not help, or no checkpoint was
+            readable for a rollback.
     """
     if (folder / OPTIONS).is_file() and read_options(folder) != options:
         raise ValueError(
@@ -205,6 +207,7 @@ def last_good(
 ) -> tuple[int, int, MLAMoEForCausalLM]:
     """Return (step, next batch, model) of the checkpoint with the lowest held-out loss.
 
+    The step is the number of micro-batches kept, not of updates.
     In a stable run that is the newest checkpoint, up to noise; in an unstable run an older one.
     Checkpoints that are unreadable or hold non-finite parameters are skipped.
 

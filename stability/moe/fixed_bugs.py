@@ -67,7 +67,10 @@ def adapter_dimensions(name: str, mlp: MoE) -> Finding:
 
 
 def block_returns(model: MLAMoEForCausalLM) -> Finding:
-    """Return the finding on bug 2: whether each block returns a `BlockOutput` like its input."""
+    """Return the finding on bug 2: whether each block returns a proper `BlockOutput`.
+
+    Its `hidden` must have the shape and dtype of the block's input.
+    """
     x = _hidden(model)
     positions = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
     wrong = []

@@ -240,7 +240,7 @@ def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: 
 
 
 def _blame(value: _Value) -> tuple[bool, bool]:
-    """Sort key of inputs that are not finite: NaN before infinity, then constants last."""
+    """Sort key of inputs that are not finite: NaN before infinity; constants last in each group."""
     origin = value.origin
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 

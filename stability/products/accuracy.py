@@ -80,8 +80,9 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
 def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
     """Return a backend's three products, rotated operands, and stochastically rounded operands.
 
-    The rotated operands are None if the backend does not rotate, the others None if it does not
-    round stochastically. A single program computes everything, which saves compilations.
+    The rotated operands are None if the backend does not rotate; the stochastically rounded ones
+    are None if it does not round stochastically. A single program computes everything, which saves
+    compilations.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
     rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None

@@ -63,7 +63,10 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Error of one product in one format, and each loss of the operand that loses more."""
+    """Error of one product in one format, and losses of its operands.
+
+    Each loss (`underflow`, `clipped`, `mse`) is the larger one of the product's two operands.
+    """
 
     gemm: str
     """Name of the linear map."""
@@ -132,7 +135,7 @@ def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None
 def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
     """Return, by (linear map, direction), the narrowest format of `LADDER` within its bounds.
 
-    If no other format is, it is bfloat16.
+    If both narrower formats exceed their bounds, the advice is bfloat16.
     """
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
     for cost in all_costs:
@@ -246,7 +249,10 @@ def _marked(model: MegalodonForCausalLM) -> MegalodonForCausalLM:
 
 @eqx.filter_jit
 def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return the marked inputs and outputs of the linear maps, and gradients of the outputs."""
+    """Return all named intermediates, and the gradients of the linear maps' outputs.
+
+    `_marked` names the input of a linear map `<map>/x` and its output `<map>/y`.
+    """
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params: Any) -> jax.Array:

@@ -36,7 +36,7 @@ class Event:
     """One decision of the recovery, as logged."""
 
     step: int
-    """Number of optimiser steps kept so far."""
+    """Number of training steps that were neither skipped nor undone by a rollback."""
     batch: int
     """Number of the current batch, from 0; batches are never repeated."""
     kind: str
@@ -65,8 +65,8 @@ class RecoveryConfig:
     """Number of batches to skip at a rollback, after those already seen: bad text is often
     contiguous."""
     horizon: int = 200
-    """Number of steps after a rollback within which another one counts as the same trouble: it
-    restores an older checkpoint and cuts the learning rate."""
+    """Number of steps, counted from the step that caused a rollback, within which another rollback
+    counts as the same trouble: it restores an older checkpoint and cuts the learning rate."""
     factor: float = 0.5
     """Factor by which a cut multiplies the learning rate."""
     max_cuts: int = 4
@@ -138,7 +138,7 @@ class Run:
     model: Any
     state: GuardState
     step: int = 0
-    """Number of optimiser steps kept so far."""
+    """Number of training steps that were neither skipped nor undone by a rollback."""
     batch: int = 0
     """Number of the next batch."""
     events: list[Event] = field(default_factory=list)
@@ -166,7 +166,9 @@ def guarded_run(
     log: Callable[[Event], None] | None = None,
     store: CheckpointFolder | None = None,
 ) -> Run:
-    """Train until `steps` optimiser steps were kept; recover from bad steps by rollback.
+    """Train until `steps` training steps are kept; recover from bad steps by rollback.
+
+    A step is kept if it was neither skipped nor undone by a rollback.
 
     The run resumes from the newest readable checkpoint in `folder`; if there is none, it saves the
     initial model. The loop reads the guard's decision after each step, so it waits for the device
@@ -177,8 +179,9 @@ def guarded_run(
             model and the state.
         model: the initial model.
         state: `guard(...).init(...)`.
-        data: function batch number, from 0 -> batch. Numbers may be skipped, but never repeat.
-        steps: number of optimiser steps to keep; skipped ones do not count.
+        data: function that maps the number of a batch (from 0) to the batch. The run may skip
+            numbers, but asks for no number twice.
+        steps: number of calls of `step` to keep.
         folder: folder of the checkpoints.
         guard_config: the configuration passed to `guard`, for its patience.
         config: settings of saving and recovery; None: the defaults.
@@ -260,11 +263,11 @@ class _Recovery:
     def roll_back(self) -> None:
         """Restore a checkpoint and skip data.
 
-        If the last rollback was less than `horizon` steps ago, restore an older checkpoint and cut
-        the learning rate.
+        If the run is at most `horizon` steps past the step that caused the last rollback, restore
+        an older checkpoint and cut the learning rate.
 
         Raises:
-            RecoveryFailedError: no checkpoint is readable, or `max_cuts` is reached.
+            RecoveryFailedError: no checkpoint is readable, or a cut is due after `max_cuts` cuts.
         """
         run, config = self.run, self.config
         again = run.restored is not None and run.step <= run.clear

@@ -129,8 +129,9 @@ def hashed_loss(
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
         intermediates: whether to digest values marked by `jax.ad_checkpoint.checkpoint_name` too.
         cotangents: whether to digest the derivative of the loss by each marked value too.
-        numbered: names of marks that occur more than once, as for
-            `parity.engine.programs.instrument.capture`; None: the second `q` is named `q#2`.
+        numbered: name template by mark that occurs more than once, such as `layers.{}.q` for `q`
+            (see `parity.engine.programs.instrument.capture`). A mark without a template gets `#2`
+            at its second occurrence, such as `q#2`.
     """
     marked = partial(capture, numbered=numbered, once=False)
     step = reduced_loss(loss, digest, marked, intermediates=intermediates, cotangents=cotangents)

@@ -189,11 +189,17 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """Whether both runs have the same steps and names, and neither has two digests for one."""
+        """Whether both runs have the same steps and names, and neither has two digests for a value.
+
+        Two digests come from a step that was computed twice, with different values.
+        """
         return not (any(self.alone) or self.unnamed or any(self.repeated))
 
     def sentence(self) -> str:
-        """Return text on the first difference, and on steps and names that only one run has."""
+        """Return text on the first difference, and on steps and names that only one run has.
+
+        The text also lists steps that a run computed twice with different values.
+        """
         if not self.compared:
             return "The two runs have no value in common: nothing was compared."
         if self.step is None:
@@ -224,7 +230,10 @@ def _some(names: tuple[Any, ...], most: int = 5) -> str:
 
 
 def compare_logs(first: Log, second: Log) -> Answer:
-    """Compare two runs; the first difference is that of the earliest step, earliest computed."""
+    """Compare two runs: find the earliest step with a difference and the values that differ in it.
+
+    Only steps and names that both runs have are compared.
+    """
     common = sorted(first.steps.keys() & second.steps.keys())
     unnamed: dict[str, None] = {}
     found: dict[str, Any] = {}

@@ -41,8 +41,8 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths in tokens, ascending. Errors at the last one are judged; at the
-            others the float32 error is a note.
+        lengths: sequence lengths in tokens, ascending. Phase and float32 errors at the last one
+            are compared with limits; at the others the float32 error is a note.
 
     Raises:
         ValueError: see `find_poles`.

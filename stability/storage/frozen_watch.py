@@ -89,7 +89,7 @@ def start(params: Any) -> Watch:
 
 
 def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
-    """Return the watch after a step: for how long no sampled element changed; works inside jit.
+    """Return the watch after a step, with the counters of each sampled element; works inside jit.
 
     Args:
         watch: the state before the step.

@@ -237,7 +237,10 @@ def _by_leaf(
     moves: Any,
     wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
 ) -> Any:
-    """Map over leaves: `move` gets narrow ones, widened to float32; `wide` gets the others."""
+    """Map over the leaves of `params` and of the updates `moves`.
+
+    A narrow leaf gives `move(path, leaf in float32, update, format)`, others `wide(leaf, update)`.
+    """
 
     def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:
         fmt = format_of(p.dtype)

@@ -37,7 +37,9 @@ RUN_LENGTH = 100_000
 def audit_state(
     state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
 ) -> list[Finding]:
-    """Return one finding per moment and step counter of a state; its subject is their path there.
+    """Return one finding per moment and step counter of a state.
+
+    The finding's subject is the path of the moment or counter in the state.
 
     Args:
         state: an optax state or torch's `optimizer.state_dict()`, in any nesting.
@@ -73,8 +75,8 @@ def audit_state(
 def audit_global_norm(gradients: Any) -> Finding:
     """Return a finding on the norm used to clip gradients: `optax.tree.norm` over the true norm.
 
-    The true norm is computed in float64. It is an error if the ratio differs from 1 by more than
-    two rounding errors of the narrowest dtype.
+    The true norm is computed in float64. The finding is an error if the ratio differs from 1 by
+    more than two rounding errors of the narrowest dtype.
 
     Args:
         gradients: pytree of arrays, in the dtypes of the training loop.

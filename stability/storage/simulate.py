@@ -466,9 +466,10 @@ def with_moments(state: Any, moments: Any) -> Any:
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
-    """Return the number of rows to stack for `count` leaves: one of few numbers, with empty rows.
+    """Return the number of rows to compile for `count` leaves: a power of two, at most `ROWS`.
 
-    Each number needs a compiled program, which costs more than empty rows, except for matrices.
+    Surplus rows stay empty. Each number of rows needs a compiled program, which costs more than
+    empty rows. Matrices are the exception; their minimum is 1.
     """
     least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
     return min(ROWS, max(least, 1 << (count - 1).bit_length()))

@@ -261,7 +261,7 @@ def probe(
 def frozen_finding(
     name: str, share: float, message: str, remedy: str, severity: Severity = Severity.WARNING
 ) -> Finding:
-    """Return the finding on a leaf's frozen fraction `share`; NaN if it could not be measured."""
+    """Return the finding on a leaf's frozen fraction, `share`, which is NaN if not measured."""
     threshold, metric = FROZEN_SHARE, "frozen_fraction"
     return judge(
         "survival", name, metric, share, threshold, SOURCE, message, remedy, severity=severity

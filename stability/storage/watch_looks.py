@@ -1,9 +1,10 @@
 """Frozen fractions and update sizes of a running training, every N steps, on a sample.
 
 An inspection of one optimiser step is called a look. It holds a few elements of each leaf before
-and after the step, and whether an update of each was due: its gradient or update was not 0. This
-module evaluates looks with NumPy alone; `watch_torch_loop` and `watch_jax_loop` take them. Source:
-docs/training.md "Watch a run while it trains".
+and after the step, and whether an update of each element was due: in torch if its gradient was not
+0, in JAX if its update was not negligible. This module evaluates looks with NumPy alone;
+`watch_torch_loop` and `watch_jax_loop` take them. Source: docs/training.md "Watch a run while it
+trains".
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Followed:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of the whole leaf, sampled or not."""
         return math.prod(self.shape)
 
     @property
@@ -72,13 +73,13 @@ class Seen(NamedTuple):
 
 
 class LeafLook(NamedTuple):
-    """Result of one look at one leaf."""
+    """Result of one look at one leaf; all elements are sampled ones."""
 
     unchanged: float
     """Fraction of the elements due for an update that this step left unchanged."""
     frozen: float
-    """Fraction of the elements ever due for an update that have not changed for `PATIENCE` looks;
-    NaN in the first `PATIENCE` - 1 looks."""
+    """Fraction of the elements ever due for an update that are frozen (see `PATIENCE`); NaN in the
+    first `PATIENCE` - 1 looks at the leaf."""
     elements: int
     """Number of elements ever due for an update, the denominator of `frozen`."""
     update: float

@@ -54,9 +54,9 @@ ERRORS = 2.0
 RESOLUTION = 0.01
 """Difference of two remedies' avoided fractions up to which they tie: 1 %, the shown precision."""
 INTERPLAY = 0.125
-"""Error of the estimate for remedies of some leaves or of moments alone, as a fraction of the cost.
-It exists because costs are added up, although families of parameters compensate one another.
-Training was up to 0.124 outside the range of `POWERS`."""
+"""Error of the estimate, as a fraction of the cost, for remedies that change only some leaves or
+only the moments. It exists because costs are added up, although families of parameters compensate
+one another. In training, the avoided fraction was up to 0.124 outside the range of `POWERS`."""
 WORKS = 0.9
 """Fraction of the cost that a remedy must avoid to count as a fix."""
 SHOWN = 3
@@ -64,8 +64,9 @@ SHOWN = 3
 PARTS = 50
 """Number of intervals of constant rate into which a schedule is divided: 2 % of the run each."""
 HALVINGS = 6
-"""Number of halvings of the largest rate in the simulated rates, down to 1/64. At lower rates a run
-covers at most about a hundredth of its displacement."""
+"""For a schedule, losses are simulated at the largest rate and after 1 to this many halvings of it,
+down to 1/64. Lower rates get the losses at 1/64: there a run covers at most about a hundredth of
+its displacement."""
 LONG = 2000
 """Largest number of steps for which moments are simulated: twice the memory of beta2 = 0.999."""
 
@@ -74,7 +75,8 @@ class Missing(NamedTuple):
     """Lost part of a leaf's displacement under one kind of storage, by cause."""
 
     rounded: float
-    """Fraction of the requested updates that rounding the parameter loses."""
+    """Fraction of the requested updates (those that the optimiser returns) that rounding the
+    parameter loses."""
     shrunk: float = 0.0
     """Fraction by which the requested updates are too short because moments are rounded."""
     noise: float = 0.0
@@ -121,7 +123,7 @@ class RunRemedy:
     low: float
     """Lower end of the range of `returns`, over `POWERS` and the sampled elements."""
     high: float
-    """Upper end of that range."""
+    """Upper end of the range of `returns`."""
     rank: int = 1
     """Rank by `returns`, 1 is best; remedies that do not differ significantly share a rank."""
 
@@ -227,7 +229,7 @@ def whole_run(
         gradients: distribution of synthetic gradients, if none are known.
         known: known gradient statistics; None assumes gradients of one size in all leaves.
         wide_moments: whether moments are stored in float32 already.
-        schedule: learning rates of the run; None is `STEPS` steps at the optimiser's rate.
+        schedule: learning rates of the run; None: `simulate.STEPS` steps at the optimiser's rate.
         say: called with a line of progress text.
 
     Raises:
@@ -280,7 +282,7 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy, whose losses are `missing`, leaves a leaf's rounding loss unchanged."""
+        """Whether a remedy, of losses `missing`, leaves the rounding loss of any leaf unchanged."""
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 
@@ -491,7 +493,7 @@ def _ways(
 
 
 def _share(outcome: Simulated, intended: np.ndarray, weight: Any) -> float:
-    """Return the lost fraction of a displacement weighted by gradient sizes; overshooting is 0."""
+    """Return the lost fraction of a displacement weighted by gradient sizes; 0 for overshooting."""
     applied = np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)
     return _short(applied * weight, intended * weight)
 
