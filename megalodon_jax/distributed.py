@@ -159,7 +159,8 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
     told = _WRITTEN if client is None else client.blocking_key_value_get(place, 1000 * _PATIENCE)
     if told != _WRITTEN:
         raise RuntimeError(
-            f"distributed.save: the first process did not write step {step} to {folder}: {told}"
+            f"distributed.save: the first process did not write step {step} to {folder}: {told}. "
+            "Correct that error, and save again."
         )
 
 

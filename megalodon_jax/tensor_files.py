@@ -107,7 +107,10 @@ class FileTensor:
                 start = json.loads(file.read(length))[self.name]["data_offsets"][0]
             except (ValueError, KeyError, TypeError) as error:
                 name = printable(self.name)
-                raise ValueError(f"{self.file} no longer holds {name}: {error!r}") from error
+                raise ValueError(
+                    f"{self.file} no longer holds {name}: {error!r}. It was changed after it was "
+                    "opened: open it again."
+                ) from error
         place = 8 + length + int(start)
         return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
 

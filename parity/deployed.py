@@ -404,7 +404,9 @@ class _DeployedSide:
             SideError: the settings ask for another run, or the module raises an error.
         """
         if how != AS_IS:
-            raise SideError("a deployed module runs unmodified, in no other precision")
+            raise SideError(
+                "a deployed module runs unmodified, in its own precision: call run() without settings"
+            )
         with contextlib.ExitStack() as stack:
             for path in self.shown:
                 stack.callback(_show_input(self._side.module.get_submodule(path)))

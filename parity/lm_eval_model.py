@@ -96,7 +96,10 @@ def _scored(
     found = model.log_probabilities(np.asarray([seen], np.int32))[0, len(seen) - len(rest) :]
     targets = np.asarray(rest, np.int64)
     if targets.min() < 0 or targets.max() >= found.shape[-1]:
-        raise TaskError(f"{model.name}: expected token ids below {found.shape[-1]}, got {rest}")
+        raise TaskError(
+            f"{model.name}: expected token ids below {found.shape[-1]}, got {rest}: the tokens are "
+            "those of another model"
+        )
     chosen = np.take_along_axis(found, targets[:, None], axis=-1)
     return float(chosen.sum()), bool((found.argmax(-1) == targets).all())
 

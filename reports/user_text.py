@@ -106,7 +106,9 @@ def _from_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is not a readable .npy file: {error}") from error
+        raise ValueError(
+            f"{path} is not a readable .npy file: {error}; write it with np.save."
+        ) from error
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "iu"
@@ -130,7 +132,10 @@ def _from_text(path: Path, folder: Path, config: MegalodonConfig) -> tuple[np.nd
             try:
                 read = Tokenizer.from_file(str(tokenizer))
             except Exception as error:  # the package raises bare exceptions
-                raise ValueError(f"{tokenizer} is not a readable tokeniser: {error}") from error
+                raise ValueError(
+                    f"{tokenizer} is not a readable tokeniser: {error}; copy it again, or pass "
+                    "--ids FILE.npy."
+                ) from error
             encoded = read.encode(path.read_text(encoding="utf-8", errors="replace")).ids
             return np.asarray([encoded], np.int64).reshape(1, -1), f"{path} through {tokenizer}"
     if config.vocab_size < BYTES:

@@ -159,7 +159,7 @@ def _remedies(
     if not any(f.probe == "survival" for f in earlier.findings):
         raise ValueError(
             "no remedies were tried, since the survival probe, which finds the frozen leaves, did "
-            "not finish"
+            "not finish: correct its error, which this run reports too"
         )
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-frozen[n], n)):

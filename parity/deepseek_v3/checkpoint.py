@@ -94,8 +94,8 @@ def build(
     head = held.pop(_HEAD, None) if config.tie_word_embeddings else None
     if head is not None and not np.array_equal(head, held.get(_EMBEDDING, head)):
         raise ValueError(
-            f"{source}: {_HEAD} differs from {_EMBEDDING}, but the configuration ties them "
-            "(tie_word_embeddings)."
+            f"{source}: {_HEAD} differs from {_EMBEDDING}, but the configuration ties them: set "
+            "tie_word_embeddings to false, or take the weights of this configuration."
         )
     if problems := shape_problems(expected, held):
         raise ValueError(

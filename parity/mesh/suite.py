@@ -144,12 +144,14 @@ def _in_subprocess(names: Collection[str]) -> Measured:
         done = run_module("parity.mesh.suite", tuple(names), own, ALONE)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
-            f"the subprocess of the suite over meshes took longer than {ALONE} s and was ended."
+            f"the subprocess of the suite over meshes took longer than {ALONE} s and was ended; "
+            "run the suite again on a machine with less load."
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it wrote nothing to stderr"])[-1]
         raise RuntimeError(
-            f"the subprocess of the suite over meshes ended with {done.returncode}: {last}"
+            f"the subprocess of the suite over meshes ended with exit code {done.returncode}; the "
+            f"last line of its stderr: {last}"
         )
     document = json.loads(done.stdout.strip().splitlines()[-1])
     return Measured([row_of(fields) for fields in document["rows"]], document["responses"])

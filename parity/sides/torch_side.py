@@ -185,7 +185,10 @@ class TorchSide:
         if how.precision is not Precision.FLOAT32 and any(
             isinstance(m, torch.jit.ScriptModule) for m in self.module.modules()
         ):
-            raise SideError("TorchScript fixes the dtypes: a scripted module runs in float32 only")
+            raise SideError(
+                "a TorchScript module runs in float32 only, since its dtypes are fixed: pass the "
+                "module from which torch.jit made it"
+            )
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
             raise SideError(
                 "a torch side supports perturbation by rounding in float64 only: use "

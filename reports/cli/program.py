@@ -199,7 +199,7 @@ def completion(shell: str) -> None:
     """Print the script that completes commands, options and runs in SHELL."""
     script = get_completion_class(shell)
     if script is None:
-        raise click.UsageError(f"click completes nothing in {shell}")
+        raise click.UsageError(f"expected a shell that click supports, got {shell}; update click")
     variable = f"_{PROGRAM.upper().replace('-', '_')}_COMPLETE"
     click.echo(script(main, {}, PROGRAM, variable).source())
 

@@ -337,7 +337,8 @@ def check_age(folder: Path, hours: float) -> None:
         age = _hours_since(created)
     except (TypeError, ValueError) as error:
         raise StoreError(
-            f"{folder.name} began at {created!r}, which is not a valid time: {error}"
+            f"{folder.name} began at {created!r}, which is not a valid time: {error}. Restore the "
+            "folder or delete it"
         ) from error
     if age < -AHEAD:
         raise StoreError(

@@ -184,6 +184,7 @@ def _text(batch: int, length: int, vocabulary: int) -> jax.Array:
     text = read_text()[1]
     if length > len(text):
         raise ValueError(
-            f"block size {length} is too large: the held-out text has {len(text)} bytes."
+            f"block size {length} is too large: the held-out text has {len(text)} bytes; use a "
+            "smaller --block-size."
         )
     return windows(text, length * (np.arange(batch) % (len(text) // length)), length) % vocabulary

@@ -116,7 +116,10 @@ def read_log(path: Path | str) -> Log:
             after = next((each for each in lines[number:] if each.strip()), "")
             if not after or after.startswith('{"schema"'):
                 continue
-            raise LogError(f"{path}, line {number} is not JSON: {error}") from error
+            raise LogError(
+                f"{path}, line {number} is damaged, expected JSON: {error}; copy the file again, "
+                "or repeat the run"
+            ) from error
         if isinstance(entry, dict) and "schema" in entry:
             names, about = _head(entry, path, number), dict(entry.get("about") or {})
             continue
@@ -133,7 +136,8 @@ def _head(entry: dict[str, Any], path: Path, number: int) -> list[str]:
     names = entry.get("names")
     if entry["schema"] != SCHEMA or not isinstance(names, list) or len({*names}) < len(names):
         raise LogError(
-            f"{path}, line {number}: expected schema {SCHEMA} and a list of distinct names"
+            f"{path}, line {number}: expected schema {SCHEMA} and a list of distinct names; repeat "
+            "the run with this version of `DigestLog`"
         )
     return names
 
@@ -144,7 +148,9 @@ def _step(
     try:
         step, text = entry["step"], entry["digests"]
         if names is None or not isinstance(step, int) or len(bytes.fromhex(text)) != 8 * len(names):
-            raise ValueError("step and digests do not fit the names above")
+            raise ValueError(
+                "expected an integer as step, and 16 hexadecimal digits for each of the names above"
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise LogError(f"{path}, line {number} is no step: {error}") from error
     return step, {name: text[16 * i : 16 * i + 16] for i, name in enumerate(names)}

@@ -124,7 +124,10 @@ def remaining(dtype: str, beta2: float, steps: int) -> float:
     state = initial._replace(nu=params)
     # If optax widened the moment, the result would be that of the wider dtype.
     if state.nu["leaf"].dtype != jnp.dtype(dtype):
-        raise RuntimeError(f"optax does not keep second moments in {dtype}")
+        raise RuntimeError(
+            f"expected optax to keep a second moment in {dtype}, but it changes the dtype: the "
+            "decay cannot be predicted with this version of optax"
+        )
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
         zeros = {"leaf": jnp.zeros(1, dtype)}
