@@ -405,7 +405,7 @@ class _DeployedSide:
         """
         if how != AS_IS:
             raise SideError(
-                "a deployed module runs unmodified, in its own precision: call run() without settings"
+                "a deployed module runs only unmodified, in its own precision: leave out how="
             )
         with contextlib.ExitStack() as stack:
             for path in self.shown:

@@ -212,7 +212,10 @@ def _of_norm(module: str, norm: float) -> Finding:
 
 @jax.jit
 def summary(x: Array) -> Range:
-    """Return the range of an array of any shape; NaN and infinity count in `bad` only."""
+    """Return the range of an array of any shape.
+
+    NaN and infinity count in `bad`, and as 0 in `rms`; the other fields ignore them.
+    """
     wide = x.astype(jnp.float32)
     finite = jnp.isfinite(wide)
     magnitude = jnp.where(finite, jnp.abs(wide), 0.0)

@@ -47,10 +47,16 @@ def text_identity() -> dict[str, str]:
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
-    """Return windows of the text, int32 (B, length) on the device, that begin at `starts` (B,)."""
+    """Return windows of the text that begin at `starts` (B,), int32 (B, length).
+
+    They are on JAX's default device.
+    """
     return jnp.asarray(training.windows(text, starts, length))
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
-    """Return windows of the text, int32 (count, length) on the device, evenly spaced over it."""
+    """Return windows evenly spaced over the text, int32 (count, length).
+
+    They are on JAX's default device.
+    """
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)

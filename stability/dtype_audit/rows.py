@@ -44,7 +44,8 @@ class Row:
     """For conversions: `promotion` if implicit, because another operand is wider; `round trip` if
     to a narrower dtype and widened again by all readers; else empty."""
     count: int = 1
-    """Number of executions, with iterations of scans; of instructions for a compiled program."""
+    """Number of executions, each iteration of a scan counted; for a compiled program, the number of
+    instructions in its text."""
     trips: int = 1
     """Largest product of the lengths of enclosing scans."""
     source: str = ""

@@ -148,7 +148,7 @@ def _verdict(n: int, name: str, metric: str, count: float, message: str, remedy:
 
 
 def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
-    """Return the shapes of a call's result, or None and the first line of its error."""
+    """Return (shapes of a call's result, ""), or (None, first line of the error) if it fails."""
     try:
         return eqx.filter_eval_shape(function, *args), ""
     except (AttributeError, TypeError, ValueError) as error:

@@ -47,8 +47,8 @@ MOST_FLIPS = 0.01
 """Largest fraction of tokens that go to other experts than a float32 router would choose."""
 MOST_TIES = 0.5
 """Largest fraction of near ties: tokens whose choice could change if each score changed by half a
-bfloat16 unit. At initialisation all scores are close to each other: 0.2 was measured on the small
-size."""
+bfloat16 ULP of the token's largest score. At initialisation all scores are close to each other: 0.2
+was measured on the small size."""
 EXACT_TIES = 0.01
 """Largest fraction of exact ties: tokens whose choice depends on the order of experts alone."""
 LEAST_SIGNAL = 0.1

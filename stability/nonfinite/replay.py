@@ -73,6 +73,8 @@ class Origin:
 def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
     """Return the root cause of the first output that is not finite; None if all are finite.
 
+    Outputs that are not finite because of a constant come last.
+
     Args:
         function: the failing function, for instance `eqx.filter_grad(loss)`. It is traced here, and
             Equinox models in `args` give the module paths.
@@ -100,8 +102,9 @@ def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
 def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
     """Return the result of `locate` as one finding.
 
-    Its value (metric `non_finite`) is the number of NaN and infinite elements of the root cause's
-    output; 0 if all outputs of the function are finite.
+    Its value (metric `non_finite`) is the number of NaN and infinite elements in the output of the
+    operation, or in the argument, that is the root cause; 0 if all outputs of the function are
+    finite.
     """
     origin = locate(function, *args)
     if origin is None:

@@ -93,7 +93,10 @@ def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.
 def _truth(
     backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, rotation: Any, draws: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the operands of the three products in float64, (rows, k) and (columns, k)."""
+    """Return the operands of the three products in float64, (rows, k) and (columns, k).
+
+    `rotation` and `draws` are the backend's rotated and stochastically rounded operands, or None.
+    """
     forward, gradients = FORMATS[backend.forward], FORMATS[backend.gradients]
     tokens = [dy.T, x.T]
     if rotation is not None:
@@ -140,8 +143,8 @@ def draw_or_nan(
     """Return `nearest` with the values `ours`, or with NaN if stochastic rounding cannot give them.
 
     Each value must be one of the two neighbours of the exact one. The sums of the errors, of the
-    errors away from 0, and of their squares must be within `UNBIASED` standard deviations of their
-    expectation.
+    errors away from 0, and of the squared errors must each be within `UNBIASED` standard deviations
+    of its expectation.
 
     Args:
         nearest: `x` quantised to nearest, for the scales.

@@ -237,9 +237,10 @@ def _by_leaf(
     moves: Any,
     wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
 ) -> Any:
-    """Map over the leaves of `params` and of the updates `moves`.
+    """Map over the leaves of `params` and of `moves`, a tree of their updates or new values.
 
-    A narrow leaf gives `move(path, leaf in float32, update, format)`, others `wide(leaf, update)`.
+    A narrow leaf p gives `move(path, p in float32, u, format)`, any other leaf `wide(p, u)`, where
+    u is the leaf of `moves`.
     """
 
     def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:

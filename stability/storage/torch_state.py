@@ -456,7 +456,8 @@ def trained_by(
         states: the checkpoint's optimiser states. The first with a supported optimiser is used;
             states of another model's parameters are skipped.
         name: name of the optimiser, which takes precedence over the states; None: that of the
-            states, or AdamW if they show none.
+            states, or AdamW if they show none. If it differs from the states' optimiser, their
+            settings are not used.
         settings: settings such as `lr`, which replace those of the state.
 
     Raises:
