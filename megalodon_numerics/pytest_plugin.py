@@ -3,7 +3,7 @@
 `pytest -m cuda --numerics-run runs` is all that a GPU machine needs; `report`, `compare`, `gate`
 and `history` read the resulting folder. Measurements are part of the tests' reports. So
 pytest-xdist transfers them to the controller, and a crashed worker loses only its own.
-`reports.nightly.pytest_session` processes them there.
+`reports.nightly.pytest_session` processes them in the controller.
 
 pytest loads the plugin by its entry point in every project of an environment with this package.
 Therefore nothing else of this project is imported until a test or an option needs it.

@@ -1,8 +1,8 @@
 """Differences that people reported in public, reproduced in small: `examples/cases/NAME.py`.
 
 A case is a Python file with a docstring, three constants and functions. `REPORT` is the address of
-the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain:
-part of the named source line or of the sentence, or `holds` if there is no bug. `port()` returns
+the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain
+in its source line or its sentence, or `holds` if there is no bug. `port()` returns
 the comparison as reported, `mended()` the same with the cause removed; a case about storage has
 `diagnosis()` instead, which returns a `stability` diagnosis. Source: docs/cases.md.
 """
@@ -45,8 +45,8 @@ class Case:
     tried: str
     """The search for the cause as the report describes it, as a sentence."""
     found: str
-    """Text that must occur in the source line or in the sentence that the result names; `HOLDS` if
-    there is no bug."""
+    """Text that must occur in `line` or `sentence` of the `CaseResult`; `HOLDS` if there is no
+    bug."""
 
 
 @dataclass(frozen=True, slots=True)

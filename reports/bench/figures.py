@@ -105,8 +105,8 @@ def variant_timings(
     """Return two rows about a variant of some work: its seconds, and the speed-up over the base.
 
     Args:
-        work: Name of the work and of the variant.
-        metric: Name of the ratio: `default_ratio` or `float32_ratio`.
+        work: Name of the rows, such as "forward in bfloat16": the work and its variant.
+        metric: Name of the speed-up, base / variant: `default_ratio` or `float32_ratio`.
         base: Seconds of the unchanged work in each round, measured alternately with `rounds`.
         rounds: Seconds of the variant in each round.
         shared: Dtype, device and identity.
@@ -146,8 +146,9 @@ def length_timings(
 ) -> tuple[Timing, ...]:
     """Return the rows of some work at several lengths: seconds, bytes, and costs per token.
 
-    Seconds per token are relative to the shortest length. Memory per token is the growth beyond the
-    shortest length, and its ratio is to that of the second shortest.
+    Seconds per token are divided by those of the shortest length. Memory per token is the bytes
+    beyond the shortest length's, divided by the tokens beyond it; its ratio is to the memory per
+    token of the second shortest length.
 
     Args:
         work: Name of the work.
@@ -178,7 +179,7 @@ def length_timings(
 def identity(config: MegalodonConfig, length: int, environment: Environment, *more: object) -> str:
     """Return a hash of all that determines the duration of the work, except code and versions.
 
-    All fields of the processor count, since processors of one name can have different vector units.
+    It covers all fields of the processor: two of one name can have different vector units.
     `more` has further values that the work depends on.
     """
     device, threads = asdict(environment.device), environment.threads

@@ -49,7 +49,8 @@ def bench_nights(
             night.
 
     Raises:
-        NightsError: this is no checkout, the commit does not exist, or a night stores no run.
+        NightsError: this is no checkout, the commit does not exist, or a night stores no run or
+            does not run all its parts.
     """
     with tempfile.TemporaryDirectory(prefix="nights-") as folder:
         known = check_commit(commit)

@@ -67,8 +67,9 @@ def bench_bfloat16(
     All variants take turns: JAX and the reference, each in float32 and in bfloat16, and PyPI's
     megalodon-jax in bfloat16 if `other` says where it is installed.
 
-    `shared` has dtype, device and identity of the rows. `beside` has those of the rows about PyPI's
-    package; its identity includes the version, so that a new version starts new trends only there.
+    `shared` has dtype, device and identity of the rows. `beside` has them for the rows about PyPI's
+    package: the identity includes that package's version, so a new version starts new trends in
+    these rows only.
     """
     narrow = replace(config, compute_dtype=jnp.bfloat16)
     model, ids = inputs(config, length)

@@ -35,7 +35,8 @@ from reports.user_text import read_ids
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
 INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
 WHOLE_WORK = 2e9
-"""Largest tokens x parameters for which the whole model is compared; its gradients take minutes."""
+"""Largest tokens x parameters for which the whole model is compared: at this size the oracle's
+gradients take minutes."""
 TAPE_PER_STATE = 128
 """Bytes that the oracle's reverse-mode derivative keeps per EMA state and token."""
 
@@ -132,7 +133,8 @@ def compare(options: Options, report: Log) -> Result:
 def available_memory() -> float:
     """Return the bytes that this process may still allocate; infinity if no limit can be read.
 
-    It is the smaller of the system's available memory and the rest of the control group's limit.
+    It is the smaller of the system's available memory and the unused part of the control group's
+    limit.
     """
     limits = []
     meminfo = Path("/proc/meminfo")

@@ -34,7 +34,8 @@ RUN = "RUN is a folder, an id or its beginning, `latest`, or `pinned`, the newes
 def examples(*lines: str, codes: bool = False, about: str = "") -> str:
     """Return the end of a help text: `about`, examples and, if `codes`, the table of exit codes.
 
-    `lines` are commands without the program's name.
+    `about` is a paragraph, "" for none. `lines` are the examples: commands without the program's
+    name.
     """
     parts = [about] if about else []
     shown = "\n".join(f"  megalodon-numerics {line}" for line in lines)
@@ -50,7 +51,7 @@ def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 
 class RunsFolder(click.Path):
-    """Type of an option that names a folder of runs, here or by an address of shared storage."""
+    """Type of an option for a folder of runs: a local path, or an address of shared storage."""
 
     def __init__(self, exists: bool = False, patterns: bool = False, copied: bool = True) -> None:
         """Configure the type.
@@ -64,7 +65,7 @@ class RunsFolder(click.Path):
         self.patterns, self.copied = patterns, copied
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """Return a local path, for an address that of its local copy; a pattern stays a text."""
+        """Return a path; for an address the path of its local copy, for a pattern its text."""
         text = str(value)
         if isinstance(value, str) and ":" in text:
             from reports.store.addresses import check_address

@@ -145,7 +145,10 @@ def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) ->
 
 
 def _ended(train: Callable[[], Any], folder: Path) -> str:
-    """Call `train` and return its result as text; exit with code 1 if training did not recover."""
+    """Call `train` and return its result as text.
+
+    If the guard's rollbacks could not rescue the training, exit with code 1.
+    """
     from stability.recovery.rollback import RecoveryFailedError
 
     try:

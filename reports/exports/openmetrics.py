@@ -1,9 +1,9 @@
 """A run as OpenMetrics text, for Prometheus and Grafana.
 
-Labels describe what was measured and never the run, so that every night continues the same series.
-Samples carry the time of their run, for `promtool tsdb create-blocks-from openmetrics`. There is
-one series per case, comparison and kind of quantity: one per measurement would be tens of
-thousands. Source: docs/commands.md "For other tools".
+Labels of gauges describe what was measured and never the run, so that every night continues the
+same series; only the metric `run` names the run. Samples carry the time of their run, for `promtool
+tsdb create-blocks-from openmetrics`. There is one series per case, comparison and kind of quantity:
+one per measurement would be tens of thousands. Source: docs/commands.md "For other tools".
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from reports.store.manifest import CaseInfo, Manifest
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
     """Return the manifest with the current tolerance tables and all known differences.
 
-    A merged run calls this again, because each shard has only the values of its rows.
+    Merging shards calls this again: each shard has values of known differences for its rows only.
 
     Args:
         manifest: Manifest of the run.

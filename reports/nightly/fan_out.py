@@ -189,12 +189,14 @@ def _stored(
     folders: Mapping[str, Path],
     report: Log,
 ) -> Outcome:
-    """Store and judge the run merged from the parts; if a killed driver stored it, only judge it.
+    """Store and judge the run merged from the parts.
+
+    If an earlier driver of the night was killed after it had stored the run, only judge the run.
 
     Args:
         options: Options of the night.
-        items: Its parts.
-        known: Answers, by name of the part.
+        items: All parts of the night.
+        known: Results of the parts, or why they failed, by name of the part.
         folders: Run folders of the measured parts, by name.
         report: Receives a line for each part whose workers died.
     """

@@ -117,7 +117,7 @@ class SuiteRun:
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Context that times its body; an error in the body becomes the suite's reason, after `what`.
+    """Context that times its body; an error in it becomes the suite's reason, prefixed by `what`.
 
     That includes bugs of this project, such as a KeyError: other suites continue, and the night is
     INCOMPLETE.

@@ -72,7 +72,8 @@ class Tonight:
     def add(self, folder: Path) -> None:
         """Add the run folder of a measured part, and draw the page if it is due.
 
-        It is due after a pause since the last drawing, and at once when the first gate fails.
+        It is due `EVERY` to `LATEST` seconds after the last drawing, later if that one took long,
+        and at once when the first gate fails.
         """
         self._folders.append(folder)
         # The page says whether all gates hold, so the first failing gate is drawn at once.

@@ -59,8 +59,8 @@ class Event:
     Attributes:
         before: folder name of the earlier run.
         commits: description of the commits between the two.
-        began: gates that held in the earlier run and fail now.
-        ceased: gates that failed in the earlier run and hold now.
+        began: gates that held in the earlier run and fail, or cannot be compared, in this one.
+        ceased: gates that failed or could not be compared in the earlier run and hold in this one.
     """
 
     before: str
@@ -320,7 +320,7 @@ def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _strip(entries: Sequence[Entry]) -> Markup:
-    """Draw one bar per run, oldest first; verdicts differ in height and mark as well as colour."""
+    """Draw one bar per run, oldest first; verdicts differ in height and sign as well as colour."""
     width, high = 7, 30
     counts = Counter(standing(entry).word for entry in entries)
     said = ", ".join(f"{n:,} {word}" for word, n in counts.most_common())

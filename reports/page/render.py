@@ -43,7 +43,7 @@ DRILLED = 200
 """Largest number of failing tensors that are described element by element; the first divergences
 come first."""
 SHOWN = 6
-"""Largest number of failing tensors that the page shows at once, also without JavaScript."""
+"""Largest number of first divergences whose tensors the page shows in detail without JavaScript."""
 _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
 """Longest escape sequence that `label` puts in place of a single character."""

@@ -68,7 +68,10 @@ def _slug(word: str) -> str:
 
 
 def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each edge (comparison) [passing gates, all gates] of each run, None without."""
+    """Return for each edge (comparison) the numbers [passing gates, all gates] of each run.
+
+    None stands for a run without gates on the edge.
+    """
     sides = []
     for run in runs:
         counts: dict[str, list[int]] = {}

@@ -27,7 +27,7 @@ class Start:
     commit: str | None
     """Git commit of this project; None outside a checkout."""
     dirty: bool
-    """Whether that checkout has uncommitted changes."""
+    """Whether this project's checkout has uncommitted changes; False outside a checkout."""
     watch: Watch = field(default_factory=Watch, compare=False)
 
     @classmethod
@@ -89,7 +89,8 @@ class Start:
 def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
     """Return (commit, dirty) of the checkout that contains `folder`; (None, False) without one.
 
-    `dirty` means uncommitted changes outside `aside`, the folder of runs, which git may not ignore.
+    `dirty` means uncommitted changes outside `aside`, the folder of runs: .gitignore need not name
+    that folder.
     """
 
     def git(*arguments: str) -> str:

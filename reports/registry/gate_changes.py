@@ -60,8 +60,8 @@ class Step:
 
     Attributes:
         before: folder name of the earlier run.
-        began: gates that held there and fail or cannot be compared here.
-        ceased: gates that failed there and hold here.
+        began: gates that held in the earlier run and fail or cannot be compared in this one.
+        ceased: gates that failed or could not be compared in the earlier run and hold in this one.
     """
 
     before: str
@@ -94,7 +94,7 @@ class _Followed:
 
     Attributes:
         last: state of each gate when it was last measured.
-        run: index of the run that measured it last.
+        run: index of the run that last measured the gate, one per gate.
         failing: failing gates of the newest complete run, by subject and class of device.
     """
 
@@ -193,10 +193,11 @@ def _walk(
     measured: Mapping[str, np.ndarray],
     gates: int,
 ) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
-    """Return the changes by index of the run, for runs that have any, and the gates to be named.
+    """Return the changes by index of the run, for runs that have any, and all gates in them.
 
     The changes of a run are a `_Pair` for each earlier run, by its index, and the numbers `first`
-    and `dropped` of `GateChanges`. Runs that could not be read are added to `lost`.
+    and `dropped` of `GateChanges`. A run in `lost`, or added to it because its gates could not be
+    read, has an empty entry.
     """
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}

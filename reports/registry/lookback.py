@@ -25,7 +25,7 @@ from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreEr
 from reports.text import closest, count
 
 LATEST = 14
-"""Number of newest runs of each subject, one of which must have measured a gate to be listed."""
+"""Newest runs per subject. A gate is listed if a run measured it since the oldest of these runs."""
 # Different work is never joined: each gate is followed by its newest identity only, and only a gate
 # that one of the newest runs has is shown. Runs are numbered from the oldest. Rows are read once: a
 # join would hold all of them, which for ten thousand runs takes four times the memory.

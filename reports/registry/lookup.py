@@ -62,11 +62,11 @@ class Found:
     Attributes:
         folder: folder of the run.
         newer: for `latest`, damaged folders that may hold a newer run, each with the reason. If
-            there are any, the verdict of the found run is not that of the newest.
+            there are any, the found run may not be the newest.
         ahead: for `latest`, hours by which the run is dated ahead of the clock; negative for a run
             in the past.
-        others: for `latest`, the newest runs of other kinds and subjects that did not pass when
-            they were stored, each with its verdict.
+        others: for `latest`, the newest run of each other kind and subject, with its verdict, if it
+            did not pass when it was stored.
     """
 
     folder: Path
@@ -78,7 +78,8 @@ class Found:
 def find_run(root: Path, name: str) -> Path:
     """Return the folder of a run, given its path, its id, a prefix of its id, `latest` or `pinned`.
 
-    `latest` is the newest run that has a verdict; a bench or a shard has none.
+    `latest` is the newest run of a kind with a verdict (no bench, shard or watched training), and
+    `pinned` the newest pinned run.
 
     Raises:
         StoreError: there is no such run, the prefix is ambiguous, or a damaged run may be newer
@@ -137,7 +138,7 @@ def look_up(root: Path, name: str) -> Found:
 
 
 def _others(newest: RunInfo, stored: Sequence[RunInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the newest run of every other kind and subject that did not pass, with its verdict."""
+    """Return the newest run of each other kind and subject and its verdict, unless it passed."""
     seen, found = [newest], []
     for run in reversed(stored):
         if run.kind in _NO_VERDICT or any(run.manifest.shares_subject(s.manifest) for s in seen):

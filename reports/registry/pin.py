@@ -56,9 +56,9 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
         pins_folder: Folder to write to; None for `reports.verdict.pins.home`.
 
     Raises:
-        StoreError: `reason` is empty; the checkout has uncommitted changes or had them when the run
-            was made; the run is incomplete, has a planted fault or breaks a tolerance; or the
-            folder cannot be written.
+        StoreError: `reason` is empty; there is no checkout, or it has uncommitted changes or had
+            them when the run was made; the run is of another kind, ran only some cases, has a
+            planted fault or does not pass; or the folder cannot be written.
     """
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; use --reason")

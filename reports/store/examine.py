@@ -51,7 +51,7 @@ BATCH = 2**18
 """Most rows whose verdicts are recomputed in one call, unless a single run has more. With one call
 per small run, call overhead would dominate."""
 BATCH_BYTES = 2**28
-"""Most bytes of the rows in one such call, unless a single run has more."""
+"""Most bytes of the rows whose verdicts one call recomputes, unless a single run has more."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:

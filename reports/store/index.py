@@ -2,8 +2,8 @@
 
 The run folders are the truth. A line of the index is valid only while every file of its run has the
 size, times and inode that it was made from; otherwise the run is read and checked again. An index
-that was made by other rules (`RULES`) is not used: they may accept what is damaged now.
-Without an index, ten thousand runs take about a minute. Source: docs/reports.md "Store".
+that was made by other rules (`RULES`) is not used: they may accept what is damaged now. Without an
+index, listing ten thousand runs once takes about a minute. Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BULKY: dict[str, Any] = {
 _SHARED = ("environment", "suites")
 """Fields that most runs have in common; the index stores each distinct text once."""
 _PLAIN = tuple(f.name for f in fields(Manifest) if f.name not in (*_BULKY, *_SHARED))
-"""The remaining fields of a manifest that lists need."""
+"""Fields of a manifest that lists need and that differ between most runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,22 +187,24 @@ class Manifest:
     durations: Mapping[str, float] = field(default_factory=dict)
     """Duration of each suite in seconds, by name."""
     times: tuple[Time, ...] = ()
-    """Seconds of the comparisons and probes that were timed individually; others share work."""
+    """Seconds of the comparisons and probes that were timed individually, which is impossible for
+    those that share work."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
     """Checkpoint of a night's probes; None for other kinds of run."""
     selected: tuple[str, ...] = ()
-    """Names of the selected cases; empty if all were run."""
+    """Names of the selected cases; empty if all were run. For a session of tests its -m and -k
+    expressions, or "everything"."""
     fault: str | None = None
     """Name of the planted fault (known bug); None without one."""
     tolerances: tuple[Mapping[str, str], ...] = ()
-    """Tolerance table of that night: edge, kind, bound, reason."""
+    """Tolerance table of this run: edge, kind, bound, reason."""
     seams: tuple[Mapping[str, Any], ...] = ()
     """Every known difference from the reference, with its value if it was measured."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Standard deviations of ln of each error level over random rounding: of the typical and of the
-    largest value (`reports.verdict.levels.Spread`)."""
+    """Standard deviations of ln of each error level over random rounding, by group of gates: of the
+    typical and of the largest value (`reports.verdict.levels.spreads_of`)."""
     stability: Mapping[str, Any] = field(default_factory=dict)
     """Results of probes other than findings, by section of the page."""
     workload: Mapping[str, Any] | None = None

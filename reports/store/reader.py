@@ -126,7 +126,10 @@ def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[
 
 
 def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
-    """Open a Parquet file and read the string columns as dictionaries, if it has all of them."""
+    """Open a Parquet file; its string columns `texts` are read as dictionaries.
+
+    If it lacks one of these columns, all are read as plain strings.
+    """
     try:
         return pq.ParquetFile(source, read_dictionary=texts)
     except KeyError:
@@ -135,7 +138,7 @@ def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
 
 
 def _check_size(metadata: Any, path: Path) -> None:
-    """Raise StoreError if a Parquet file has more rows, values or bytes than the limits above."""
+    """Raise StoreError if a file exceeds `ROWS`, `VALUES` or `UNPACKED_BYTES` by its metadata."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
     values = max((g.column(i).num_values for g in groups for i in range(g.num_columns)), default=0)

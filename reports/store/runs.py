@@ -62,7 +62,8 @@ def list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
 
     A run is readable if all its files match their checksums. A root that does not exist yet holds
     no runs. Hidden folders are never runs: an interrupted write may leave them. If a run has
-    copies, the one in the folder of its name counts and the others are reported as unreadable.
+    copies, the one whose folder has the run's id as its name counts, and all other copies are
+    reported as unreadable.
 
     Raises:
         StoreError: `root` cannot be listed.

@@ -120,7 +120,7 @@ MIGRATIONS = {
 
 
 def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest in the current schema; `migrated_from` holds the schema it was stored in.
+    """Return the manifest in the current schema; `migrated_from` holds its schema if older.
 
     Raises:
         StoreError: the schema is newer than this version's, or is not a positive integer.

@@ -31,7 +31,7 @@ class Note:
     """Claimed name of an unsent run.
 
     Attributes:
-        name: The name on the storage.
+        name: Name that the run shall have on the storage.
         token: Token of the claim; None if the name is not claimed yet.
     """
 

@@ -212,8 +212,8 @@ def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]
     """Claim the first free name; return it and the hidden folder that claims it.
 
     Only one writer can create the hidden folder. A hidden folder without writes for `ABANDONED`
-    seconds belongs to a killed writer and is deleted. Anything else with its name, such as a file,
-    is kept, and the next name is tried.
+    seconds belongs to a killed writer and is deleted. Anything else that has the hidden folder's
+    name, such as a file, is kept, and the next name is tried.
     """
     for turn in itertools.count(1):
         name = run_id if turn == 1 else f"{run_id}-{turn}"

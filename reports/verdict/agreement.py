@@ -25,7 +25,7 @@ class Agreement:
         only_before: gates that only the earlier run measured.
         only_now: gates that only the later run measured.
         findings: findings of the later run.
-        findings_differ: findings of both runs that differ.
+        findings_differ: findings that both runs have and whose results differ.
         findings_alone: findings that only one run has.
     """
 

@@ -105,7 +105,7 @@ def _work(info: RunInfo) -> str:
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return the positions in `levels` of the levels that earlier runs have, by `_work` of the run.
+    """Return which levels the earlier runs have, as positions in `levels`, by `_work` of the run.
 
     A run has a level if it measured all gates of it. Only one run of each work is queried: most of
     ten thousand nights measured the same gates.

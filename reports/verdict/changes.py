@@ -44,7 +44,7 @@ class What(StrEnum):
 class Change:
     """One difference of a run from its baseline, from earlier values, or from a pinned level.
 
-    `before` and `now` are measured values or, for a drift, levels; None where there is none.
+    `before` and `now` are measured values or, for a drift, levels; None if there is no such value.
     `tolerance` is the tolerance of the gate, the threshold of the finding or, for a level that
     grew, the largest level within its limit; NaN without one.
     """
@@ -271,7 +271,7 @@ def find_changes(
     Args:
         run: The judged run.
         baseline: Run to compare with; None if there is none.
-        past: Earlier values of the gates that do not repeat, with which these are compared.
+        past: Earlier values of the gates that do not repeat, with which their values are compared.
         equal: Returns whether the run and its baseline measured a case on the same host. Only then
             a value that a replay repeated bit by bit must equal the baseline's.
     """
@@ -281,10 +281,11 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple[Change, ...]:
-    """Sort changes by `What`, excess of a drift, presence of a tolerance, place in `cases`, edge.
+    """Sort changes by `What`, then excess of a drift, tolerance or not, place in `cases`, edge.
 
-    Changes with a tolerance come first, and changes of `cases` in the order of `cases` before those
-    of other cases, so that a list begins with what the sentence above it names.
+    Among changes of equal `What` and excess, those with a tolerance precede those without, and
+    `cases`, in their order, precede other cases: a list then begins with the case that the sentence
+    above it names.
     """
     rank = {what: i for i, what in enumerate(What)}
     turn = {case: i for i, case in enumerate(dict.fromkeys(cases))}

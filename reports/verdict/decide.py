@@ -154,7 +154,10 @@ def decide(
     old_schema_may_pass: bool = False,
     alone: bool = False,
 ) -> Decision:
-    """Judge a run: failures decide first, then missing work, then values that are not comparable.
+    """Judge a run by its most severe problem.
+
+    The order is failures, incomplete or missing suites, values that are not comparable, missing
+    gates, and values that left their history or level.
 
     Args:
         run: The measured run.

@@ -45,11 +45,10 @@ class Drift:
 
     @property
     def draws(self) -> int:
-        """Number of models with other random weights (draws) that a level would have to pool.
+        """Number of draws (models with other random weights) to pool until one run can judge.
 
-        With so many, rounding explains no ratio above `UNSEEN`.
-
-        The deviation of a mean of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
+        A level pooled over so many draws has a limit of at most `UNSEEN`: the deviation of a mean
+        of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
         """
         return max(1, math.ceil((math.log(self.limit) / math.log(UNSEEN)) ** 2))
 
@@ -132,7 +131,7 @@ class PinComparison:
 
     @property
     def comparable(self) -> int:
-        """Number of levels that could be compared."""
+        """Number of levels in `compared`; one pooled over meshes counts once."""
         return len(self.compared) // 2
 
     @property

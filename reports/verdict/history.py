@@ -47,9 +47,9 @@ class Past:
     """Values of a gate in the earlier runs on this machine in which all gates of its case held."""
 
     values: tuple[float, ...] = ()
-    """The newest `parity.tolerances.NOISE_WINDOW` of these values, oldest first."""
+    """The newest values, at most `parity.tolerances.NOISE_WINDOW`, oldest first."""
     varied: bool = False
-    """Whether a replay in one of those runs gave different bits."""
+    """Whether a replay in one of the runs with these `values` gave different bits."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class History:
     benches: tuple[Run, ...] = ()
     """The newest bench and earlier ones that timed the same work, oldest first."""
     past: Mapping[Key, Past] = field(default_factory=dict)
-    """Earlier values of the gates that were not bit-equal in every replay."""
+    """Earlier values of each gate that does not repeat: not bit-equal in this run's replay, or not
+    in that of one of the newest earlier runs on this machine."""
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)
@@ -124,9 +125,9 @@ def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
     The baseline is the newest earlier run of the same kind and subject that shares at least one
-    measurement of equal identity. Among the newest `WINDOW` - 1 runs, one on the same machine
-    (equal fingerprints) is preferred. Runs with a planted fault are skipped. Runs that cannot be
-    read are skipped and listed in `unreadable`.
+    measurement of equal identity. The search goes back `WINDOW` - 1 runs at a time and prefers in
+    each such block a run on the same machine (equal fingerprints). Runs with a planted fault are
+    skipped. Runs that cannot be read are skipped and listed in `unreadable`.
 
     Raises:
         StoreError: `root` itself cannot be listed.

@@ -65,10 +65,10 @@ class Level:
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """Return the gates that have a level, by group, sorted.
 
-    Gates have a level if their kind is in `KINDS`, their metric is an error, and value and
-    tolerance are finite. If a group was pooled over draws (models with other random weights and
-    inputs, `parity.pooling`), only the pooled metric has a level: the error of a single small model
-    is mostly chance.
+    Gates have a level if their kind is in `KINDS`, their metric is an error, their value is finite,
+    and their tolerance is positive and finite. If a group was pooled over draws (models with other
+    random weights and inputs, `parity.pooling`), only the pooled metric has a level: the error of a
+    single small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
@@ -234,10 +234,10 @@ def spreads_of(
 
     Args:
         rows: Measurements of a run.
-        responses: Responses by quantity, for a case and metric on all edges or on one, which wins.
-            A response is the relative L2 change of the quantity, for each rounding seed
-            (`parity.engine.measure.rounding_noise`) or, if draws were pooled, for each draw with
-            one seed.
+        responses: Responses by quantity, for a case and metric on all edges or on one edge. Those
+            on one edge replace those on all. A response is the relative L2 change of the quantity,
+            for each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws were
+            pooled, for each draw with one seed.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():

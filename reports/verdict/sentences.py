@@ -180,7 +180,7 @@ def since(
 ) -> str:
     """Say how a passing run differs from its baseline and from pinned levels.
 
-    A value that no replay repeated and that has a short history may grow without being a change.
+    A value that does not repeat bit by bit and has a short history may grow without being a change.
     The sentence therefore also counts the equal gates, and names the gate that grew most.
     """
     if baseline is None:
@@ -218,7 +218,10 @@ def _growth(run: Run, baseline: Run) -> str:
 def against_one(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run compares with the one requested run, or that it passes alone."""
+    """Say how a passing run compares with the only run that it was judged against.
+
+    If it was judged without another run, say that all its gates hold.
+    """
     if baseline is None:
         gates = sum(m.verdict is not Verdict.INFO for m in run.measurements)
         return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."
@@ -236,7 +239,7 @@ def against_one(
 
 
 def nothing_shared(run: Run, baseline: Run) -> str:
-    """Say that no gate of a passing run can be compared with the one requested run."""
+    """Say that no gate of a passing run can be compared with the only run it was judged against."""
     found = agreement(baseline, run)
     gates = count(found.other_work + found.only_now, "gate")
     other = f", {found.other_work:,} of them of other work" if found.other_work else ""
@@ -358,8 +361,8 @@ def _not_pinned(others: Sequence[PinComparison]) -> str:
 
 
 def _not_yet(others: Sequence[PinComparison]) -> str:
-    """Say how many levels pass unjudged: rounding alone may move them too far. "" if there are
-    none."""
+    """Say how many levels are not comparable yet, because rounding may explain ratios above
+    `UNSEEN`; "" if there are none."""
     number_of = sum(len(each.not_yet) for each in others)
     if not number_of:
         return ""

@@ -47,7 +47,7 @@ class Seen:
 
     run: str
     created: str
-    """Start of that run, ISO 8601 in UTC."""
+    """Start of the run, ISO 8601 in UTC."""
     suite: str = ""
     """Suite to which a group of gates belongs; empty for a suite."""
 
@@ -143,7 +143,10 @@ def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
 
 
 def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished:
-    """Return the work of earlier runs that a run does not plan; empty for a run of some cases."""
+    """Return the work of earlier runs that a run does not plan and that nobody retired.
+
+    Empty for a run of some cases, and for a kind of run that is not in `PLANNED`.
+    """
     manifest = run.manifest
     if manifest.selected or manifest.kind not in PLANNED:
         return Vanished()

@@ -168,8 +168,8 @@ def watch_updates(
     """Watch an optax loop for parameters that stop changing.
 
     Call the watch's `sample` in each step, jitted or not, and `record` after it. Sampling adds some
-    percent to a step. If the step takes `due` as a static argument and samples only if it is true,
-    it is compiled twice and other steps cost nothing.
+    percent to a step. If the step takes `due` as a static argument and samples only if `due` is
+    true, the step is compiled twice, and steps without a look cost nothing.
 
     Args:
         params: The parameters, or the model that holds them.

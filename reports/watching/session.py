@@ -145,8 +145,8 @@ class Session:
     def take(self, step: int, seen: dict[str, Seen], absent: dict[str, str]) -> None:
         """Evaluate a look, and give the warning if it is the first that needs one.
 
-        The run is stored at the first look and with the warning, else only if that takes at most
-        `WRITING` of the time.
+        The run is stored at the first look and with the warning. At other looks it is stored only
+        if storing it last took less than the fraction `WRITING` of the time since then.
 
         Args:
             step: number of the step.

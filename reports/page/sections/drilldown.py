@@ -53,7 +53,10 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _breaking(tensor: Deviation) -> str:
-    """Return a clause on how few elements break the tolerance; "" if they were not counted."""
+    """Return a clause that counts the elements without whose error the tolerance would hold.
+
+    "" if they were not counted.
+    """
     if not tensor.breaking:
         return ""
     return f"without the error of {count(tensor.breaking, 'element')} the tolerance would hold; "
@@ -78,7 +81,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Format 2 to the power `exponent`, from 1,024 on with an exponent; "½" for a negative one."""
+    """Format 2 ** `exponent`, from 1,024 on as a power of 2; "½" if `exponent` is negative."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"

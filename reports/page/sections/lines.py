@@ -1,4 +1,4 @@
-"""Source lines that a report names as the cause of a difference: place, reason and an excerpt.
+"""Source lines named as the cause of a difference: file and line number, reason and an excerpt.
 
 Pure functions to plain data. Source: docs/reports.md "What broke, and where".
 """
@@ -16,7 +16,7 @@ FIRST = 1
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return for each source line its place, the reason why it is named, and an excerpt.
+    """Return for each source line its file and number, why it is named, and an excerpt.
 
     A line that is already visible in an earlier excerpt gets no excerpt.
     """
@@ -44,8 +44,8 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
     """Return an entry of `lines`' result (one source line) with a shorter excerpt.
 
-    At most `FIRST` lines remain on each side of the marked line. If no line is marked, the first
-    ones remain.
+    At most `FIRST` lines remain before and after the named line, which the excerpt marks with ">".
+    If the excerpt marks none, its first lines remain.
     """
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

@@ -77,9 +77,9 @@ def steps(memory: float | None) -> str:
 
 
 def remedies(run: Run) -> dict[str, Any] | None:
-    """Return the table of remedies by kind of parameter, with effects on the worst of each kind.
+    """Return the table of remedies by kind of parameter; None if no remedy was tried.
 
-    None if no remedy was tried.
+    A remedy's effects are those on the most frozen parameter of each kind.
     """
     trials = _section(run, "remedies")
     kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))

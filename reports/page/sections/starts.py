@@ -85,8 +85,9 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
 def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the first screen shows about the first failing case.
 
-    These are the positions of the wrong elements, the source line that computed them, since which
-    run the case fails, the parameters that act there, and the command that explains the case.
+    These are the positions of the wrong elements, the source line that computed them, the
+    parameters that the first wrong stage uses, since which run the case fails, and the command
+    that explains the case.
     """
     case = cases[0] if cases else {"account": None, "commands": []}
     account = case["account"] or {"parameters": [], "where": "", "lines": []}

@@ -321,7 +321,7 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return a row per case and side run in bfloat16: errors of logits and loss by the oracle.
+    """Return a row per case and side run in bfloat16: errors of logits and loss from the oracle's.
 
     The rows of a case are sorted by the error of the logits, smallest first.
     """

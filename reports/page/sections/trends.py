@@ -75,7 +75,9 @@ def _sentence(nights: int, moved: int, gates: int) -> str:
 
 
 def _points(series: Sequence[float | None], top: float) -> list[tuple[float, float]]:
-    """Return points (night, log10 of the share clipped to 1e-6 ... `top`); this night is 0.
+    """Return points (night, log10 of the share clipped to 1e-6 ... `top`).
+
+    This night is 0, the one before it -1, and so on.
 
     The log10 is NaN, which interrupts a line, for a night without the gate or with a NaN.
     """

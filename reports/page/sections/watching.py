@@ -95,9 +95,10 @@ def _text(text: str, limit: int) -> str:
 
 
 def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
-    """Return the step since which every look that measured a leaf found more than half frozen.
+    """Return the step since which every look found more than half of a leaf's elements frozen.
 
-    None if it was not so at the newest of these looks.
+    Looks that did not measure the leaf are skipped. None if the newest look that measured it found
+    half or less.
     """
     first = None
     for step, value in zip(steps, leaf["frozen"], strict=True):
@@ -142,7 +143,10 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve per family of parameters over steps: `scale` x value, or log10 if it is 0."""
+    """Return a curve of the series `name` over steps per family of parameters.
+
+    The curve is `scale` x value, or log10 of the value if `scale` is 0.
+    """
     steps = document.get("steps") or []
     lines = []
     for i, (family, series) in enumerate((document.get("families") or {}).items()):

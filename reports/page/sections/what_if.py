@@ -39,8 +39,8 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
 
     Raises:
         FileNotFoundError: the checkpoint or the text does not exist.
-        ValueError: the checkpoint is not Megalodon's, the text is shorter than 256 bytes, or the
-            vocabulary is smaller than 256.
+        ValueError: the checkpoint is not Megalodon's; or a text is given that is shorter than 256
+            bytes, or whose bytes exceed a vocabulary smaller than 256.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
@@ -143,7 +143,9 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 
 def _used(row: Mapping[str, Any]) -> float:
-    """Return the share of its bounds that a product uses; infinity for NaN or null.
+    """Return error or underflow of a product / its bound, whichever is larger (`Cost.fraction`).
+
+    Infinity for NaN or null.
 
     run.json cannot hold NaN: it has null for operands that are not finite.
     """
