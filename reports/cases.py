@@ -2,9 +2,9 @@
 
 A case is a Python file with a docstring, three constants and functions. `REPORT` is the address of
 the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain
-in its source line or its sentence, or `holds` if there is no bug. `port()` returns
-the comparison as reported, `mended()` the same with the cause removed; a case about storage has
-`diagnosis()` instead, which returns a `stability` diagnosis. Source: docs/cases.md.
+in its source line or its sentence, or `holds` if there is no bug. `port()` returns the comparison
+as reported, `mended()` the same with the cause removed; a case about storage has `diagnosis()`
+instead, which returns a `stability` diagnosis. Source: docs/cases.md.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: the text does not exist.
-        ValueError: a text is given that is shorter than 256 bytes, or a text and a vocabulary
-            smaller than 256.
+        ValueError: a text is given, and it is shorter than 256 bytes or the vocabulary is smaller
+            than 256.
     """
     if text is None:
         return np.random.default_rng(0).integers(0, vocab_size, STEP).astype(np.int32)

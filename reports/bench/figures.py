@@ -179,8 +179,8 @@ def length_timings(
 def identity(config: MegalodonConfig, length: int, environment: Environment, *more: object) -> str:
     """Return a hash of all that determines the duration of the work, except code and versions.
 
-    It covers all fields of the processor: two of one name can have different vector units.
-    `more` has further values that the work depends on.
+    It covers all fields of the processor, since two processors of one name can differ in vector
+    units. `more` has further values that the work depends on.
     """
     device, threads = asdict(environment.device), environment.threads
     host = sorted(environment.host.items())

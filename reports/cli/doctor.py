@@ -191,7 +191,7 @@ def _check_access(out: Path) -> None:
 
 
 def _pinned() -> list[Line]:
-    """Return one line per pinned run: why it was pinned, and how its machine differs from this."""
+    """Return a line per pinned run: the reason, and how this machine differs from the run's."""
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:

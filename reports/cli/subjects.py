@@ -147,7 +147,7 @@ def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) ->
 def _ended(train: Callable[[], Any], folder: Path) -> str:
     """Call `train` and return its result as text.
 
-    If the guard's rollbacks could not rescue the training, exit with code 1.
+    Exit with code 1 if no rollback to a checkpoint could save the training.
     """
     from stability.recovery.rollback import RecoveryFailedError
 

@@ -23,11 +23,11 @@ from reports.store.runs import read_run
 from reports.store.schema import TONIGHT, StoreError
 
 EVERY = 15.0
-"""Least seconds between two drawings."""
+"""Smallest number of seconds between two drawings."""
 SHARE = 0.03
 """Largest share of the time of one processor that drawing takes: the night needs the processors."""
 LATEST = 90.0
-"""Most seconds between two drawings, if parts are measured in between."""
+"""Largest number of seconds between two drawings, if parts are measured in between."""
 WAITING = "not measured yet"
 
 

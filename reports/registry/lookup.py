@@ -50,9 +50,9 @@ _NO_VERDICT = {
 }
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
-"""Most changes that are listed in the terminal."""
+"""Largest number of changes that are listed in the terminal."""
 NAMED = 5
-"""Most damaged runs that are listed below a verdict."""
+"""Largest number of damaged runs that are listed below a verdict."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from reports.verdict import since
 
 RUNS_PAGE = "index.html"
 SHOWN = 2000
-"""Most runs listed individually: six years of nights in 1.5 MB. Older runs are only counted."""
+"""Largest number of runs listed individually: six years of nights in 1.5 MB. Older runs are only
+counted."""
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 
 

@@ -48,10 +48,11 @@ class Examined:
 
 
 BATCH = 2**18
-"""Most rows whose verdicts are recomputed in one call, unless a single run has more. With one call
-per small run, call overhead would dominate."""
+"""Largest number of rows whose verdicts one call recomputes, unless a single run has more. With one
+call per small run, call overhead would dominate."""
 BATCH_BYTES = 2**28
-"""Most bytes of the rows whose verdicts one call recomputes, unless a single run has more."""
+"""Largest size in bytes of the rows whose verdicts one call recomputes, unless a single run has
+more."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:

@@ -24,11 +24,11 @@ from reports.store.schema import StoreError
 PARQUET_BYTES = 256 * 2**20
 """Largest Parquet file, in bytes, that is read; a whole night has 2 MB."""
 ROWS = 2_000_000
-"""Most rows per file; a whole night has 60,000."""
+"""Largest number of rows per file; a whole night has 60,000."""
 VALUES = 8 * ROWS
-"""Most values per column; a list column has many values per row."""
+"""Largest number of values per column; a list column has many values per row."""
 UNPACKED_BYTES = 2**30
-"""Most bytes that the values of a file may occupy in memory; a whole night occupies 30 MB."""
+"""Largest size in bytes of a file's values in memory; those of a whole night occupy 30 MB."""
 _REMEDY = "restore the folder or delete it"
 
 

@@ -23,11 +23,11 @@ from reports.store.gathered import Gathered
 from reports.store.index import Line, learn, read_lines, signature_of, unknown_folders, write_lines
 
 SHARE = 1_000
-"""Fewest runs per process: a helper process takes 2 s to start, as long as reading this many."""
+"""Smallest number of runs per process: a helper takes 2 s to start, as long as reading so many."""
 AHEAD = 0.6
 """Fraction of SHARE that the calling process reads in addition, while the helpers start."""
 MOST = 4
-"""Most processes, the calling one included: each may take 500 MB."""
+"""Largest number of processes, the calling one included: each may take 500 MB."""
 LONGEST = 1_800.0
 """Seconds after which a helper is stopped and its runs are read by the calling process."""
 

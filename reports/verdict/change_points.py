@@ -16,13 +16,13 @@ import numpy as np
 FALSE_ALARM = 0.01
 """Probability of reporting a change in a series that has none."""
 SHORTEST = 3
-"""Fewest runs of a level: the median of three ignores one outlier, the median of two does not."""
+"""Smallest number of runs of a level: the median of three ignores one outlier, that of two not."""
 LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
-"""Fewest runs in which a change can be found: with fewer, chance alone sorts the higher half of
-the values to one end too often."""
+"""Smallest number of runs in which a change can be found: with fewer, chance alone sorts the higher
+half of the values to one end too often."""
 # Refitting settles every cut within one or two rounds; the bound only ends an endless cycle.
 ROUNDS = 10
-"""Most rounds in which all cuts are fitted again (`_settled`)."""
+"""Largest number of rounds in which all cuts are fitted again (`_settled`)."""
 _BATCH, _BATCHES = 111, 9
 """Permutations per batch, and batches: 999 in total, so p-values are multiples of 0.001."""
 

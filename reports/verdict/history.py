@@ -68,8 +68,8 @@ class History:
     benches: tuple[Run, ...] = ()
     """The newest bench and earlier ones that timed the same work, oldest first."""
     past: Mapping[Key, Past] = field(default_factory=dict)
-    """Earlier values of each gate that does not repeat: not bit-equal in this run's replay, or not
-    in that of one of the newest earlier runs on this machine."""
+    """Earlier values of each gate that does not repeat: no replay in this run gave equal bits, or a
+    replay in a recent earlier run on this machine gave other bits."""
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)

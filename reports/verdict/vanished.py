@@ -32,7 +32,7 @@ PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 LONGEST = 10_000
-"""Most characters of a name that is shown in full, so that it can be copied."""
+"""Largest number of characters of a name that is shown in full, so that it can be copied."""
 # A night of another checkpoint has its own name for the case of the committed one.
 _CHECKPOINTS = (GIVEN, COMMITTED)
 
@@ -49,7 +49,7 @@ class Seen:
     created: str
     """Start of the run, ISO 8601 in UTC."""
     suite: str = ""
-    """Suite to which a group of gates belongs; empty for a suite."""
+    """Suite to which a group of gates belongs; empty if the work is itself a suite."""
 
 
 @dataclass(frozen=True)

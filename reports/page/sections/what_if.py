@@ -39,8 +39,8 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
 
     Raises:
         FileNotFoundError: the checkpoint or the text does not exist.
-        ValueError: the checkpoint is not Megalodon's; or a text is given that is shorter than 256
-            bytes, or whose bytes exceed a vocabulary smaller than 256.
+        ValueError: the checkpoint is not Megalodon's; or a text is given, and it is shorter than
+            256 bytes or the vocabulary is smaller than 256.
     """
     model = load_from_pretrained(path)
     ids = first_tokens(text, model.config.vocab_size)
