@@ -155,7 +155,7 @@ _OF_CHECKPOINT = (
 def _check_together(ctx: click.Context, subject: str | None) -> None:
     """Raise a usage error for given options that would be ignored.
 
-    These are options for --subject without it, and options for a checkpoint with it.
+    Without --subject these are its options; with --subject, the options for a checkpoint.
     """
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {

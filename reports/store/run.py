@@ -49,9 +49,10 @@ class Run:
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
     tensors: tuple[Deviation, ...] = ()
-    """Deviations of the failed measurements: where they differ and by how much."""
+    """Deviations of the failing tensors: where the two sides differ and by how much."""
     explanations: tuple[Explanation, ...] = ()
-    """Explanations of failed cases: where each first diverges, and whether it starts there."""
+    """Explanations of failed cases: the stage at which each first diverges, and whether the error
+    starts at that stage."""
 
     def __post_init__(self) -> None:
         """Recompute the verdict of every measurement from its numbers."""

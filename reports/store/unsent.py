@@ -131,7 +131,7 @@ def set_name(folder: Path, note: Note) -> None:
 
 
 def take_out(folder: Path, place: Path) -> None:
-    """Move a run that was sent from the unsent runs to its folder `place` in the copy."""
+    """Move a sent run out of the unsent runs, to its folder `place` in the copy."""
     manifest = (folder / MANIFEST).read_bytes()
     try:
         folder.rename(place)

@@ -195,7 +195,7 @@ def _group_change(what: What, group: Group, note: str) -> Change:
 
 
 def pin_name(comparison: PinComparison) -> str:
-    """Name a pinned run, and its machine if it is a different one."""
+    """Name a pinned run, and its machine if the judged run was made on another one."""
     pin = comparison.pin
     run = f"run {label(pin.run, 60)}"
     if comparison.same:

@@ -205,7 +205,7 @@ def compare(
 def _meshes_pooled(now: Mapping[Group, Level], pin: Pin) -> tuple[Mapping[Group, Level], Pin]:
     """Return the levels of a run and a pin of another machine, with the levels of meshes pooled.
 
-    Levels of the partitions of one program scatter by 4 times on a healthy machine (0.45e-6 to
+    Levels of the partitions of one program differ by up to 4 times on a healthy machine (0.45e-6 to
     1.7e-6 for the gradients of MLA + MoE on a processor with SSE 4.2 only), so a single one says
     nothing about another machine. The pooled levels of three machines were within 2.5 times of
     each other.

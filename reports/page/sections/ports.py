@@ -225,7 +225,7 @@ ROLES = {
 def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return which results and derivatives of the original were compared, and why others were not.
 
-    None for runs of earlier versions, which did not store this.
+    None for runs of earlier versions, which did not store what was left out.
     """
     if "not_compared" not in document:
         return None

@@ -93,8 +93,8 @@ def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
 def rank_of(m: Measurement) -> float:
     """Return a sort key, largest for the worst measurement.
 
-    Infinity for one that is not comparable or has no finite share; then failures, then passing
-    gates, both by the share of tolerance used; -1 for a measurement without a tolerance.
+    Infinity for a gate that is not comparable or has no finite share of tolerance. Next come
+    failures and then passing gates, both by the share used; -1 for one without a tolerance.
     """
     if m.verdict is Verdict.INFO:
         return -1.0
