@@ -312,7 +312,8 @@ def _step_folder(folder: Path, step: int | None) -> Path:
         wanted = "a complete step" if step is None else f"step {step}"
         raise FileNotFoundError(
             f"no Orbax checkpoint at {folder}: {wanted} is not there; the newest complete steps "
-            f"are {', '.join(there[-6:]) or 'none'}."
+            f"are {', '.join(there[-6:]) or 'none'}. Give one of them, or save a step "
+            "first."
         )
     return folder / str(chosen)
 

@@ -80,7 +80,7 @@ def checkpoint_file(path: Path) -> Path:
     """
     if not path.is_dir():
         if not path.is_file():
-            raise FileNotFoundError(f"no checkpoint at {path}.")
+            raise FileNotFoundError(f"no checkpoint at {path}: give an existing file or folder.")
         return path
     for name in _NAMES:
         if (path / name).is_file():

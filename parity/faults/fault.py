@@ -240,5 +240,7 @@ def unique(faults: Sequence[F]) -> tuple[F, ...]:
     names = [fault.name for fault in faults]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ValueError(f"several faults have the same name: {', '.join(sorted(twice))}.")
+        raise ValueError(
+            f"several faults have the same name: {', '.join(sorted(twice))}; rename all but one."
+        )
     return tuple(faults)

@@ -387,7 +387,10 @@ def _config_beside(folder: Path) -> MegalodonConfig | None:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not readable JSON: {error}") from error
+        raise ValueError(
+            f"{file} is not readable JSON: {error}; copy it again, or move it away to probe the "
+            "checkpoint like that of any other model"
+        ) from error
     ours = isinstance(fields, dict) and (
         fields.get("model_type") == "megalodon" or "cema_ndim" in fields
     )
@@ -443,7 +446,9 @@ def _walk(
         try:
             values = leaf.load()
         except ValueError as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            raise ValueError(
+                f"{name} cannot be read: {error}; copy the checkpoint again"
+            ) from error
         if format_of(values.dtype) is None:
             values = np.asarray(values, np.float32)
         if count := int(values.size - np.count_nonzero(np.isfinite(values))):

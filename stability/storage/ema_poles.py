@@ -115,7 +115,10 @@ def find_poles(source: Any) -> dict[str, Poles]:
         for part in _PARTS:
             name = f"{layer}.{part}"
             if name not in leaves:
-                raise ValueError(f"{layer} has no {part}: expected {', '.join(_PARTS)} together.")
+                raise ValueError(
+                    f"{layer} has no {part}: expected {', '.join(_PARTS)} together; export the "
+                    "checkpoint again with all of them."
+                )
             tensors[name] = leaves[name].load()
     parameters_of(tensors)
     return {layer: _poles(layer, tensors) for layer in layers}

@@ -195,7 +195,10 @@ def _backward(module: Any, loss: Any, number: int) -> dict[str, Any]:
     try:
         loss.backward()
     except RuntimeError as error:
-        raise ValueError(f"batch {number}: loss.backward() fails: {error}") from error
+        raise ValueError(
+            f"batch {number}: loss.backward() fails: {error}; yield a loss whose backward "
+            "pass runs once without this command"
+        ) from error
     named = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
     return named
