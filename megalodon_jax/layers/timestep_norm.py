@@ -137,7 +137,11 @@ class TimestepNorm(eqx.Module):
         positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Run `__call__` on checked inputs, on one of `parts` shards of the sequence."""
+        """Run `__call__` on checked inputs, or the part of it that one device of a mesh computes.
+
+        With `parts` > 1 shards of the sequence, `x`, `mask` and `positions` are those of this
+        device's shard; `state` and the returned state are those of the whole rows.
+        """
         B, L, D = x.shape
         dtype = widened(x.dtype)
         width = self.num_features // self.num_groups

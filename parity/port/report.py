@@ -231,7 +231,7 @@ class Report:
         return lines + self._source()
 
     def _source(self) -> list[str]:
-        """Return the source lines where the culprit's error arises, with the text around them."""
+        """Return the report's lines on where in the source the culprit's error arises."""
         operation, lines = self.place.operation, []
         if operation is None:
             return lines

@@ -105,7 +105,7 @@ def read_note(folder: Path) -> Note | None:
         name, token = note["name"], note["token"]
         if isinstance(name, str) and (token is None or isinstance(token, str)):
             return Note(name, token)
-        raise ValueError(f"the name or the token is not a text: {note}")
+        raise ValueError(f"expected texts as name and token of the run to send, received {note}")
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder / NOTE, error) from error
 

@@ -275,7 +275,7 @@ def _read(path: Path) -> Pin:
             raise ValueError(f"{name} is {document[name]!r}: expected a text that is not empty")
     date.fromisoformat(document["pinned"])
     if not isinstance(document["commit"], str | None):
-        raise ValueError(f"commit is {document['commit']!r}")
+        raise ValueError(f"commit is {document['commit']!r}: expected a text or null")
     environment = Environment.from_json(document.pop("environment"))
     groups = {_group(name): level_of(level) for name, level in document.pop("groups").items()}
     if not groups:

@@ -116,7 +116,9 @@ def _truth(
 
 
 def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return `ours` if it is a signed Hadamard transform of `x` up to float32 rounding, else NaN.
+    """Return `ours` if it is `x` rotated as by `ROTATION`, up to float32 rounding, else NaN.
+
+    The rotation is a Hadamard transform of blocks of `x` after a multiplication by fixed signs.
 
     The expected values use `ours` and not the exact transform, since no format prescribes the order
     of additions and thus the rounding.

@@ -45,7 +45,10 @@ def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
         raise UnknownOrderError(f"{file} names no architecture of transformers") from error
     if config.get("auto_map"):
         # A class of the same name in transformers may order its parameters differently.
-        raise UnknownOrderError(f"{file} has an auto_map: the model's own code builds it")
+        raise UnknownOrderError(
+            f"{file} has an auto_map: the model's own code, which is not run here, decides the "
+            "order of its parameters"
+        )
     found = []
     for names, shape in _parameters(name, config):
         here = [leaves[n] for n in names if n in leaves and leaves[n].shape == shape]

@@ -23,7 +23,7 @@ _SHOWN = (0.05, 0.5, 0.95, 1.0)
 
 
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the memory of the EMA's poles in steps by layer and state, with two charts.
+    """Return the memory of the EMA's poles in tokens by layer and state, with two charts.
 
     A state is a storage format, before or after training. None if the poles were not probed.
     Each layer also has the fraction of stored poles that round to 1 ("collapsed").
