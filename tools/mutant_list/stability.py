@@ -10,7 +10,7 @@ MUTANTS = (
         (
             "digest_without_places",
             "elements that change places have the same digest",
-            "place = place + counted * jnp.uint32(stride * _STEP % 2**32)",
+            "place = place + counted * jnp.uint32(stride * STEP % 2**32)",
             "place = place",
             "test_repeat.py",
         ),
