@@ -23,6 +23,7 @@ from stability.repeat import (
     torch_digest,
 )
 from stability.repeat import torch_steps as module
+from tests.helpers import skip_unless_computed
 
 torch = pytest.importorskip("torch")
 RNG = np.random.default_rng(0)
@@ -44,6 +45,9 @@ def as_torch(x: np.ndarray) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("block", [4, 1 << 24])
 def test_a_tensor_has_the_digest_of_the_same_array(dtype: Any, block: int, monkeypatch) -> None:
+    name = np.dtype(dtype).name
+    # XLA may widen formats of 8 bits by way of float16.
+    skip_unless_computed(name, *(["float16"] if "float8" in name else []))
     monkeypatch.setattr(module, "_BLOCK", block)
     for x in (FLOATS * 100, FLOATS[0, 0] * 100, np.zeros((0, 3)), -np.zeros(2)):
         x = np.asarray(x).astype(dtype)
