@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -42,10 +42,18 @@ def supervised(command: Callable[[], Any]) -> int:
         return _code_of(command)
     reader, writer = os.pipe()
     parent = os.getpid()
-    child = os.fork()
+    # A signal that arrives before `_wait` handles it waits, or it would be lost or end this process
+    # alone.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in FORWARDED])
+    try:
+        child = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if child:
         os.close(writer)
-        return _wait(child, reader)
+        return _wait(child, reader, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(reader)
     _records.append((os.getpid(), writer))
     noted_by(record)
@@ -78,8 +86,11 @@ def _code_of(command: Callable[[], Any]) -> int:
     return 1
 
 
-def _wait(child: int, reader: int) -> int:
-    """Wait for the child and return the exit code of its command, read from pipe `reader`."""
+def _wait(child: int, reader: int, mask: Iterable[int]) -> int:
+    """Wait for the child and return the exit code of its command, read from pipe `reader`.
+
+    Once signals are forwarded to the child, `mask` is the set of blocked signals again.
+    """
 
     def forward(number: int, _: Any) -> None:
         with suppress(ProcessLookupError):
@@ -92,6 +103,7 @@ def _wait(child: int, reader: int) -> int:
         ignored = signal.getsignal(number) is signal.SIG_IGN
         if not ignored or number == signal.SIGINT:
             signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(child, 0)
     # Read what is there, not to the end of the pipe, which processes that the command left behind
     # may keep open.

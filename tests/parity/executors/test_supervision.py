@@ -104,6 +104,35 @@ def test_signals_reach_the_command_and_it_ends_with_its_parent(number: signal.Si
         assert driver.stdout.read() == ""
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_before_it_is_forwarded_is_not_lost(number: signal.Signals) -> None:
+    """Neither ignored, as SIGINT in the background, nor the end of the waiting process alone."""
+    code = BEFORE + textwrap.dedent(f"""
+        from parity.executors.interrupts import ended_in_time
+
+        fork, (started, start) = os.fork, os.pipe()
+
+        def forked():
+            child = fork()
+            if child:
+                os.read(started, 1)
+                os.kill(os.getpid(), {int(number)})
+            return child
+
+        def command():
+            with ended_in_time(3):
+                os.write(start, b"x")
+                time.sleep(60)
+
+        os.fork = forked
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(supervised(command))
+    """)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=50, check=False)
+    assert done.returncode == 3
+
+
 EXITS = ("import os; os._exit(0)", "import ctypes; ctypes.CDLL(None)._exit(0)")
 USER_FILES = {
     "port": "port",
