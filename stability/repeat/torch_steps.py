@@ -6,19 +6,22 @@ docs/training.md "Where two runs part".
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from stability.repeat.digests import FIRST, INPUT, PARAMETER, SECOND, STEP, Digests, digest
+from stability.repeat.digests import FIRST, INPUT, PARAMETER, SECOND, STEP, Digests, sums_of
 from stability.repeat.log import DigestLog
 
 if TYPE_CHECKING:
@@ -47,14 +50,23 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
         array = x.view(whole).numpy().view(getattr(ml_dtypes, name))
     else:
         array = x.numpy()
+    flat, seed = array.reshape(-1), zlib.crc32(f"{name}{tuple(x.shape)}".encode())
+    # Compiled for a few sizes only: a training with padded batches has many shapes.
+    step = max(1024, 1 << max(0, flat.size.bit_length() - 4))
+    padded = flat
+    if flat.size % step or not flat.size:
+        padded = np.zeros(max(step, -(-flat.size // step) * step), flat.dtype)
+        padded[: flat.size] = flat
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        first, second = np.asarray(_digest(array)).tolist()
+        found = _digest(padded, np.uint32(seed), np.uint32(flat.size % 2**32))
+        first, second = np.asarray(found).tolist()
     return first, second
 
 
 @jax.jit
-def _digest(x: Array) -> UInt32[Array, "2"]:
-    return digest(x)
+def _digest(x: Array, seed: Array, size: Array) -> UInt32[Array, "2"]:
+    index = jax.lax.iota(jnp.uint32, x.size)
+    return sums_of(x, seed + index * jnp.uint32(STEP), index < size)
 
 
 def _on_device(x: torch.Tensor) -> tuple[int, int]:
@@ -110,42 +122,69 @@ def _words(x: torch.Tensor) -> list[torch.Tensor]:
 @contextmanager
 def digest_steps(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, log: DigestLog, *, start: int = 0
-) -> Iterator[None]:
+) -> Iterator[Steps]:
     """Context in which each optimiser step of a training appends its digests to a file.
 
     A step's digests are, in order of computation: the parameters as `parameter/NAME`; the model's
     tensor arguments as `input/NAME` or `input/INDEX`; the outputs of all modules by the module's
-    path, `output` for the model's own; the gradients that the optimiser gets as `grad/NAME`. A
-    value that is computed again within the step, as with gradient accumulation, gets `#2`, `#3` and
-    so on. Forward passes without gradients (`torch.no_grad`) are left out.
+    path, `output` for the model's own; the gradients that the optimiser gets as `grad/NAME`, those
+    of the last parameters first, as a backward pass computes them. A value that is computed again
+    within the step, as with gradient accumulation, gets `#2`, `#3` and so on.
 
-    Errors of the file are raised inside the training. Modules that `torch.compile` has compiled
-    call no hooks: digest an eager training.
+    Left out are forward passes without gradients (`torch.no_grad`), parts of the model that are
+    called without it, buffers, the optimiser's state, and tensors whose numbers cannot be read:
+    nested, quantised, on the meta device, or inside `torch.func`. Tensors are searched in lists,
+    tuples, mappings and dataclasses. Errors of the file are raised inside the training.
 
     Args:
         model: the model that trains.
-        optimizer: the innermost optimiser, whose `step` is called.
+        optimizer: the innermost optimiser, whose `step` is called without a closure.
         log: the file.
         start: number of the first step.
+
+    Raises:
+        ValueError: `optimizer` is no torch optimiser that takes hooks, such as a wrapper of one;
+            or, at a step, it was called with a closure, whose passes come after the hook.
     """
-    steps = _Steps(model, log, start)
-    hooks = [
-        model.register_forward_pre_hook(steps.begin, with_kwargs=True),
-        *(
-            module.register_forward_hook(steps.output_of(name))
-            for name, module in model.named_modules()
-        ),
-        optimizer.register_step_pre_hook(steps.end),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    import torch
+
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ValueError(
+            f"expected the innermost torch optimiser, received a {type(optimizer).__name__}; a "
+            "wrapper has it as an attribute such as `optimizer`"
+        )
+    steps = Steps(model, log, start)
+    with ExitStack() as hooks:
+
+        def hooked(register: Any, run: Any, **how: Any) -> None:
+            # A compiler would trace the hook, and so JAX.
+            hooks.callback(register(_Hook(torch.compiler.disable(run)), **how).remove)
+
+        hooked(model.register_forward_pre_hook, steps.begin, with_kwargs=True)
+        for name, module in model.named_modules():
+            if module is model or not isinstance(module, torch.jit.ScriptModule):
+                hooked(module.register_forward_hook, steps.output_of(name))
+        hooked(optimizer.register_step_pre_hook, steps.end)
+        yield steps
 
 
-class _Steps:
-    """Digests of the running step, and the file that they go to."""
+class _Hook(partial):
+    """A hook that copies and pickles of a hooked model have as one that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Steps:
+    """Digests of the running step, and the file that they go to.
+
+    Attributes:
+        number: number of the running step; a loop may set it between steps.
+    """
 
     def __init__(self, model: torch.nn.Module, log: DigestLog, number: int) -> None:
         self.model, self.log, self.number = model, log, number
@@ -155,6 +194,7 @@ class _Steps:
         steps is no part of either, nor is a pass that is recomputed during the backward pass."""
 
     def begin(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Add the parameters, unless the step has them, and the model's arguments."""
         import torch
 
         self.inside = torch.is_grad_enabled()
@@ -164,6 +204,8 @@ class _Steps:
                 self._add(f"{INPUT}{name}", value)
 
     def output_of(self, name: str) -> Any:
+        """Return a forward hook for the module with this path; "" for the model."""
+
         def hook(module: Any, args: Any, output: Any) -> None:
             if self.inside:
                 self._add(name or "output", output)
@@ -171,15 +213,27 @@ class _Steps:
 
         return hook
 
-    def end(self, *_: Any) -> None:
+    def end(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Add the gradients, and write the step to the file."""
+        # The first argument is the optimiser itself.
+        if any(each is not None for each in (*args[1:2], kwargs.get("closure"))):
+            raise ValueError(
+                "digest_steps: the optimiser was called with a closure, whose passes are not "
+                "digested; digest a training whose optimiser takes none"
+            )
         self._parameters()
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in reversed([*self.model.named_parameters()]):
             if parameter.grad is not None:
                 self._add(f"grad/{name}", parameter.grad)
         values = np.asarray([*self.found.values()], np.uint32).reshape(-1, 2)
         self.log.write(self.number, Digests(tuple(self.found), values))
         self.found.clear()
         self.number += 1
+
+    def restart(self, number: int) -> None:
+        """Begin a step anew: drop the digests since the last one, such as of a skipped step."""
+        self.found.clear()
+        self.number = number
 
     def _parameters(self) -> None:
         """Add the parameters, unless the step has them already."""
@@ -192,15 +246,37 @@ class _Steps:
         import torch
 
         if isinstance(value, torch.Tensor):
-            again = (f"{name}#{turn}" for turn in itertools.count(2))
-            free = next(each for each in itertools.chain([name], again) if each not in self.found)
-            self.found[free] = torch_digest(value)
+            if value.layout is torch.sparse_coo and not value.is_meta:
+                value = value.detach().coalesce()
+                self._add(f"{name}.indices", value.indices())
+                self._add(f"{name}.values", value.values())
+            elif _is_readable(value):
+                again = (f"{name}#{turn}" for turn in itertools.count(2))
+                names = itertools.chain([name], again)
+                self.found[next(n for n in names if n not in self.found)] = torch_digest(value)
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 self._add(f"{name}.{key}", each)
         elif isinstance(value, list | tuple):
             for index, each in enumerate(value):
                 self._add(f"{name}[{index}]", each)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for field in dataclasses.fields(value):
+                self._add(f"{name}.{field.name}", getattr(value, field.name, None))
+
+
+def _is_readable(x: torch.Tensor) -> bool:
+    """Return whether a tensor is dense and its numbers can be read."""
+    import torch
+    from torch._C._functorch import is_functorch_wrapped_tensor
+
+    lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
+    made = not isinstance(x, lazy) and not x.is_meta
+    dense = made and x.layout is torch.strided and not x.is_nested and not x.is_quantized
+    # A wrapper for one row of a `vmap`, or a dual number, has no numbers of its own.
+    wrapped = is_functorch_wrapped_tensor(x)
+    few = ("complex32", "float4", "int4", "uint4", "bits")
+    return dense and not wrapped and not any(name in str(x.dtype) for name in few)
 
 
 def digest_callback(path: Path | str, about: Mapping[str, str] | None = None) -> Any:
@@ -222,6 +298,7 @@ def digest_callback(path: Path | str, about: Mapping[str, str] | None = None) ->
 
         def __init__(self) -> None:
             self.running = ExitStack()
+            self.steps: Steps | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Open the file and hook into the model and the innermost optimiser."""
@@ -234,10 +311,16 @@ def digest_callback(path: Path | str, about: Mapping[str, str] | None = None) ->
                 optimizer = inner
             log = self.running.enter_context(DigestLog(path, about))
             steps = digest_steps(kwargs["model"], optimizer, log, start=state.global_step)
-            self.running.enter_context(steps)
+            self.steps = self.running.enter_context(steps)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Number the step as the Trainer does, and drop the values of one that was skipped."""
+            if self.steps is not None:
+                self.steps.restart(state.global_step)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Remove the hooks and close the file."""
             self.running.close()
+            self.steps = None
 
     return DigestCallback()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from stability.repeat import (
     torch_digest,
 )
 from stability.repeat import torch_steps as module
-from tests.helpers import skip_unless_computed
+from tests.helpers import double, skip_unless_computed
 
 torch = pytest.importorskip("torch")
 RNG = np.random.default_rng(0)
@@ -122,7 +124,7 @@ PARAMETERS = ("up.weight", "up.bias", "down.weight", "down.bias")
 NAMES = (
     *(f"parameter/{name}" for name in PARAMETERS),
     *("input/0", "input/scale", "up", "act", "down", "output.y[0]"),
-    *(f"grad/{name}" for name in PARAMETERS),
+    *(f"grad/{name}" for name in reversed(PARAMETERS)),
 )
 
 
@@ -147,7 +149,7 @@ def test_passes_of_one_step_are_numbered(tmp_path: Path) -> None:
     [
         ({"twist": 2}, 1, "down", "act"),
         ({"rate": 0.1001}, 1, "parameter/up.weight", ""),
-        ({"passes": 2}, 0, "grad/up.weight", "output.y[0]"),
+        ({"passes": 2}, 0, "grad/down.bias", "output.y[0]"),
     ],
     ids=["an operation", "an update", "a gradient"],
 )
@@ -180,6 +182,94 @@ def test_a_step_without_a_forward_pass_has_parameters_and_gradients(tmp_path: Pa
     assert [*step] == [*(f"parameter/{name}" for name in PARAMETERS), "grad/up.weight"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_model_is_digested_as_an_eager_one(tmp_path: Path) -> None:
+    """A compiler that traced the hooks would trace JAX."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(net, backend="eager")
+    with DigestLog(tmp_path / "b") as log, digest_steps(net, optimizer, log):
+        for x in BATCHES:
+            compiled(x, scale=torch.tensor(2.0))["y"][0].pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    answer = compare_logs(trained(tmp_path / "a"), read_log(tmp_path / "b"))
+    assert answer.equal and answer.whole
+
+
+@dataclass
+class Batch:
+    x: Any
+    more: Any = None
+
+
+def fields(value: Any) -> dict[str, Any]:
+    steps = module.Steps(torch.nn.Module(), double(DigestLog), 0)
+    steps._add("v", value)
+    return steps.found
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantized tensor creation|ComplexHalf):UserWarning")
+def test_tensors_are_found_in_containers_and_others_are_left_out() -> None:
+    one = torch.ones(2)
+    found = fields({"a": [one, (one,)], "b": Batch(one, {"c": one}), "d": 3, "e": None, "f": Batch})
+    assert [*found] == ["v.a[0]", "v.a[1][0]", "v.b.x", "v.b.more.c"]
+    assert {*found.values()} == {torch_digest(one)}
+    others = (
+        *(torch.empty(2, device="meta"), torch.quantize_per_tensor(one, 0.1, 0, torch.qint8)),
+        *(torch.nn.parameter.UninitializedParameter(), torch.zeros(2, dtype=torch.complex32)),
+        torch.eye(2).to_mkldnn(),
+    )
+    assert fields(list(others)) == {}
+    seen = []
+    torch.vmap(lambda row: seen.append(fields(row)) or row)(torch.ones(2, 2))
+    assert seen == [{}]
+
+
+def test_a_sparse_gradient_is_its_indices_and_values(tmp_path: Path) -> None:
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with DigestLog(tmp_path / "a") as log, digest_steps(table, optimizer, log):
+        table(torch.tensor([3, 1, 3])).sum().backward()
+        optimizer.step()
+    [step] = read_log(tmp_path / "a").steps.values()
+    assert [*step][-2:] == ["grad/weight.indices", "grad/weight.values"]
+    found = fields(table.weight.grad)
+    assert found["v.indices"] == torch_digest(torch.tensor([[1, 3]]))
+    assert found["v.values"] == torch_digest(torch.tensor([[1.0] * 4, [2.0] * 4]))
+
+
+def test_copies_of_a_hooked_model_have_no_hooks(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with DigestLog(tmp_path / "a") as log, digest_steps(net, optimizer, log) as steps:
+        torch.save(net.up, tmp_path / "up.pt")
+        other = copy.deepcopy(net)
+        other(BATCHES[0], scale=torch.tensor(2.0))
+        assert steps.found == {}
+
+
+def test_what_cannot_be_hooked_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+    net = Net()
+    wrapper: Any = SimpleNamespace(optimizer=torch.optim.SGD(net.parameters()))
+    with DigestLog(tmp_path / "a") as log:
+        refused = pytest.raises(ValueError, match="innermost torch optimiser, received a SimpleN")
+        with refused, digest_steps(net, wrapper, log):
+            raise AssertionError
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+        lbfgs = torch.optim.LBFGS(net.parameters())
+        with digest_steps(net, lbfgs, log), pytest.raises(ValueError, match="with a closure"):
+            lbfgs.step(lambda: torch.tensor(0.0))
+
+
+def test_many_shapes_share_few_programs() -> None:
+    before = module._digest._cache_size()
+    for size in range(1, 3000, 7):
+        x = torch.arange(float(size))
+        assert torch_digest(x) == module._on_device(x)
+    assert module._digest._cache_size() - before <= 3
+
+
 def test_the_trainer_s_callback_writes_the_same(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     log = trained(tmp_path / "a", start=7)
@@ -188,8 +278,8 @@ def test_the_trainer_s_callback_writes_the_same(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     wrapped = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
 
-    def told(event: str, zero: bool = True) -> None:
-        state = SimpleNamespace(global_step=7, is_world_process_zero=zero)
+    def told(event: str, zero: bool = True, number: int = 7) -> None:
+        state = SimpleNamespace(global_step=number, is_world_process_zero=zero)
         getattr(callback, event)(None, state, None, model=net, optimizer=wrapped)
 
     def step(x: Any) -> None:
@@ -204,7 +294,12 @@ def test_the_trainer_s_callback_writes_the_same(tmp_path: Path) -> None:
     # A training that was interrupted has not ended: its hooks go with the next one.
     told("on_train_begin")
     told("on_train_begin")
-    for x in BATCHES:
+    for number, x in enumerate(BATCHES, 7):
+        told("on_step_begin", number=number)
+        if number == 8:
+            # A step that was skipped, as by a scaler of gradients: its number is not used up.
+            net(x * 2, scale=torch.tensor(1.0))
+            told("on_step_begin", number=number)
         step(x)
     told("on_train_end")
     step(torch.zeros(1, 4))
