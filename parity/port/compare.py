@@ -434,12 +434,13 @@ class _Both:
         if not again or not self._is_close(rows, noise, work):
             return noise, bounds, rows, ()
         better = {side: self._more(side, each) for side, each in first.items()}
-        if better == first:
+        sides = [side for side in first if better[side].responses != first[side].responses]
+        if not sides:
             return noise, bounds, rows, ()
         noise = _completed(better)
         notice = (
-            f"{MORE_SEEDS} perturbed runs measured the noise floors of gates, some of which failed "
-            f"by little with {SEEDS} runs"
+            f"{MORE_SEEDS} perturbed runs of the {' and the '.join(sides)} measured noise floors, "
+            f"since gates failed by little with {SEEDS} runs"
         )
         return noise, *self._judged(noise, work, device), (notice,)
 
