@@ -59,16 +59,16 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
         counted = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         place = place + counted * jnp.uint32(stride * STEP % 2**32)
         stride *= x.shape[axis]
-    return sums_of(x, place, jnp.ones(x.shape, bool))
+    return sums_of(x, place)
 
 
-def sums_of(x: jax.Array, place: jax.Array, counted: jax.Array) -> UInt32[Array, "2"]:
+def sums_of(x: jax.Array, place: jax.Array, counted: jax.Array | None = None) -> UInt32[Array, "2"]:
     """Return the two sums of a digest over the elements where `counted` is True.
 
     Args:
         x: the array.
         place: numbers that tell positions apart, uint32, in the shape of `x`.
-        counted: booleans in the shape of `x`.
+        counted: booleans in the shape of `x`; None: all are counted.
     """
     mixed = _mixed(place)
     for word in _words(x):
@@ -76,8 +76,8 @@ def sums_of(x: jax.Array, place: jax.Array, counted: jax.Array) -> UInt32[Array,
     # A second, different sum of the same numbers: with 32 bits alone, digests would collide by
     # chance in a run with millions of values.
     other = (mixed ^ (mixed >> 15)) * jnp.uint32(STEP)
-    both = (jnp.where(counted, each, 0) for each in (mixed, other ^ (other >> 13)))
-    return jnp.stack([jnp.sum(each, dtype=jnp.uint32) for each in both])
+    both = (mixed, other ^ (other >> 13))
+    return jnp.stack([jnp.sum(each, dtype=jnp.uint32, where=counted) for each in both])
 
 
 def _mixed(x: jax.Array) -> jax.Array:

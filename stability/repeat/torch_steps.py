@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -133,8 +134,9 @@ def digest_steps(
 
     Left out are forward passes without gradients (`torch.no_grad`), parts of the model that are
     called without it, buffers, the optimiser's state, and tensors whose numbers cannot be read:
-    nested, quantised, on the meta device, or inside `torch.func`. Tensors are searched in lists,
-    tuples, mappings and dataclasses. Errors of the file are raised inside the training.
+    nested, quantised, on the meta device, or inside `torch.func`; a warning names each of these
+    once. Tensors are searched in lists, tuples, mappings and dataclasses. Errors of the file are
+    raised inside the training.
 
     Args:
         model: the model that trains.
@@ -189,6 +191,7 @@ class Steps:
     def __init__(self, model: torch.nn.Module, log: DigestLog, number: int) -> None:
         self.model, self.log, self.number = model, log, number
         self.found: dict[str, tuple[int, int]] = {}
+        self.unread: set[str] = set()
         self.inside = False
         """Whether a forward pass that will be differentiated is running. An evaluation between two
         steps is no part of either, nor is a pass that is recomputed during the backward pass."""
@@ -246,14 +249,7 @@ class Steps:
         import torch
 
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.sparse_coo and not value.is_meta:
-                value = value.detach().coalesce()
-                self._add(f"{name}.indices", value.indices())
-                self._add(f"{name}.values", value.values())
-            elif _is_readable(value):
-                again = (f"{name}#{turn}" for turn in itertools.count(2))
-                names = itertools.chain([name], again)
-                self.found[next(n for n in names if n not in self.found)] = torch_digest(value)
+            self._add_tensor(name, value)
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 self._add(f"{name}.{key}", each)
@@ -263,6 +259,26 @@ class Steps:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 self._add(f"{name}.{field.name}", getattr(value, field.name, None))
+
+    def _add_tensor(self, name: str, value: torch.Tensor) -> None:
+        """Add the digest of a tensor; a sparse one is its indices and values."""
+        import torch
+
+        if value.layout is torch.sparse_coo and not value.is_meta:
+            value = value.detach().coalesce()
+            self._add(f"{name}.indices", value.indices())
+            self._add(f"{name}.values", value.values())
+        elif _is_readable(value):
+            again = (f"{name}#{turn}" for turn in itertools.count(2))
+            names = itertools.chain([name], again)
+            self.found[next(n for n in names if n not in self.found)] = torch_digest(value)
+        elif name not in self.unread:
+            self.unread.add(name)
+            warnings.warn(
+                f"{name} has no digest, since the numbers of this {type(value).__name__} "
+                f"({value.dtype}) cannot be read: `same` will not compare it",
+                stacklevel=2,
+            )
 
 
 def _is_readable(x: torch.Tensor) -> bool:

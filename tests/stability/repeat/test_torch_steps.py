@@ -220,10 +220,20 @@ def test_tensors_are_found_in_containers_and_others_are_left_out() -> None:
         *(torch.nn.parameter.UninitializedParameter(), torch.zeros(2, dtype=torch.complex32)),
         torch.eye(2).to_mkldnn(),
     )
-    assert fields(list(others)) == {}
+    with pytest.warns(UserWarning) as told:
+        assert fields([*others, {"a": others[0]}]) == {}
+    for index in range(len(others)):
+        assert sum(f"v[{index}] has no digest" in str(each.message) for each in told) == 1
     seen = []
-    torch.vmap(lambda row: seen.append(fields(row)) or row)(torch.ones(2, 2))
+    with pytest.warns(UserWarning, match="v has no digest"):
+        torch.vmap(lambda row: seen.append(fields(row)) or row)(torch.ones(2, 2))
     assert seen == [{}]
+    # Once a name, in however many steps.
+    steps = module.Steps(torch.nn.Module(), double(DigestLog), 0)
+    with pytest.warns(UserWarning) as told:
+        for _ in range(2):
+            steps._add("v", others[0])
+    assert len(told) == 1
 
 
 def test_a_sparse_gradient_is_its_indices_and_values(tmp_path: Path) -> None:
