@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import reports
     import stability
     from parity import (
+        Adoption,
         CapturedSide,
         Deployment,
         EquinoxSide,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         SideError,
         TaskError,
         TorchSide,
+        adopt,
         batch_agreement,
         capture,
         compare,
@@ -61,6 +63,7 @@ PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 
 _HOMES = {
     "parity": (
+        "Adoption",
         "CapturedSide",
         "Deployment",
         "EquinoxSide",
@@ -74,6 +77,7 @@ _HOMES = {
         "SideError",
         "TaskError",
         "TorchSide",
+        "adopt",
         "batch_agreement",
         "capture",
         "compare",
@@ -98,6 +102,7 @@ _HOMES = {
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Adoption",
     "CapturedSide",
     "Deployment",
     "EquinoxSide",
@@ -114,6 +119,7 @@ __all__ = [
     "SideError",
     "TaskError",
     "TorchSide",
+    "adopt",
     "apply_updates",
     "audit_step",
     "batch_agreement",

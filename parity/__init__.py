@@ -15,7 +15,7 @@ from megalodon_jax.lazy import on_first_use
 
 if TYPE_CHECKING:
     from parity.deployed import Deployment, compare_deployed
-    from parity.port import Port, PortError, Report, compare
+    from parity.port import Adoption, Port, PortError, Report, adopt, compare
     from parity.self_agreement import batch_agreement, stream_agreement
     from parity.sides import (
         CapturedSide,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "parity.deployed": ("Deployment", "compare_deployed"),
-    "parity.port": ("Port", "PortError", "Report", "compare"),
+    "parity.port": ("Adoption", "Port", "PortError", "Report", "adopt", "compare"),
     "parity.self_agreement": ("batch_agreement", "stream_agreement"),
     "parity.sides": (
         "CapturedSide",
@@ -48,6 +48,7 @@ _ROOMS = {
     "parity.tasks": ("LanguageModel", "TaskError", "greedy_agreement", "text_agreement"),
 }
 __all__ = [
+    "Adoption",
     "CapturedSide",
     "Deployment",
     "EquinoxSide",
@@ -61,6 +62,7 @@ __all__ = [
     "SideError",
     "TaskError",
     "TorchSide",
+    "adopt",
     "batch_agreement",
     "capture",
     "compare",

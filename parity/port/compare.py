@@ -196,7 +196,7 @@ def _compare(port: Port, *, again: bool) -> Report:
     unmoved, moved = both.misconverted(rows, port, place, again)
     # With wrong parameters the operations are those of the original, on other numbers.
     place = replace(place, operation=None if moved else place.operation)
-    hints = {"untransposed": unmoved, "misplaced": moved}
+    hints: Any = {"untransposed": unmoved, "misplaced": moved, "lost": tuple(lost)}
     known = alignment, matching, place, narrow, notices, ledger
     return Report(port.title, tuple(rows), *known, **hints)
 
@@ -245,11 +245,11 @@ def _both_sides(port: Port) -> _Both:
         check_same_inputs(port.original, port.port)
     with exits_named("a side, asked for its parameters,"):
         parameters = [side.parameters() for side in (port.original, port.port)]
-    matching = match_parameters(*map(_floating, parameters))
+    matching = match_parameters(*map(floating, parameters))
     if parameters[1] and not any(p.is_equal or p.is_reordered for p in matching.pairs):
         raise PortError(
-            "the two sides share no parameter: give the port the original's weights first.\n"
-            + matching.text()
+            "the two sides share no parameter: give the port the original's weights first, for "
+            "example with parity.adopt.\n" + matching.text()
         )
     how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
     theirs, mine, tables = without_shared_tables(port.original, port.port, parameters[0])
@@ -698,7 +698,7 @@ class _Both:
             self.partners(),
             self.names.matching,
             left_out=left_out,
-            inputs=list(_floating(port.original.inputs())),
+            inputs=list(floating(port.original.inputs())),
             without_derivatives=without_derivatives,
         )
 
@@ -740,7 +740,7 @@ class _Both:
         return Report(port.title, tuple(rows), *known, narrow=(), notices=notices, ledger=())
 
 
-def _floating(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def floating(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the floating-point arrays; a wrong integer table, such as indices, shows in stages."""
     # dtype.kind does not separate bfloat16 from int4, which both come from ml_dtypes.
     whole = {n for n, x in arrays.items() if x.dtype.kind in "biu" or "int" in x.dtype.name}

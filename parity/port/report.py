@@ -55,6 +55,8 @@ class Report:
     misplaced: Mapping[str, str] = field(default_factory=dict)
     """Notes on parameters that were exchanged, by the port's name. Not empty only if all gates pass
     once the parameters are assigned by name (`parity.port.conversion.misplaced`)."""
+    lost: tuple[str, ...] = ()
+    """Parameters of the original that the port lacks and will need once they are trained."""
 
     def __repr__(self) -> str:
         """Return the one-sentence answer, which a failing assertion shows."""

@@ -1,4 +1,4 @@
-"""Commands `port` and `capture`: compare a user's ports, or capture one side as files."""
+"""Commands `port`, `adopt` and `capture`: of a user's port, its parameters and its sides."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import click
 
 from reports.cli.console import (
     FILE,
+    INCOMPLETE,
+    OK,
+    REGRESSED,
     append,
     choice_option,
     examples,
@@ -182,4 +185,40 @@ def capture(
     click.echo(folder.resolve())
 
 
-COMMANDS = (port, capture)
+@click.command(
+    epilog=examples(
+        "adopt docs/examples/my_port.py",
+        "adopt docs/examples/my_port.py --write convert.py --answers answers.json",
+        codes=True,
+        about=ABOUT,
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--case", default="", help="Port to convert for, if `port()` returns several.")
+@click.option("--answers", type=FILE, help="Read answers from this file; write questions to it.")
+@click.option("--write", type=FILE, help="Write the conversion to this file, a Python module.")
+@click.pass_context
+def adopt(ctx, file, case, answers, write) -> None:
+    """Convert the original's parameters for its port, and test the conversion.
+
+    Names and shapes propose the pairs of parameters. Both programs are then compared with the
+    converted parameters; where they differ, other layouts, exchanges and orders are tried. What no
+    comparison confirms is a question. Exits with 0 if nothing is left to do, with 1 if the programs
+    differ, and with 3 if questions are open.
+    """
+    from megalodon_jax.files import written_aside
+    from parity.engine.programs.exits import exits_named
+    from parity.port import adopt as convert
+    from reports.ports import port_of
+
+    with port_of(file, case) as chosen, exits_named("a side"):
+        found = convert(chosen, answers)
+    click.echo(found.text())
+    if write is not None:
+        with written_aside(write) as aside:
+            aside.write_text(found.source(), encoding="utf-8")
+        click.echo(write.resolve())
+    ctx.exit(OK if found.holds else INCOMPLETE if found.agrees else REGRESSED)
+
+
+COMMANDS = (port, adopt, capture)

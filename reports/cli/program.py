@@ -80,6 +80,7 @@ SECTIONS = {
         "activations": "values of a step outside narrow formats",
         "mesh": "a step on one device and on meshes of many",
         "same": "the first value that differs in two runs of a training",
+        "adopt": "convert an original's parameters for its port",
         "capture": "what one side of a port computes, as files",
         "export-model": "a folder for megalodon-hf, verified on both sides",
         "bench": "seconds and memory of JAX and megalodon-hf",

@@ -67,13 +67,33 @@ def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port
                 f"{SIDE}()` that returns a side, or `def {FUNCTION}()` that returns a parity.Port"
             )
         ports = as_ports(guarded(path, functions[FUNCTION]), f"{FUNCTION}() of {path}")
-        chosen = [port for port in ports if case in ("", port.title, port.case)]
-        if len(chosen) != 1:
-            titles = ", ".join(port.title for port in ports)
-            raise UserFileError(
-                f"expected --case with the case of one port of {path}; there are {titles}"
-            )
-        yield getattr(chosen[0], which), chosen[0]
+        chosen = _only(ports, path, case)
+        yield getattr(chosen, which), chosen
+
+
+@contextmanager
+def port_of(path: Path, case: str = "") -> Iterator[Port]:
+    """Context that yields one port that a file defines.
+
+    Args:
+        path: A file with a function `port()`.
+        case: Title or case of the port; "" if the file has only one.
+
+    Raises:
+        UserFileError: as for `ports_of`, or `case` does not select exactly one port.
+    """
+    with ports_of(path) as ports:
+        yield _only(ports, path, case)
+
+
+def _only(ports: Sequence[Port], path: Path, case: str) -> Port:
+    chosen = [port for port in ports if case in ("", port.title, port.case)]
+    if len(chosen) != 1:
+        titles = ", ".join(port.title for port in ports)
+        raise UserFileError(
+            f"expected --case with the case of one port of {path}; there are {titles}"
+        )
+    return chosen[0]
 
 
 def as_ports(answer: object, whose: str) -> tuple[Port, ...]:

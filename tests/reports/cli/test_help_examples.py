@@ -27,6 +27,7 @@ from tests.helpers import ROOT, cli
 from tests.reports.nights import earlier, measurement, run
 
 HEAVY = {
+    "adopt": ["parity.port.adopt"],
     "activations": ["reports.cli.views.activations.examine"],
     "bench": ["reports.bench.run.bench"],
     "capture": ["parity.sides.capture"],

@@ -1,0 +1,85 @@
+"""Pairs of parameters guessed from the order in which two programs use them.
+
+Automatic names, such as `Dense_0` and those of `torch.nn.Sequential`, say nothing. Their modules
+are paired in order of use, as far as the shapes fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.pairing import naming
+from parity.engine.pairing.constructions import Construction, laid_out
+from parity.engine.pairing.conventions import Conventions
+from parity.engine.pairing.layouts import Shape
+
+
+def paired_in_order(
+    original: Mapping[str, Shape], port: Mapping[str, Shape]
+) -> dict[str, Construction]:
+    """Return constructions of the port's parameters, each from one whole parameter.
+
+    The modules of both programs form two sequences. As many modules as possible are paired without
+    changing their order; two fit if each parameter of one has a partner in the other.
+
+    Args:
+        original: shapes by name, in order of use.
+        port: shapes by name, in order of use.
+    """
+    theirs, mine = _modules(original), _modules(port)
+    conventions = Conventions({}, original, port)
+    fits = [[_partners(a, b, original, port, conventions) for b in mine] for a in theirs]
+    # Largest number of pairs among the first i and the first j modules.
+    most = np.zeros((len(theirs) + 1, len(mine) + 1), int)
+    for i in range(len(theirs)):
+        for j in range(len(mine)):
+            most[i + 1, j + 1] = max(most[i, j + 1], most[i + 1, j], most[i, j] + bool(fits[i][j]))
+    made: dict[str, Construction] = {}
+    i, j = len(theirs), len(mine)
+    while i and j:
+        if most[i, j] == most[i - 1, j]:
+            i -= 1
+        elif most[i, j] == most[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            made |= fits[i][j]
+    return made
+
+
+def _modules(shapes: Mapping[str, Shape]) -> list[list[str]]:
+    """Return the names by module; a parameter without a module is a module of its own."""
+    modules: dict[str, list[str]] = {}
+    for name in shapes:
+        modules.setdefault(naming.parent(name) or name, []).append(name)
+    return list(modules.values())
+
+
+def _partners(
+    theirs: Sequence[str],
+    mine: Sequence[str],
+    original: Mapping[str, Shape],
+    port: Mapping[str, Shape],
+    conventions: Conventions,
+) -> dict[str, Construction]:
+    """Return the constructions of one module's parameters; empty if a parameter has no partner."""
+    if len(theirs) != len(mine):
+        return {}
+    ends = naming.similarity([*map(naming.leaf, theirs)], [*map(naming.leaf, mine)])
+    for i, a in enumerate(theirs):
+        for j, b in enumerate(mine):
+            source, target = original[a], port[b]
+            layout = len(source) == len(target) and conventions.axes(a, b, source, target)
+            if not layout or tuple(source[axis] for axis in layout) != target:
+                ends[i, j] = -np.inf
+    made = {
+        mine[j]: laid_out(
+            theirs[i],
+            conventions.layout(theirs[i], mine[j], original[theirs[i]], port[mine[j]]),
+        )
+        for i, j in naming.assignment(ends)
+        if np.isfinite(ends[i, j])
+    }
+    return made if len(made) == len(mine) else {}

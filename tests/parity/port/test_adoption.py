@@ -1,0 +1,312 @@
+"""Parameters converted for a port: proposed, tested, corrected, and asked about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from parity import FunctionSide, Port, PortError, adopt
+from parity.port import answers
+from parity.port.adoption import Adoption
+from parity.port.answers import AnswerError
+from parity.sides import Side
+from tests.helpers import ROOT, cli
+
+D = 6
+X = np.random.default_rng(1).normal(size=(5, D)).astype(np.float32)
+
+
+def dense(x: Any, layer: Mapping[str, Any]) -> Any:
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def original(p: Any, x: Any) -> Any:
+    """Attention and a norm, with (in, out) kernels."""
+    q, k, v = (checkpoint_name(dense(x, p[name]), name) for name in ("query", "key", "value"))
+    mixed = checkpoint_name(jax.nn.softmax(q @ k.T) @ v, "mixed")
+    y = dense(mixed, p["out"])
+    return y * p["norm"]["scale"] + p["norm"]["bias"]
+
+
+def renamed(p: Any, x: Any) -> Any:
+    """The same under other names: the query is in `wk` and the key in `wq`, and `out` is stored
+    (out, in)."""
+    q, k, v = (checkpoint_name(dense(x, p[name]), name) for name in ("wk", "wq", "wv"))
+    mixed = checkpoint_name(jax.nn.softmax(q @ k.T) @ v, "mixed")
+    y = mixed @ p["out"]["kernel"].T + p["out"]["bias"]
+    return y * p["norm"]["scale"] + p["norm"]["bias"]
+
+
+def fused(p: Any, x: Any) -> Any:
+    """The same with the value, key and query in one matrix, in this order."""
+    v, k, q = jnp.split(dense(x, p["qkv"]), 3, axis=-1)
+    mixed = checkpoint_name(jax.nn.softmax(q @ k.T) @ v, "mixed")
+    y = dense(mixed, p["out"])
+    return y * p["norm"]["scale"] + p["norm"]["bias"]
+
+
+def parameters(*names: str, width: int = D) -> dict[str, dict[str, np.ndarray]]:
+    """Parameters as initialised: random kernels, biases of 0 and a norm's scale of 1."""
+    rng = np.random.default_rng(len(names))
+    made = {
+        name: {
+            "kernel": rng.normal(size=(D, width if name == "qkv" else D)).astype(np.float32),
+            "bias": np.zeros(width if name == "qkv" else D, np.float32),
+        }
+        for name in names
+    }
+    return made | {"norm": {"scale": np.ones(D, np.float32), "bias": np.zeros(D, np.float32)}}
+
+
+def given(function: Callable[..., Any], port: Mapping[str, Any], **options: Any) -> Port:
+    names = ("query", "key", "value", "out")
+    left = FunctionSide(original, parameters(*names), X)
+    return Port("attention", left, FunctionSide(function, port, X), **options)
+
+
+@pytest.fixture(scope="module")
+def adopted() -> Adoption:
+    return adopt(given(renamed, parameters("wq", "wk", "wv", "out")))
+
+
+def test_an_exchange_and_a_transposition_are_found_by_comparing(adopted: Adoption) -> None:
+    assert adopted.holds and not adopted.questions and not adopted.unused, adopted.text()
+    assert len(adopted.confirmed) == 10
+    assert len(adopted.changed) == 2
+    assert any("wk and wq exchanged" in change for change in adopted.changed)
+    assert any("out.kernel in the other order of axes" in change for change in adopted.changed)
+    assert "10 of 10 parameters of the port are confirmed" in adopted.text()
+
+
+def test_the_values_are_the_original_s_without_the_noise_of_the_test(adopted: Adoption) -> None:
+    source = parameters("query", "key", "value", "out")
+    made = adopted.parameters
+    assert np.array_equal(made["wk.kernel"], source["query"]["kernel"])
+    assert np.array_equal(made["out.kernel"], source["out"]["kernel"].T)
+    assert np.array_equal(made["norm.scale"], np.ones(D))
+    assert np.array_equal(adopted.side.parameters()["wq.kernel"], source["key"]["kernel"])
+
+
+def test_the_written_converter_makes_the_same_parameters(adopted: Adoption) -> None:
+    space: dict[str, Any] = {}
+    exec(adopted.source(), space)
+    left = given(renamed, parameters("wq", "wk", "wv", "out")).original
+    made = space["convert"](left.parameters())
+    assert made.keys() == adopted.parameters.keys()
+    assert all(np.array_equal(made[name], x) for name, x in adopted.parameters.items())
+
+
+def test_a_port_that_computes_something_else_is_not_confirmed() -> None:
+    def wrong(p: Any, x: Any) -> Any:
+        return renamed(p, x) * jnp.float32(1.01)
+
+    found = adopt(given(wrong, parameters("wq", "wk", "wv", "out")))
+    assert not found.holds and not found.confirmed
+    assert {name for q in found.questions for name in q.parameters} == found.parameters.keys()
+    assert all(question.why == "the programs differ" for question in found.questions)
+    assert "diverges" in found.text()
+
+
+def test_the_order_of_fused_parts_is_found_by_comparing() -> None:
+    port = parameters("qkv", "out", width=3 * D)
+    found = adopt(given(fused, port))
+    assert found.holds, found.text()
+    source = parameters("query", "key", "value", "out")
+    parts = [source[name]["kernel"] for name in ("value", "key", "query")]
+    assert np.array_equal(found.parameters["qkv.kernel"], np.concatenate(parts, axis=1))
+
+
+def test_what_no_result_depends_on_and_what_has_no_original_are_questions(tmp_path: Path) -> None:
+    port = parameters("query", "key", "value", "out")
+    port["idle"] = {"table": np.zeros((3, D), np.float32)}
+    port["norm"]["spare"] = np.zeros((2, 2), np.float32)
+    file = tmp_path / "answers.json"
+    case = given(original, port)
+    found = adopt(case, file)
+    assert not found.holds
+    assert len(found.confirmed) == 10
+    open_ = json.loads(file.read_text())
+    assert open_["answers"] == {}
+    assert open_["questions"].keys() == {"idle.table", "norm.spare"}
+    open_["note"] = "of a person"
+    open_["answers"] = {"idle.table": None, "norm.spare": None}
+    file.write_text(json.dumps(open_))
+    answered = adopt(case, file)
+    assert answered.holds
+    kept = json.loads(file.read_text())
+    assert kept == {**open_, "questions": {}}
+
+
+def test_an_answer_replaces_the_proposal_and_is_not_changed_by_a_comparison(tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    said = {
+        "wq.kernel": "value.kernel",
+        "wv.kernel": {"of": "key.kernel", "transposed": True},
+    }
+    file.write_text(json.dumps({"answers": said}))
+    found = adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+    source = parameters("query", "key", "value", "out")
+    assert not found.holds
+    assert np.array_equal(found.parameters["wq.kernel"], source["value"]["kernel"])
+    assert np.array_equal(found.parameters["wv.kernel"], source["key"]["kernel"].T)
+    assert json.loads(file.read_text())["answers"] == said
+
+
+def test_a_bias_of_zeros_that_the_port_lacks_is_named() -> None:
+    def without(p: Any, x: Any) -> Any:
+        q, k, v = (checkpoint_name(dense(x, p[name]), name) for name in ("query", "key", "value"))
+        y = checkpoint_name(jax.nn.softmax(q @ k.T) @ v, "mixed") @ p["out"]["kernel"]
+        return y * p["norm"]["scale"] + p["norm"]["bias"]
+
+    port = parameters("query", "key", "value", "out")
+    del port["out"]["bias"]
+    found = adopt(given(without, port))
+    assert not found.questions and not found.holds
+    assert "not used, but trained: out.bias (6,)" in found.text()
+
+
+def test_parameters_without_telling_names_are_paired_in_the_order_of_use() -> None:
+    def numbered_modules(p: Any, x: Any) -> Any:
+        for name in ("m_2", "m_0", "m_1"):
+            x = checkpoint_name(jnp.tanh(dense(x, p[name])), name)
+        return x
+
+    def other(p: Any, x: Any) -> Any:
+        for name in ("u", "v", "w"):
+            x = checkpoint_name(jnp.tanh(x @ p[name]["kernel"] + p[name]["bias"]), name)
+        return x
+
+    left = FunctionSide(numbered_modules, parameters("m_0", "m_1", "m_2"), X)
+    right = FunctionSide(other, parameters("u", "v", "w"), X)
+    for side in (left, right):
+        del side.params["norm"]
+    found = adopt(Port("numbered", left, right))
+    assert found.holds and not found.changed, found.text()
+    kernels = {n: p.originals for n, p in found.matching.by_port.items() if "kernel" in n}
+    assert kernels == {"u.kernel": ("m_2.kernel",), "v.kernel": ("m_0.kernel",),
+                       "w.kernel": ("m_1.kernel",)}  # fmt: skip
+
+
+class Fixed:
+    """A side whose parameters cannot be changed, as those of a capture."""
+
+    def __init__(self, side: Side) -> None:
+        self.kind, self.parameters = "fixed", side.parameters
+        self.inputs, self.run = side.inputs, side.run
+
+
+def test_without_noise_equal_parameters_are_not_confirmed() -> None:
+    case = given(original, parameters("query", "key", "value", "out"))
+    found = adopt(replace(case, original=Fixed(case.original)))
+    assert found.confirmed == {f"{name}.kernel" for name in ("query", "key", "value", "out")}
+    assert any("cannot be changed" in notice for notice in found.notices)
+    with pytest.raises(PortError, match="parameters can be set"):
+        adopt(replace(case, port=Fixed(case.port)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"none.kernel": None}, "none.kernel is no parameter of the port"),
+        ({"wq.kernel": "lost.kernel"}, "names lost.kernel, which the original does not have"),
+        ({"wq.kernel": "query.bias"}, r"does not fit its shape \(6, 6\): query.bias \(6,\)"),
+        ({"wq.kernel": ["query.kernel", "key.kernel"]}, "does not fit its shape"),
+        ({"wq.kernel": {"of": "query.kernel", "transpose": True}}, "is not null, a name"),
+        ({"wq.kernel": {"of": "query.kernel", "transposed": 1}}, "is not null, a name"),
+        ({"wq.kernel": []}, "is not null, a name"),
+        ({"wq.kernel": 3}, "is not null, a name"),
+        (["wq.kernel"], "expected under `answers` an object"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
+    answer: Any, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "answers.json"
+    text = json.dumps({"answers": answer})
+    file.write_text(text)
+    with pytest.raises(AnswerError, match=says):
+        adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+    assert file.read_text() == text
+
+
+def test_a_file_of_answers_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    file.write_text("{")
+    with pytest.raises(AnswerError, match="correct or delete it"):
+        adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+
+
+def numbered(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=float).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("answer", "made"),
+    [
+        ("a", lambda a, b: a),
+        (["a"], lambda a, b: a),
+        ({"of": "a", "transposed": True}, lambda a, b: a.T),
+        (["a", "b"], lambda a, b: np.stack([a, b])),
+        (["b", "a"], lambda a, b: np.concatenate([b, a])),
+        (["a", "b"], lambda a, b: np.concatenate([a, b], 1)),
+        ({"of": ["a", "b"], "transposed": True}, lambda a, b: np.concatenate([a.T, b.T], 1)),
+        ({"of": ["b", "a"], "transposed": True}, lambda a, b: np.stack([b.T, a.T])),
+    ],
+)
+def test_answers_are_one_parameter_a_stack_or_a_fusion_in_their_order(
+    answer: Any, made: Callable[..., np.ndarray]
+) -> None:
+    arrays = {"a": numbered(3, 3), "b": 100 + numbered(3, 3)}
+    expected = made(arrays["a"], arrays["b"])
+    built = answers._from_answer(answer, arrays, expected.shape).from_original(arrays)
+    # Where a stack and a fusion have one shape, the stack of the first axis is meant.
+    assert np.array_equal(built, expected)
+
+
+def test_a_matrix_is_transposed_without_being_asked_only_where_nothing_else_fits() -> None:
+    arrays = {"a": numbered(2, 3), "b": numbered(4, 3)}
+    built = answers._from_answer("a", arrays, (3, 2)).from_original(arrays)
+    assert np.array_equal(built, arrays["a"].T)
+    both = answers._from_answer(["a", "b"], arrays, (3, 6)).from_original(arrays)
+    assert np.array_equal(both, np.concatenate([arrays["a"].T, arrays["b"].T], 1))
+
+
+def test_one_answer_stands_for_all_layers_by_their_numbers() -> None:
+    mine = {f"block_{i}.w_{j}": numbered(2) for i in range(2) for j in range(3)}
+    said: dict[str, Any] = {"block_{}.w_{}": {"of": ["layers.{}.{}", "layers.{}.x"]}, "head": None}
+    said["block_1.w_1"] = "own"
+    found = answers._each(said, mine)
+    assert found["block_1.w_1"] == "own"
+    assert found.keys() == {*mine, "head"}
+    assert found["block_1.w_2"] == {"of": ["layers.1.2", "layers.1.x"]}
+
+
+def test_the_command_writes_the_conversion_and_exits_with_what_is_left(tmp_path: Path) -> None:
+    file, written = ROOT / "docs/examples/my_port.py", tmp_path / "convert.py"
+    done = cli("adopt", file, "--write", written, "--answers", tmp_path / "answers.json")
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 parameters of the port are confirmed" in done.output
+    assert "def convert(original" in written.read_text()
+    assert json.loads((tmp_path / "answers.json").read_text())["questions"] == {}
+
+
+@pytest.mark.parametrize(("change", "code"), [("approximate=True", 1), ("idle", 3)])
+def test_a_conversion_that_is_not_confirmed_is_no_success(
+    change: str, code: int, tmp_path: Path
+) -> None:
+    source = (ROOT / "docs/examples/my_port.py").read_text()
+    if change == "idle":
+        source = source.replace("    x = rng", '    transposed["idle"] = x = rng')
+    else:
+        source = source.replace("approximate=APPROXIMATE", change)
+    (tmp_path / "port.py").write_text(source)
+    assert cli("adopt", tmp_path / "port.py").exit_code == code
