@@ -23,6 +23,7 @@ import numpy as np
 from parity.engine.measure.arrays import Arrays
 from parity.engine.measure.localize import first_divergence
 from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.metrics import relative_l2
 from parity.engine.measure.quantity import Quantity, Role
 from parity.engine.pairing import naming
 from parity.engine.pairing.constructions import Construction, Piece, laid_out
@@ -33,9 +34,10 @@ from parity.engine.pairing.order_of_use import paired_in_order
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.proposal import MOST_PARTS, propose
 from parity.port.answers import constructions_of, read_answers, write_questions
-from parity.port.compare import Port, PortError, compare, floating
+from parity.port.compare import CANCELLED, Port, PortError, compare, floating
 from parity.port.ledger import BETWEEN, has_output
 from parity.port.report import Report, first_use
+from parity.port_tolerances import PortEdge
 from parity.sides.side import Side, SideError, TakesParameters
 
 TRIES = 48
@@ -105,8 +107,11 @@ class Adoption:
     """Comparison that tested the constructions; None if the sides cannot be compared."""
     confirmed: frozenset[str]
     """Names of the port's parameters whose construction a comparison confirmed."""
+    inferred: frozenset[str]
+    """Names of the port's parameters on which no result depends, but whose module is confirmed to
+    be a certain one of the original."""
     questions: tuple[Question, ...]
-    """The other parameters of the port, except those that keep their own value."""
+    """The other parameters of the port, except those with an answer."""
     changed: tuple[str, ...]
     """Changes of the proposal that a comparison showed to be right, a sentence each."""
     notices: tuple[str, ...]
@@ -141,6 +146,9 @@ class Adoption:
             f"{self.title}: {len(self.confirmed)} of {total} parameters of the port are confirmed "
             f"by a comparison, {sum(len(q.parameters) for q in self.questions)} are open"
         ]
+        if self.inferred:
+            names = ", ".join(dict.fromkeys(map(naming.pattern, sorted(self.inferred))))
+            lines.append(f"no result depends on {names}; taken from the module of the others")
         lines += [f"changed: {change}" for change in self.changed]
         lines += [f"open: {question.text()}" for question in self.questions]
         lost = () if self.report is None else self.report.lost
@@ -184,6 +192,7 @@ def adopt(port: Port, answers: Path | str | None = None) -> Adoption:
         side.with_parameters(parameters),
         search.report,
         search.confirmed(),
+        search.inferred(),
         tuple(search.questions(theirs, mine)),
         tuple(search.changed),
         tuple(search.notices),
@@ -220,6 +229,7 @@ class _Search:
         self.changed: list[str] = []
         self.notices: list[str] = []
         self.has_noise = False
+        self.moving: frozenset[str] = frozenset()
         self.pairs = self._with_order(proposal)
         self.original = self._with_noise()
         self.theirs = floating(self.original.parameters())
@@ -237,13 +247,17 @@ class _Search:
             self.pairs = self._with(constructions)
         if self.report is not None and _agree(self.report) and self.port.gradients:
             self.report = self._compared(self.pairs, gradients=True) or self.report
+        if self.report is not None and _agree(self.report):
+            self.moving = self._moving(self.report)
         return self._matching()
 
     def confirmed(self) -> frozenset[str]:
         """Return the parameters that the results depend on, if both programs compute the same.
 
         With noise on the original's parameters, no two of them are equal. So if all results hold
-        and depend on a parameter (its derivative holds and is not 0), its construction is right.
+        and depend on a parameter (its derivative holds and is not 0, not even up to rounding), its
+        construction is right. A parameter without a derivative is changed to see whether the
+        results do (`_moving`).
         Without noise, constants and equal parameters are left out.
         """
         if self.report is None or not _agree(self.report):
@@ -253,10 +267,63 @@ class _Search:
             for row in self.report.measurements
             if row.edge in BETWEEN
             and row.verdict is Verdict.PASS
+            and row.note != CANCELLED
             and Quantity(row.quantity).role is Role.GRADIENT
         }
         distinct = self.pairs.keys() if self.has_noise else self._distinct()
-        return frozenset(passed & distinct)
+        return frozenset((passed | self.moving) & distinct)
+
+    def _moving(self, report: Report) -> frozenset[str]:
+        """Return the parameters without a derivative, such as running statistics, of which another
+        value breaks the tolerance of a result."""
+        derived = {
+            Quantity(row.quantity).name
+            for row in report.measurements
+            if Quantity(row.quantity).role is Role.GRADIENT
+        }
+        edge = PortEdge.PORT32_ORIGINAL32
+        bounds = {
+            row.quantity: row.tolerance
+            for row in report.measurements
+            if row.edge == edge and row.metric == "rel_l2" and row.verdict is Verdict.PASS
+        }
+        values = {n: p.construction.from_original(self.theirs) for n, p in self.pairs.items()}
+        found = set()
+        try:
+            base = self.side.with_parameters(values).run()
+            for name in [n for n in values if n not in derived][:TRIES]:
+                other = values | {name: (values[name] * 1.5 + 0.5).astype(values[name].dtype)}
+                moved = self.side.with_parameters(other).run().stages
+                if any(
+                    relative_l2(moved[output], base.stages[output]) > bounds[output]
+                    for output in base.outputs
+                    if output in bounds
+                ):
+                    found.add(name)
+        except SideError as error:
+            self.notices.append(f"parameters without a derivative were not tested: {error}")
+        return frozenset(found)
+
+    def inferred(self) -> frozenset[str]:
+        """Return the parameters on which no result depends, but which come from the same modules of
+        the original as all other parameters of their module, which are confirmed.
+
+        An example is the bias of an attention's key, which the softmax cancels.
+        """
+        confirmed = self.confirmed()
+        found = set()
+        for name, pair in self.pairs.items():
+            module = naming.parent(name)
+            others = [p for p in self.pairs if naming.parent(p) == module and module and p != name]
+            modules = [*map(naming.parent, pair.originals)]
+            if (
+                name not in confirmed
+                and others
+                and confirmed.issuperset(others)
+                and all([*map(naming.parent, self.pairs[p].originals)] == modules for p in others)
+            ):
+                found.add(name)
+        return frozenset(found)
 
     def _distinct(self) -> set[str]:
         """Return the parameters whose originals are no constants, nor equal to one another."""
@@ -271,7 +338,7 @@ class _Search:
 
         Parameters whose names differ in numbers only, with one answer for all, share a question.
         """
-        done = {*self.confirmed(), *self.kept, *self.fixed}
+        done = {*self.confirmed(), *self.inferred(), *self.kept, *self.fixed}
         used = {name for pair in self.pairs.values() for name in pair.originals}
         groups: dict[tuple[Any, ...], list[str]] = {}
         for name in self.order:
@@ -301,7 +368,7 @@ class _Search:
             return "the programs could not be compared"
         if not _agree(self.report):
             return "the programs differ"
-        return "no compared derivative shows that a result depends on it"
+        return "no result depends on it"
 
     def _with_order(self, proposal: Matching) -> dict[str, Pair]:
         """Return the pairs, and for what is left over pairs in the order of use."""

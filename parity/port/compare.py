@@ -62,6 +62,8 @@ FORCED = "rel_l2_forced"
 
 The metric is a gate that exists only if the port can run in float64 and the original cannot.
 """
+CANCELLED = "0 up to rounding: the error is relative to the terms that cancel"
+"""Note on the gate of a quantity whose terms cancel."""
 
 
 class PortError(ValueError):
@@ -819,7 +821,7 @@ def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
     if row.metric != "rel_l2" or row.note or not cancelled:
         return row
-    return replace(row, note="0 up to rounding: the error is relative to the terms that cancel")
+    return replace(row, note=CANCELLED)
 
 
 def _weights(

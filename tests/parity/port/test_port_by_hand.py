@@ -32,10 +32,10 @@ from parity.port.compare import (
     _Both,
     _check_two_sides,
     _completed,
-    _floating,
     _hidden_by_tables,
     _with_scale,
     _would_hold,
+    floating,
 )
 from parity.port.consequences import has_effect, notice_of
 from parity.port.conversion import TRIED, untransposed
@@ -209,7 +209,7 @@ def test_whole_numbers_of_any_width_are_no_parameters():
     whole_numbers = (np.int32, np.uint8, np.bool_, ml_dtypes.int4, ml_dtypes.uint4)
     numbers = (np.float32, np.float64, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
     arrays = {np.dtype(d).name: np.ones(2, d) for d in (*whole_numbers, *numbers)}
-    assert list(_floating(arrays)) == [np.dtype(d).name for d in numbers]
+    assert list(floating(arrays)) == [np.dtype(d).name for d in numbers]
 
 
 def verdict(*verdicts: Verdict) -> list[Measurement]:
