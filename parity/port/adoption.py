@@ -249,6 +249,8 @@ class _Search:
             self.report = self._compared(self.pairs, gradients=True) or self.report
         if self.report is not None and _agree(self.report):
             self.moving = self._moving(self.report)
+            if not self.port.gradients:
+                self.report = replace(self.report, lost=tuple(sorted(self._lost(self.report))))
         return self._matching()
 
     def confirmed(self) -> frozenset[str]:
@@ -281,24 +283,42 @@ class _Search:
             for row in report.measurements
             if Quantity(row.quantity).role is Role.GRADIENT
         }
-        edge = PortEdge.PORT32_ORIGINAL32
-        bounds = {
-            row.quantity: row.tolerance
-            for row in report.measurements
-            if row.edge == edge and row.metric == "rel_l2" and row.verdict is Verdict.PASS
-        }
         values = {n: p.construction.from_original(self.theirs) for n, p in self.pairs.items()}
-        found = set()
+        left = {name: x for name, x in values.items() if name not in derived}
+        return self._effective(report, self.side.with_parameters(values), left)
+
+    def _lost(self, report: Report) -> frozenset[str]:
+        """Return the constants of the original on which results depend, but which the port lacks.
+
+        A comparison with derivatives finds them (`Report.lost`).
+        """
+        used = {name for pair in self.pairs.values() for name in pair.originals}
+        fresh = {
+            name: x
+            for name, x in self.theirs.items()
+            if name not in used and x.size and np.all(x == x.flat[0])
+        }
+        return self._effective(report, self.original, fresh)
+
+    def _effective(self, report: Report, side: Side, values: Arrays) -> frozenset[str]:
+        """Return the names of `values` without which a result leaves its tolerance."""
+        edge = PortEdge.PORT32_ORIGINAL32
+        bound = max(
+            (
+                row.tolerance
+                for row in report.measurements
+                if row.edge == edge and row.metric == "rel_l2" and row.verdict is Verdict.PASS
+            ),
+            default=math.inf,
+        )
+        found: set[str] = set()
+        if not isinstance(side, TakesParameters):
+            return frozenset()
         try:
-            base = self.side.with_parameters(values).run()
-            for name in [n for n in values if n not in derived][:TRIES]:
-                other = values | {name: (values[name] * 1.5 + 0.5).astype(values[name].dtype)}
-                moved = self.side.with_parameters(other).run().stages
-                if any(
-                    relative_l2(moved[output], base.stages[output]) > bounds[output]
-                    for output in base.outputs
-                    if output in bounds
-                ):
+            base = side.run()
+            for name, x in [*values.items()][:TRIES]:
+                moved = side.with_parameters({name: (x * 1.5 + 0.5).astype(x.dtype)}).run().stages
+                if any(relative_l2(moved[o], base.stages[o]) > bound for o in base.outputs):
                     found.add(name)
         except SideError as error:
             self.notices.append(f"parameters without a derivative were not tested: {error}")

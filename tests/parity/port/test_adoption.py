@@ -170,7 +170,8 @@ def test_an_answer_replaces_the_proposal_and_is_not_changed_by_a_comparison(
     assert json.loads(file.read_text())["answers"] == said
 
 
-def test_a_bias_of_zeros_that_the_port_lacks_is_named() -> None:
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_bias_of_zeros_that_the_port_lacks_is_named(gradients: bool) -> None:
     def without(p: Any, x: Any) -> Any:
         q, k, v = (checkpoint_name(dense(x, p[name]), name) for name in ("query", "key", "value"))
         y = checkpoint_name(jax.nn.softmax(q @ k.T) @ v, "mixed") @ p["out"]["kernel"]
@@ -178,7 +179,7 @@ def test_a_bias_of_zeros_that_the_port_lacks_is_named() -> None:
 
     port = parameters("query", "key", "value", "out")
     del port["out"]["bias"]
-    found = adopt(given(without, port))
+    found = adopt(given(without, port, gradients=gradients))
     assert not found.questions and not found.holds
     assert "not used, but trained: out.bias (6,)" in found.text()
 
