@@ -699,7 +699,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("a.py", "deep/b.json", ".hidden", "deep/c.pyc", "README.md", ".git/x",
                  "deep/__pycache__/d.py"):  # fmt: skip
         (folder / name).write_text(f"# {name}\n", encoding="utf-8")
-    os.mkfifo(folder / "pipe")
+    (folder / "device").symlink_to(os.devnull)
     monkeypatch.setattr(identity, "ROOT", tmp_path)
     monkeypatch.setattr(identity, "PACKAGES", ("parity",))
     for each in (identity._first_files, identity.code):
@@ -778,7 +778,7 @@ def test_bytecode_is_stale_where_it_is_of_another_source_of_the_same_stamp(
     assert identity.stale_bytecode() == []
 
 
-@pytest.mark.parametrize("damage", ["hash", "size", "short", "no code", "unreadable"])
+@pytest.mark.parametrize("damage", ["hash", "flags", "size", "short", "no code", "unreadable"])
 def test_bytecode_that_python_makes_again_is_not_stale(package: Path, damage: str) -> None:
     """Nor is a damaged file, which Python makes again or refuses: it never runs another program."""
     import py_compile
@@ -792,7 +792,12 @@ def test_bytecode_that_python_makes_again_is_not_stale(package: Path, damage: st
     longer = "x = 22\n" if damage == "size" else "x = 2\n"
     source.write_text(longer, encoding="utf-8")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    parts = {"short": content[:9], "no code": content[:-5], "unreadable": content[:16] + b"?"}
+    parts = {
+        "flags": content[:4] + (1).to_bytes(4, "little") + content[8:],
+        "short": content[:9],
+        "no code": content[:-5],
+        "unreadable": content[:16] + b"?",
+    }
     stored.write_bytes(parts.get(damage, content))
     os.utime(stored, (0, 0))
     assert identity.stale_bytecode() == []
@@ -812,6 +817,12 @@ def test_code_is_what_it_was_when_anything_asked_first(package: Path) -> None:
     assert identity.changed_files() == []
     (package / "a.py").write_text("other", encoding="utf-8")
     assert identity.code() == before != identity.code_on_disk()
+
+
+def test_the_digest_of_code_does_not_depend_on_the_order_of_a_folder() -> None:
+    files = {"parity/a.py": "1", "parity/b.py": "2", "reports/a.py": "3"}
+    assert identity._digest(files) == identity._digest(dict(reversed(files.items())))
+    assert identity._digest(files) != identity._digest({**files, "parity/a.py": "2"})
 
 
 def test_a_document_anywhere_in_a_package_is_no_code(package: Path) -> None:
@@ -878,7 +889,8 @@ def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:
     assert inputs.content(str(folder)) == of(both)
     assert inputs.content(str(folder / "z")) == of({"": folder / "z"})
     (tmp_path / "empty").mkdir()
-    for name in (tmp_path / "empty", tmp_path / "none"):
+    # A path that goes through a file leads nowhere either.
+    for name in (tmp_path / "empty", tmp_path / "none", folder / "z" / "below"):
         assert inputs.content(str(name)) == inputs.MISSING
     assert inputs.content("module:no_such_module") == inputs.MISSING
     assert inputs.content("module:") == inputs.MISSING
@@ -888,6 +900,43 @@ def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:
         "module:none",
         str(tmp_path),
     ]
+
+
+def test_a_name_stands_for_a_module_only_if_it_begins_so(tmp_path: Path) -> None:
+    file = tmp_path / "a module:parity"
+    file.touch()
+    known = inputs.contents([str(file)])
+    file.write_text("other", encoding="utf-8")
+    assert inputs.changed(known) == [str(file)]
+
+
+def test_only_the_folder_of_compiled_files_is_left_out(tmp_path: Path) -> None:
+    for folder in ("__main__", "__pycache__", "cache"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").touch()
+    found = {name for name, _ in inputs.files_below(tmp_path)}
+    assert found == {"__main__/x.py", "cache/x.py"}
+
+
+def test_the_digest_of_a_file_that_is_written_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("one", encoding="utf-8")
+    monkeypatch.setattr(inputs, "_SETTLED", -math.inf)
+    real = hashlib.file_digest
+
+    def overtaken(file: Any, name: str) -> Any:
+        found = real(file, name)
+        path.write_text("other", encoding="utf-8")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs.hashlib, "file_digest", overtaken)
+        inputs.digest_of_file(path)
+    assert str(path) not in inputs._digests
+    # What was read before it came to rest is not what is there now.
+    assert inputs.digest_of_file(path) == hashlib.sha256(b"other").hexdigest()
 
 
 def test_a_file_is_remembered_only_where_its_stamp_tells_a_change(
@@ -1210,12 +1259,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ray, RayExecutor
     return made
 
 
-def test_a_cluster_has_the_processors_of_its_living_nodes(ray) -> None:
+def test_a_cluster_has_the_processors_of_its_living_nodes(ray, monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     fake, engine = ray(node(CPU=4.0), node(False, CPU=8.0), node(CPU=2.0, GPU=1.0), node(GPU=1.0))
     assert engine.workers == 6 and ray(node())[1].workers == 1
     name, words = fake.calls[0]
     assert name == "init" and words["address"] is None and words["log_to_driver"] is False
     assert words["runtime_env"] == {"env_vars": kernel_variables()}
+    assert "OMP_NUM_THREADS" in words["runtime_env"]["env_vars"]
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert os.environ["RAY_task_oom_retries"] == str(ATTEMPTS - 1)  # noqa: SIM112
     engine.close()
@@ -1287,6 +1338,7 @@ def test_a_cluster_gives_what_it_has_and_says_what_it_has_not(ray) -> None:
         Item("also", "x:y"),
     ]
     fits, gpu, large, also = engine.start(items)
+    assert gpu.done() and large.done()
     assert gpu.result().reason == "no device: the cluster has none with 1 GPU"
     assert large.result().reason == "no node of the cluster has 2 processors and 3.0 GiB of memory"
     assert {gpu.result().state, large.result().state} == {State.NOT_RUN}
@@ -1298,6 +1350,14 @@ def test_a_cluster_gives_what_it_has_and_says_what_it_has_not(ray) -> None:
     assert answer.attempts == ATTEMPTS and answer.reason == (
         f"killed {ATTEMPTS} workers: NodeDiedError: gone away"
     )
+
+
+def test_one_node_that_an_item_fits_on_is_enough(ray) -> None:
+    fake, engine = ray(node(CPU=1.0), node(CPU=4.0), node(CPU=2.0, GPU=1.0))
+    engine.start(
+        [Item("wide", "x:y", needs=Needs(cpus=4)), Item("gpu", "x:y", needs=Needs(gpus=1))]
+    )
+    assert set(fake.tasks) == {"wide", "gpu"}
 
 
 @pytest.mark.parametrize(
@@ -1366,6 +1426,8 @@ def test_ray_is_told_all_that_an_item_needs() -> None:
         "accelerator_type": "H100",
         "runtime_env": {"env_vars": {"XLA_FLAGS": "a", "MEGALODON_NUMERICS_THREADS": "4"}},
     }
+    # A fraction of a device is shared with other items.
+    assert options(Item("x", "y:z", needs=Needs(gpus=0.25))) == plain | {"num_gpus": 0.25}
     assert options(Item("x", "y:z", needs=Needs(threads=0)))["runtime_env"] == {
         "env_vars": {"MEGALODON_NUMERICS_THREADS": "0"}
     }
@@ -1409,7 +1471,9 @@ def test_a_host_is_tried_at_its_port(monkeypatch) -> None:
         ItemError, match=r"a Ray cluster at 10\.0\.0\.1:6379, and connecting gave: refused"
     ):
         cluster._check_answers("10.0.0.1:6379")
-    assert tried == [("10.0.0.1", 6379)]
+    with pytest.raises(ItemError, match="connecting gave: refused"):
+        cluster._check_answers("::1:6379")
+    assert tried == [("10.0.0.1", 6379), ("::1", 6379)]
     assert "at this machine" in cluster._nobody(None, ValueError("x"))
 
 
@@ -1427,6 +1491,21 @@ def test_a_task_runs_with_its_attempt(monkeypatch) -> None:
     answer = cluster._perform(item, Identity.here(), starts)
     assert (answer.value, answer.attempts) == (8, 2) and answer.state is State.DONE
     assert began == [("double", f"{os.uname().nodename}:{os.getpid()}")]
+
+
+def test_a_task_sees_no_empty_number_of_threads(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    seen = []
+
+    def perform(item: Item, expected: Identity) -> Answer:
+        seen.append("OMP_NUM_THREADS" in os.environ)
+        return Answer(item.name, State.DONE)
+
+    monkeypatch.setattr(cluster, "perform", perform)
+    starts = types.SimpleNamespace(began=types.SimpleNamespace(remote=lambda *_: 1))
+    assert cluster._perform(Item("x", "y:z"), Identity("", {}, {}), starts).attempts == 1
+    assert seen == [False] and os.environ["OMP_NUM_THREADS"] == ""
 
 
 def test_an_answer_says_where_an_item_failed() -> None:
