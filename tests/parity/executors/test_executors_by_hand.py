@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -279,6 +280,10 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         facts = json.dumps([line["key"], line["answer"], {}], sort_keys=True)
         assert line["checksum"] == hashlib.sha256(facts.encode()).hexdigest()
         (tmp_path / "leftover").mkdir()
+        (tmp_path / "mine.partial").mkdir()
+    with Answers.opened(tmp_path) as answers:
+        # Only what a killed driver left is removed.
+        assert (tmp_path / "mine.partial").is_dir()
         answers.discard()
         assert answers.read(items[0]) is None
         names = {path.name for path in tmp_path.iterdir()}
@@ -538,6 +543,17 @@ def test_each_worker_on_accelerators_sees_its_own() -> None:
     assert plain.process.shown == {} and len(engine._processes) == 7
 
 
+def test_a_closed_worker_starts_no_process(monkeypatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("started")
+
+    process = local._Process("local:1", {}, Identity.here())
+    monkeypatch.setattr(process, "_submit", never)
+    process.close()
+    with pytest.raises(BrokenProcessPool, match="closed"):
+        process.perform(Item("x", "y:z"))
+
+
 class Scripted:
     """A process that dies as often as a test says."""
 
@@ -678,6 +694,20 @@ def test_a_processor_is_what_its_system_says_of_the_first_core(
     assert list(found) == [*machine.FIELDS, "name"]
     name = expected[-1] or machine.platform.machine() or machine.UNKNOWN
     assert tuple(found.values()) == (*expected[:-1], name)
+
+
+def test_an_arm_processor_may_have_a_name_and_a_mac_may_not_answer(monkeypatch, tmp_path) -> None:
+    linux(monkeypatch, tmp_path, ARM + "model name : ARMv8\n")
+    found = machine.host()
+    assert (found["vendor"], found["stepping"], found["name"]) == ("0x41", "1", "ARMv8")
+    mac(monkeypatch, tmp_path, "")
+    for error in (OSError("none"), machine.subprocess.TimeoutExpired("sysctl", 10)):
+        monkeypatch.setattr(machine.subprocess, "run", functools.partial(raises, error))
+        assert {machine.host()[field] for field in machine.FIELDS} == {machine.UNKNOWN}
+
+
+def raises(error: Exception, *_: Any, **__: Any) -> None:
+    raise error
 
 
 def test_threads_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -862,6 +892,17 @@ def test_a_package_in_several_folders_is_an_input_by_its_python_files(
         assert inputs.changed(known) == []
 
 
+def test_a_package_is_an_input_by_all_its_modules(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "of_two_modules"
+    package.mkdir()
+    for name in ("__init__", "other"):
+        (package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    known = inputs.contents(["module:of_two_modules"])
+    (package / "other.py").write_text("x = 1", encoding="utf-8")
+    assert inputs.changed(known) == ["module:of_two_modules"]
+
+
 def test_a_module_in_one_file_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "in_one_file.py"
     file.touch()
@@ -985,6 +1026,34 @@ def test_a_record_is_of_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> N
         os.close(end)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_wait_forwards_each_signal_and_ends_by_the_one_that_ended_the_child(
+    monkeypatch, ignored: bool
+) -> None:
+    """What a user ignores, such as a hangup under nohup, stays ignored, but for an interrupt."""
+    handlers: dict[int, Any] = {}
+    sent: list[tuple[int, int]] = []
+    before = signal.SIG_IGN if ignored else signal.SIG_DFL
+    numbers = [getattr(signal, name) for name in supervision.FORWARDED]
+    expected = [signal.SIGINT] if ignored else numbers
+
+    def waitpid(child: int, _: int) -> tuple[int, int]:
+        for number, handler in handlers.items():
+            handler(number, None)
+        return child, signal.SIGKILL
+
+    monkeypatch.setattr(supervision.signal, "getsignal", lambda _: before)
+    monkeypatch.setattr(supervision.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(supervision.signal, "pthread_sigmask", lambda *_: set())
+    monkeypatch.setattr(supervision.os, "waitpid", waitpid)
+    monkeypatch.setattr(supervision.os, "kill", lambda *words: sent.append(words))
+    reader, writer = os.pipe()
+    assert supervision._wait(99, reader, ()) == 128 + signal.SIGKILL
+    assert sent == [*((99, n) for n in expected), (os.getpid(), signal.SIGKILL)]
+    for end in (reader, writer):
+        os.close(end)
+
+
 def test_a_file_that_went_while_files_were_read_hides_no_other(package: Path, monkeypatch) -> None:
     """An editor renames a file while it saves; the others are read all the same."""
     read = identity.digest_of_file
@@ -1052,6 +1121,20 @@ def test_a_worker_ends_its_group_only_as_its_leader(monkeypatch: pytest.MonkeyPa
     assert sent == [1]
 
 
+@pytest.mark.parametrize("error", [None, PermissionError])
+def test_a_worker_leads_a_group_of_its_own_where_it_may(monkeypatch, error) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def setpgid(*words: int) -> None:
+        asked.append(words)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(interrupts.os, "setpgid", setpgid)
+    interrupts.lead_group()
+    assert asked == [(0, 0)]
+
+
 class Interrupted(BaseException):
     """In the place of the end of the process."""
 
@@ -1082,6 +1165,12 @@ def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
     for each in answers:
         interrupts.end_with(each)
     interrupts.noted_by(noted.append)
+    interrupts.noted_by(lambda code: noted.append(10 * code))
+    # What was written so far is written out: the process ends without Python's shutdown.
+    flushed: list[str] = []
+    for stream in ("stdout", "stderr"):
+        flush = functools.partial(flushed.append, stream)
+        monkeypatch.setattr(sys, stream, types.SimpleNamespace(flush=flush))
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     fd = signal.set_wakeup_fd(-1)
     try:
@@ -1103,22 +1192,29 @@ def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
         for number, handler in before.items():
             signal.signal(number, handler)
     expected = answers[-1] if answers else 3
-    assert ends == [600.0, expected] and noted == [-1, expected]
+    assert ends == [600.0, expected] and noted == [-1, expected, 10 * expected]
+    assert flushed == ["stdout", "stderr"]
     # Where the process is still there, the thread ends its workers and it, by the context's code.
     ends.clear()
     waited.set()
     os.close(writer)
     watcher.join(30.0)
-    assert ends == [3] and noted == [-1, expected, -1]
+    assert ends == [3] and noted == [-1, expected, 10 * expected, -1]
 
 
 def test_without_an_interrupt_signals_are_what_they_were() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    # Another thread that runs, such as one of JAX, takes nothing away.
+    over = threading.Event()
+    other = threading.Thread(target=over.wait, args=(30.0,))
     alive = threading.active_count()
+    other.start()
     with interrupts.ended_in_time(3):
         assert all(signal.getsignal(n) not in (h, signal.SIG_IGN) for n, h in before.items())
         assert "interrupts" in {t.name for t in threading.enumerate()}
     assert {n: signal.getsignal(n) for n in before} == before
+    over.set()
+    other.join(30.0)
     for thread in threading.enumerate():
         if thread.name == "interrupts":
             thread.join(30.0)
@@ -1153,7 +1249,9 @@ def test_without_an_interrupt_what_python_ignores_goes_where_it_went() -> None:
 
 def test_a_process_whose_parent_has_ended_already_ends_at_once(monkeypatch) -> None:
     """Linux tells of an end that comes later only."""
-    monkeypatch.setattr(interrupts.ctypes, "CDLL", lambda _: types.SimpleNamespace(prctl=print))
+    asked: list[tuple[int, ...]] = []
+    linux = types.SimpleNamespace(prctl=lambda *words: asked.append(words))
+    monkeypatch.setattr(interrupts.ctypes, "CDLL", lambda _: linux)
     watched: list[Any] = []
 
     class Thread:
@@ -1174,6 +1272,8 @@ def test_a_process_whose_parent_has_ended_already_ends_at_once(monkeypatch) -> N
     assert watched == []
     interrupts.end_with_parent(7)
     assert watched[1] == "started" and watched[0]["daemon"]
+    # PR_SET_PDEATHSIG is 1; a signal that a program can handle might not end it.
+    assert asked == ([(1, signal.SIGKILL)] * 2 if sys.platform == "linux" else [])
     # Elsewhere a look now and then finds that the parent is another.
     monkeypatch.setattr(interrupts.os, "getppid", lambda: 1)
     with pytest.raises(Interrupted, match="1"):

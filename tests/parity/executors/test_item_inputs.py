@@ -164,6 +164,14 @@ def test_another_work_has_another_digest(other: dict[str, object]) -> None:
     assert replace(BASE, **other).digest() != BASE.digest()  # pyright: ignore[reportArgumentType]
 
 
+def test_an_order_or_a_number_that_changes_no_result_is_the_same_work() -> None:
+    words = {"path": "x", "text": "y"}
+    one, other = (replace(BASE, arguments=dict(w)) for w in (words.items(), [*words.items()][::-1]))
+    assert one.digest() == other.digest()
+    several = [replace(BASE, needs=Needs(gpus=n, cpus=c, memory=c)) for n, c in ((1, 1), (0.5, 4))]
+    assert len({item.digest() for item in several}) == 1
+
+
 def test_another_value_of_a_variable_is_another_work() -> None:
     one, other = (replace(BASE, needs=Needs(environment={"XLA_FLAGS": v})) for v in ("--x", "--y"))
     assert one.digest() != other.digest()
@@ -239,12 +247,14 @@ def test_settings_are_the_variables_that_change_numbers() -> None:
     kept = {"XLA_FLAGS", "JAX_ENABLE_X64", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"}
     assert list(identity.settings(environment)) == sorted(kept)
     # An item of a simulated host has settings of its own, and a variable may be taken away.
-    item = Item("x", f"{WORK}double", {"number": 1}, Needs(environment={"XLA_FLAGS": ""}))
+    item = Item("x", f"{WORK}double", {"number": 1}, Needs(environment={"XLA_OF_A_TEST": ""}))
     known = replace(Identity.here(), settings={**item_module._own_identity().settings})
-    wanted = replace(known, settings={**known.settings, "XLA_FLAGS": "--driver"})
-    if "XLA_FLAGS" not in known.settings:
-        assert perform(item, wanted).state is State.DONE
-        assert perform(replace(item, needs=Needs()), wanted).state is State.FAILED
+    wanted = replace(known, settings={**known.settings, "XLA_OF_A_TEST": "--driver"})
+    assert perform(item, wanted).state is State.DONE
+    assert perform(replace(item, needs=Needs()), wanted).state is State.FAILED
+    # A variable that changes no number is no difference.
+    plain = replace(item, needs=Needs(environment={"OF_A_TEST": "1"}))
+    assert perform(plain, known).state is State.DONE
 
 
 def test_a_worker_refuses_an_input_of_another_content(folder: Path) -> None:
@@ -283,6 +293,27 @@ def test_a_value_of_an_input_that_changed_meanwhile_is_not_told(folder: Path) ->
     answer = perform(replace(item, inputs=contents([path]), arguments={"path": path, "text": "y"}),
                      Identity.here())  # fmt: skip
     assert (answer.state, answer.value) == (State.FAILED, None)
+
+
+def test_a_fingerprint_is_of_accelerators_and_of_values_of_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(item_module, "_processor", lambda: dict.fromkeys((*FIELDS, "name"), "x"))
+    monkeypatch.setattr(item_module, "accelerators", lambda: ())
+    flag = "NPY_DISABLE_CPU_FEATURES"
+    monkeypatch.delenv(flag, raising=False)
+    plain = Place.here().fingerprint
+    # An empty variable is none.
+    monkeypatch.setenv(flag, "")
+    assert Place.here().fingerprint == plain
+    found = {plain}
+    for value in ("AVX2", "FMA3"):
+        monkeypatch.setenv(flag, value)
+        found.add(Place.here().fingerprint)
+    for names in (("NVIDIA H100",), ("NVIDIA H100", "NVIDIA H100"), ("NVIDIA T4",)):
+        monkeypatch.setattr(item_module, "accelerators", lambda names=names: names)
+        found.add(Place.here().fingerprint)
+    assert len(found) == 6
 
 
 @pytest.mark.parametrize("field", [*FIELDS, "name"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.stage_pairs import Pair
 from parity.port import Port, compare
-from parity.port.consequences import compensated, without
+from parity.port.consequences import _may_be_two, compensated, without
 from parity.port.localisation import Place
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
@@ -314,3 +315,10 @@ def test_only_a_pair_of_a_name_that_differs_much_may_be_two_quantities(by, dista
     fed = place(first=2.0, second=2.0)
     found = compensated(alignment, gates(first=2.0, second=0.5), fed, ())
     assert (found is not None) == two
+
+
+def test_an_output_of_either_side_is_no_value_that_may_be_dropped():
+    alignment = paired(("first", AlignedBy.NAME, 1.0), ("second", AlignedBy.NAME, 1.0))
+    pair = replace(alignment.pairs[0], original="theirs")
+    assert _may_be_two(pair, {"second"})
+    assert not _may_be_two(pair, {"first"}) and not _may_be_two(pair, {"theirs", "second"})

@@ -578,8 +578,10 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
     assert np.array_equal(inputs["mask"], given["mask"]) and inputs["length"] == 3
     if np.issubdtype(dtype, np.integer):
         assert inputs["ids"].tolist() == [2, 1]
-    with pytest.raises(SideError, match="cannot run with other parameters and inputs"):
-        _depending(SideRuns(Scripted(refusing()), None), pairs)
+    # A side that runs with other parameters alone is as unable as one that runs with neither.
+    for unable in (Scripted(refusing()), Exact(refusing())):
+        with pytest.raises(SideError, match="cannot run with other parameters and inputs"):
+            _depending(SideRuns(unable, None), pairs)
 
 
 def test_what_a_side_remarks_of_its_float64_run_is_told_with_its_kind():

@@ -13,7 +13,7 @@ from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.measure.quantity import stage_kind
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
-from parity.port.rounding_floors import Noise, PortBounds, floors_of, together
+from parity.port.rounding_floors import Noise, PortBounds, _factor, floors_of, together
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import Rounding
 
@@ -73,3 +73,7 @@ def test_in_what_is_all_rounding_no_element_hides(cancels):
     )
     found = bounds.hidden(edge, Kind.BLOCK, "stage", expected + UNIT_ROUNDOFF, expected)
     assert (found is None) == cancels
+
+
+def test_a_kind_without_a_rule_has_no_factor():
+    assert math.isnan(_factor(Kind.TOKENS)) and _factor(Kind.BLOCK) > 1.0

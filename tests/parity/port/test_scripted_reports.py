@@ -710,6 +710,8 @@ def test_a_text_lists_edges_stages_around_the_culprit_and_what_is_left():
         row("s4", value=4e-6),
         row("s5", Verdict.NOT_COMPARABLE, tolerance=math.nan, edge=E.PORT32_PORT64),
         row("info", Verdict.INFO, edge=E.PORT32_ORIGINAL64),
+        # What has no tolerance is in no row of the table.
+        row("s0", Verdict.INFO, metric="cosine", value=9.0, tolerance=math.nan),
     ]
     pairs = (
         Pair("w", copied("w", (2,)), Means.VALUE),
@@ -786,6 +788,10 @@ SENTENCES = {
     "weights first": (
         [row("s"), row("weights", metric="unmatched", note="not the original's: w")],
         "the parameters differ; not the original's: w",
+    ),
+    "no weights that hold": (
+        [row("s"), row("weights", Verdict.PASS, metric="unmatched", note="rounded")],
+        "s fails on port64:original64; no stage was found that is wrong by itself",
     ),
     "then what does not repeat": (
         [row("s"), row("t", note="the port is not deterministic: x")],
@@ -916,10 +922,16 @@ def test_wrong_derivatives_say_where_to_look():
         ("n.w", 3),
         ("other.w", -1),
         ("w", -1),
+        # A stage of the parameter's own name, and one whose name is longer than the module's.
+        ("out", -1),
+        ("long.w", -1),
     ],
 )
 def test_the_first_use_of_a_parameter_is_a_stage_of_its_module(parameter: str, index: int):
-    assert first_use(parameter, ["m", "m.10.out", "m.1.out", "n[0]", "m.1.more"]) == index
+    assert (
+        first_use(parameter, ["m", "m.10.out", "m.1.out", "n[0]", "m.1.more", "out", "long_er"])
+        == index
+    )
 
 
 def test_suspects_are_named_where_something_is_wrong_alone():
@@ -994,6 +1006,14 @@ def test_a_result_was_compared_by_a_gate_between_the_sides(rows, compared: bool)
     assert [e.port for e in entries] == ["p", "p.w"]
     assert [e.name for e in entries] == ["o", "w"]
     assert set(BETWEEN) == {WIDE[0], E.ORIGINAL32_PORT64, E.PORT32_ORIGINAL64, WIDE[3]}
+
+
+def test_every_parameter_that_is_not_trained_is_in_the_ledger():
+    trace = Trace({}, (), frozen=("w", "b"), updated=("m", "v"))
+    entries = ledger_of([], trace, {}, Matching(()), left_out={})
+    assert [(e.name, e.role) for e in entries] == [
+        ("m", Role.STATE), ("v", Role.STATE), ("w", Role.GRADIENT), ("b", Role.GRADIENT),
+    ]  # fmt: skip
 
 
 def test_a_parameter_in_two_parts_was_compared_where_both_were():

@@ -592,9 +592,9 @@ def test_truth_values_are_no_whole_numbers_on_either_side(theirs, ours, holds):
     edge = PortEdge.PORT64_ORIGINAL64
     comparison = Comparison(Work("w", "h", ()), edge, PortBounds({}), "float64", kinds=stage_kind)
     values = np.array([0, 1, 1])
-    original, port = {"kept": values.astype(theirs)}, {"kept": values.astype(ours)}
-    [row] = compare_exactly(comparison, original, port, {"kept": "kept"})
-    assert (row.verdict is Verdict.PASS) is holds
+    original, port = {"kept": values.astype(theirs)}, {"mask": values.astype(ours)}
+    [row] = compare_exactly(comparison, original, port, {"kept": "mask"})
+    assert (row.verdict is Verdict.PASS) is holds and row.quantity == "mask"
     if not holds:
         assert row.note == f"expected {np.dtype(theirs)}, received {np.dtype(ours)}"
 

@@ -139,6 +139,16 @@ def test_no_element_is_nothing_compared(comparison, arrays):
     assert verdicts(comparison.run(empty, arrays), "embed") == {Verdict.FAIL}
 
 
+def test_no_valid_position_is_nothing_compared(comparison, arrays):
+    """Two empty selections agree whatever the arrays hold."""
+    nowhere = np.zeros(arrays["embed"].shape[:2], bool)
+    work = replace(CASE.work, valid=nowhere)
+    masked = replace(comparison, work=work, only_valid=True)
+    rows = masked.run(arrays, spoiled(arrays, "embed", -arrays["embed"]))
+    assert verdicts(rows, "embed") == {Verdict.NOT_COMPARABLE}
+    assert verdicts(rows, "grad/model.embed.weight") == {Verdict.PASS}
+
+
 def test_an_unknown_edge_is_not_measured(arrays):
     class Unknown(Edge):
         MINE = "mine:yours"
@@ -277,6 +287,7 @@ def test_a_quantity_is_what_its_text_says():
         Role.COTANGENT,
         "q",
     )
+    assert Quantity("bar/logits").stage == Quantity("logits").stage == "logits"
     assert Quantity.state("norm_mean") == "state/norm_mean"
     step = Quantity.after_step(50, "mu", "norm.weight")
     assert (step, step.moment, step.name) == ("step50/mu/norm.weight", ("50", "mu"), "norm.weight")

@@ -58,6 +58,18 @@ def test_axes_without_names_are_numbered() -> None:
     assert where(at(0, slice(49, None)), AXES[:2]) == where(at(0, slice(49, None)))
 
 
+def test_an_axis_of_one_index_is_not_mentioned() -> None:
+    assert where(np.array([[[True], [False], [False]]])) == "axis 1: 0"
+
+
+def test_differences_are_split_into_as_few_regions_as_there_may_be() -> None:
+    """Along the first axis these two overlapping boxes are three."""
+    differs = np.zeros((6, 6), bool)
+    differs[:2, :2] = differs[1:3, 2:4] = True
+    assert where(differs) == "axis 0: 0-1, axis 1: 0-1; axis 0: 1-2, axis 1: 2-3"
+    assert where(differs.T) == "axis 0: 0-1, axis 1: 0-1; axis 0: 2-3, axis 1: 1-2"
+
+
 def test_nothing_is_said_of_a_scalar_and_of_what_does_not_differ() -> None:
     assert where(np.asarray(True)) == ""
     assert where(np.zeros(SHAPE, bool), AXES) == ""
