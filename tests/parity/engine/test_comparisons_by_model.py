@@ -45,6 +45,7 @@ from parity.engine.measure.rounding_noise import (
 )
 from parity.engine.measure.where import Axis
 from parity.engine.pairing.alignment import HORIZON, _best_in_order, _share, align
+from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.constructions import (
     Construction,
     Part,
@@ -316,6 +317,15 @@ def test_rows_hold_all_that_is_known_of_them():
             assert m.verdict is Verdict.INFO and math.isnan(m.tolerance)
     [flips] = [m for m in rows if m.metric == "top1_flips"]
     assert flips.tolerance == 2.0 and (flips.verdict, flips.value) == (Verdict.PASS, 0.0)
+
+
+def test_logits_are_what_the_comparison_takes_for_them():
+    """In a user's program a stage may have any name."""
+    right = {"logits": draw(2, 5), "x": draw(2, 5, seed=1)}
+    left = {n: x.astype(np.float32) for n, x in right.items()}
+    kinds = {"logits": Kind.BLOCK, "x": Kind.LOGITS}
+    rows = comparing(Table(0.5, 2.0), kinds=kinds.__getitem__).run(left, right)
+    assert [m.quantity for m in rows if m.metric == "top1_flips"] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -620,6 +630,12 @@ def test_outputs_pair_with_outputs_whatever_else_has_their_values():
         "p0": "l.0.attn", "p1": "l.0.mlp", "p2": "l.1.attn", "p3": "l.1.mlp", "out": "output",
     }  # fmt: skip
     assert found.unaligned_port == {"extra": (9,)}
+    # A transposed result is another one, also where that changes little.
+    even = draw(6, 6, seed=3)
+    even = even + even.T + 1e-3 * draw(6, 6, seed=4)
+    [turned] = align({"out": even}, {"out": even.T}, outputs=(["out"], ["out"])).pairs
+    assert turned.layout.is_identity and turned.by is AlignedBy.ORDER
+    assert EQUAL < turned.distance < 0.1
     # Under one name both sides' results are one result.
     swapped = {"a": draw(4, 6, seed=1), "b": draw(4, 6, seed=2)}
     turned = {"a": swapped["b"], "b": swapped["a"]}
@@ -813,7 +829,16 @@ def test_a_table_of_angles_is_off_by_its_position():
     assert _table_units(table).tolist() == [[1.0], [2.0], [3.0], [4.0], [5.0]]
     heads = _table_units(np.stack([table, table]))
     assert heads.shape == (1, 5, 1) and heads.ravel().tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-    for other in (table + 1, np.abs(table), table * 1.5, table[1:], table[0], np.zeros((0, 4))):
+    begun = np.concatenate([table, 0.5 + 0 * table], axis=-1)
+    for other in (
+        begun,
+        table + 1,
+        np.abs(table),
+        table * 1.5,
+        table[1:],
+        table[0],
+        np.zeros((0, 4)),
+    ):
         assert np.all(_table_units(other) == 1.0) and _table_units(other).shape == (1,) * other.ndim
 
 

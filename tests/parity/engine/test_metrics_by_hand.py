@@ -90,6 +90,7 @@ def test_logits_are_compared_as_what_a_reader_makes_of_them():
         ([np.inf, np.nan], True),
         ([2.0, 2.0], True),
         ([2.0, np.inf, 2.0], True),
+        ([2.0, np.inf], True),
         ([2.0, 3.0], False),
         ([0.0], True),
         # A single number, such as a loss, is something.
@@ -365,4 +366,4 @@ def test_only_tensors_of_floating_point_are_described_in_units(dtype: str, descr
     seen = Deviations()
     row = replace(compared(), dtype=dtype).gate("first", "rel_l2", 1.0, 0.5)
     seen(row, np.zeros(2), np.ones(2))
-    assert len(list(seen)) == described
+    assert len(list(seen)) == described and seen.seen.total() == 1

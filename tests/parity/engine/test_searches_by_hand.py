@@ -595,6 +595,16 @@ def test_the_exception_is_one_of_three_quarters_of_at_least_three():
     # Three dimensions are another kind than two.
     deep = [pair(f"c.{n}.kernel", f"d.{n}.weight", identity((2, 3, 4))) for n in range(2)]
     assert unlike_others([*kernels(True, True, True), *deep]) == {}
+    names = ("q", "k", "v", "o")
+    mixed = [pair(f"{n}.kernel", f"{n}.weight", KEEP if n == "v" else TURN) for n in names]
+    mixed += [pair(f"{n}{n}.kernel", f"{n}{n}.weight", identity((4,))) for n in "abcdefghijkl"]
+    assert list(unlike_others(mixed)) == ["v.kernel"]
+    # Nor are two orders of different numbers of axes comparable.
+    cubes = [
+        pair(f"l.{n}.kernel", f"h.{n}.weight", transposition((4, 4, 4), (2, 1, 0)))
+        for n in range(1, 4)
+    ]
+    assert unlike_others([*kernels(True), *cubes]) == {}
 
 
 def test_exchanged_parameters_are_named_by_what_names_would_have():
@@ -659,6 +669,16 @@ def test_neighbours_whose_shapes_decide_have_a_vote():
     assert not any(square.votes.values())
 
 
+def test_neighbours_two_modules_above_have_a_vote_before_all_others():
+    square = (5, 5)
+    shapes_o = {"h.0.a.weight": (3, 4), "x.weight": (2, 7), "y.weight": (2, 7)}
+    shapes_p = {"l.0.a.kernel": (3, 4), "m.x.kernel": (7, 2), "m.y.kernel": (7, 2)}
+    pairs = {"l.0.a.kernel": "h.0.a.weight", "m.x.kernel": "x.weight", "m.y.kernel": "y.weight"}
+    known = Conventions(pairs, shapes_o, shapes_p)
+    assert known.axes("h.1.b.weight", "l.1.b.kernel", square, square) == (0, 1)
+    assert known.axes("h.1.b.weight", "n.b.kernel", square, square) == (1, 0)
+
+
 def test_kernels_with_heads_are_matrices_that_lie_the_other_way():
     none = Conventions({}, {}, {})
     x = draw(6, 10)
@@ -671,6 +691,8 @@ def test_kernels_with_heads_are_matrices_that_lie_the_other_way():
     # Of other endings it is reshaped.
     plain = none.layout("q.table", "q.embedding", (6, 10), (2, 3, 10))
     assert np.array_equal(plain(x), x.reshape(2, 3, 10))
+    merged = none.layout("q.weight", "q.kernel", (4, 15), (6, 10))
+    assert np.array_equal(merged(x.reshape(4, 15)), x)
 
 
 def test_elements_that_were_not_compared_leave_no_holes_in_a_region():

@@ -207,8 +207,9 @@ def test_files_of_an_item_whose_answer_was_not_stored_are_replaced(tmp_path: Pat
         assert left.keys() == {"text"} and left["text"].read_bytes() == b"new"
 
 
-def test_what_is_no_file_of_answers_is_named(tmp_path: Path) -> None:
-    (tmp_path / ANSWERS).write_text("[]\n", encoding="utf-8")
+@pytest.mark.parametrize("line", ["[]", "7", '{"answer": 1}', "no JSON"])
+def test_what_is_no_file_of_answers_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / ANSWERS).write_text(f"{line}\n", encoding="utf-8")
     with (
         pytest.raises(ItemError, match=r"expected answers of a sweep in .* begins anew"),
         Answers.opened(tmp_path),

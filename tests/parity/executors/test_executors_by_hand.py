@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import io
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from megalodon_jax.extras import install
 from parity.executors import cluster, identity, inputs, interrupts, local, machine, supervision
@@ -119,6 +121,8 @@ def test_time_left_is_what_items_take_at_the_pace() -> None:
     # The median of what was measured stands for what nothing was expected of.
     assert pace.estimate({}, 1) == pytest.approx(40.0 * ratio + 50.0)
     assert pace.words({}, 1) == f"about {duration(40.0 * ratio + 50.0)} left"
+    # Where nothing is left, no time is.
+    assert Pace({}, [1.0], [1.0]).words({}, 1) == "about 0 s left"
     # One that runs takes what is left of it, and an eighth of its age at least.
     assert pace.estimate({"a": 10.0}, 1) == pytest.approx(40.0 * ratio - 10.0 + 50.0)
     late = (PRIOR + 50.0 + 400.0) / (PRIOR + 20.0 + 40.0)
@@ -183,7 +187,7 @@ def test_lines_say_counts_times_workers_and_the_slowest_three() -> None:
     now[0] = 110.0
     progress.done(Answer("one", State.DONE, seconds=10.0, place=Place("node", 7)))
     progress.done(Answer("two", State.DONE, seconds=10.5, attempts=3, place=Place("node", 8)))
-    progress.done(Answer("x", State.FAILED, reason="no reason", seconds=1.0))
+    progress.done(Answer("x", State.FAILED, reason="no reason", seconds=1.0, attempts=3))
     progress.done(Answer("y", State.NOT_RUN, reason="no device", seconds=0.5))
     assert said == [
         "  1/4 one: 10.0 s on node:7",
@@ -201,6 +205,11 @@ def test_lines_say_counts_times_workers_and_the_slowest_three() -> None:
         "slowest: two 10.5 s, one 10.0 s, x 1.0 s",
     ]
     assert progress.table().row_count == 3
+    # A name may look like markup of the table.
+    engine.at["a"] = ("[red]four", 98.0)
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(progress.table())
+    assert "a: [red]four for 12 s" in shown.getvalue()
 
 
 @pytest.mark.parametrize("planned", [LINES, LINES + 1])
@@ -225,7 +234,8 @@ def test_a_table_is_drawn_on_a_terminal_where_lines_are_wanted(
     live = types.SimpleNamespace(
         start=lambda: drawn.append("start"), stop=lambda: drawn.append("stop")
     )
-    monkeypatch.setattr(rich.live, "Live", lambda **_: live)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(rich.live, "Live", lambda **words: (asked.append(words), live)[1])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
 
     def report(line: str) -> None:
@@ -236,6 +246,8 @@ def test_a_table_is_drawn_on_a_terminal_where_lines_are_wanted(
     with Progress(Idle(1), [Item("a", "x:y")], report):
         assert drawn == ["start"] * table
     assert drawn == ["start", "stop"] * table
+    # It goes where lines of progress go, and leaves nothing behind.
+    assert [(w["transient"], w["console"].stderr) for w in asked] == [(True, True)] * table
 
 
 @pytest.mark.parametrize("planned", [1, LINES + 1])
@@ -252,9 +264,10 @@ def test_a_watcher_reports_now_and_then_until_it_is_over(
         told.set()
 
     items = [Item(str(n), "x:y", expected=5.0) for n in range(planned)]
-    with Progress(Idle(1), items, report) as progress:
+    with Progress(Idle(1, a=("0", 0.0)), items, report) as progress:
         assert told.wait(30.0) and progress._live is None
     assert said[0].startswith(f"0 of {planned} in 0 s, ") and progress._over.is_set()
+    assert "; a: 0 for " in said[0]
 
 
 def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Path) -> None:
@@ -281,6 +294,10 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         assert line["checksum"] == hashlib.sha256(facts.encode()).hexdigest()
         (tmp_path / "leftover").mkdir()
         (tmp_path / "mine.partial").mkdir()
+    with Answers.opened(tmp_path / "deep") as answers:
+        deep = Item("deep", f"{WORK}leave", folder=True)
+        answers.write(deep, Answer("deep", State.DONE, files={"a/b/c": b"1"}))
+        assert (answers.files(deep) / "a" / "b" / "c").read_bytes() == b"1"
     with Answers.opened(tmp_path) as answers:
         # Only what a killed driver left is removed.
         assert (tmp_path / "mine.partial").is_dir()
@@ -373,6 +390,11 @@ def test_an_item_that_leaves_no_file_has_none_of_a_killed_driver(tmp_path: Path)
         stored = answers.read(item)
         assert stored is not None and stored.value == 1 and answers.damaged == []
         assert list(answers.files(item).iterdir()) == []
+        # A second answer changes neither the first nor its files.
+        answers.write(item, Answer("leaves", State.DONE, 2, files={"more": b"2"}))
+        assert list(answers.files(item).iterdir()) == []
+        lines = (tmp_path / sweep_module.ANSWERS).read_text(encoding="utf-8").splitlines()
+        assert len(lines) == 1
 
 
 def test_damaged_answers_are_named_before_their_items_run_again(tmp_path: Path) -> None:
@@ -554,6 +576,22 @@ def test_a_closed_worker_starts_no_process(monkeypatch) -> None:
         process.perform(Item("x", "y:z"))
 
 
+def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkeypatch) -> None:
+    known: list[tuple[str, int]] = []
+    pool = types.SimpleNamespace(
+        submit=lambda *_: Future(), _processes={13: None, 17: None}, shutdown=lambda **_: None
+    )
+    monkeypatch.setattr(local, "ProcessPoolExecutor", lambda *_, **__: pool)
+    monkeypatch.setattr(local, "started_group", lambda pid: known.append(("started", pid)))
+    monkeypatch.setattr(local, "end_group", lambda pid: known.append(("ended", pid)))
+    process = local._Process("local:1", {}, Identity.here())
+    process._submit(Item("x", "y:z"), ({}, None))
+    assert known == [("started", 13), ("started", 17)] and process.setting == ({}, None)
+    process.end()
+    assert known[2:] == [("ended", 13), ("ended", 17)] and process.setting is None
+    assert process.pool is None
+
+
 class Scripted:
     """A process that dies as often as a test says."""
 
@@ -701,6 +739,12 @@ def test_an_arm_processor_may_have_a_name_and_a_mac_may_not_answer(monkeypatch, 
     found = machine.host()
     assert (found["vendor"], found["stepping"], found["name"]) == ("0x41", "1", "ARMv8")
     mac(monkeypatch, tmp_path, "")
+    unreadable = types.SimpleNamespace(
+        is_file=lambda: True, read_text=functools.partial(raises, PermissionError())
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_CPUINFO", unreadable)
+        assert {machine.host()[field] for field in machine.FIELDS} == {machine.UNKNOWN}
     for error in (OSError("none"), machine.subprocess.TimeoutExpired("sysctl", 10)):
         monkeypatch.setattr(machine.subprocess, "run", functools.partial(raises, error))
         assert {machine.host()[field] for field in machine.FIELDS} == {machine.UNKNOWN}
@@ -1040,7 +1084,7 @@ def test_a_wait_forwards_each_signal_and_ends_by_the_one_that_ended_the_child(
     def waitpid(child: int, _: int) -> tuple[int, int]:
         for number, handler in handlers.items():
             handler(number, None)
-        return child, signal.SIGKILL
+        return child, int(signal.SIGKILL)
 
     monkeypatch.setattr(supervision.signal, "getsignal", lambda _: before)
     monkeypatch.setattr(supervision.signal, "signal", handlers.__setitem__)
@@ -1049,6 +1093,8 @@ def test_a_wait_forwards_each_signal_and_ends_by_the_one_that_ended_the_child(
     monkeypatch.setattr(supervision.os, "kill", lambda *words: sent.append(words))
     reader, writer = os.pipe()
     assert supervision._wait(99, reader, ()) == 128 + signal.SIGKILL
+    # Nothing keeps this process from ending by the signal.
+    assert handlers[signal.SIGKILL] is signal.SIG_DFL
     assert sent == [*((99, n) for n in expected), (os.getpid(), signal.SIGKILL)]
     for end in (reader, writer):
         os.close(end)
@@ -1162,15 +1208,14 @@ def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
     monkeypatch.setattr(interrupts, "_answers", [])
     monkeypatch.setattr(interrupts, "_notes", [])
     monkeypatch.setattr(interrupts, "end_groups", lambda: noted.append(-1))
-    for each in answers:
-        interrupts.end_with(each)
+    list(map(interrupts.end_with, answers))
     interrupts.noted_by(noted.append)
     interrupts.noted_by(lambda code: noted.append(10 * code))
     # What was written so far is written out: the process ends without Python's shutdown.
     flushed: list[str] = []
-    for stream in ("stdout", "stderr"):
-        flush = functools.partial(flushed.append, stream)
-        monkeypatch.setattr(sys, stream, types.SimpleNamespace(flush=flush))
+    out, err = (functools.partial(flushed.append, name) for name in ("stdout", "stderr"))
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(flush=out))
+    monkeypatch.setattr(sys, "stderr", types.SimpleNamespace(flush=err))
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     fd = signal.set_wakeup_fd(-1)
     try:
@@ -1422,6 +1467,12 @@ def test_a_cluster_that_refuses_is_named_with_what_starts_one(monkeypatch, error
         RayExecutor("auto")
 
 
+def test_a_cluster_is_connected_to_at_its_address(ray) -> None:
+    ray()
+    assert isinstance(engine := open_executor("ray", "auto"), RayExecutor)
+    assert engine.ray.calls[-1][1]["address"] == "auto"
+
+
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ItemError, match="it is not installed: ") as told:
@@ -1606,6 +1657,12 @@ def test_a_task_sees_no_empty_number_of_threads(monkeypatch) -> None:
     starts = types.SimpleNamespace(began=types.SimpleNamespace(remote=lambda *_: 1))
     assert cluster._perform(Item("x", "y:z"), Identity("", {}, {}), starts).attempts == 1
     assert seen == [False] and os.environ["OMP_NUM_THREADS"] == ""
+
+
+def test_an_answer_has_the_files_that_an_item_left_by_their_paths() -> None:
+    item = Item("leaves", f"{WORK}leave", {"text": "so"}, folder=True)
+    answer = item_module.perform(item, Identity.here())
+    assert answer.state is State.DONE and answer.files == {"below/text": b"so"}
 
 
 def test_an_answer_says_where_an_item_failed() -> None:

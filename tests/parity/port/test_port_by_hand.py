@@ -584,9 +584,43 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
             _depending(SideRuns(unable, None), pairs)
 
 
+@dataclass
+class Feeding(Changing):
+    """A side of two stages, the second one of which multiplies by a table."""
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        self.asked.append(how)
+        table = 1.0 + (UNIT_ROUNDOFF if how.rounding is Rounding.CONSTANTS else 0.0)
+        first = how.forced.get("o1", self.held["w"] * self.given["x"] * table)
+        return trace(("o2",), o1=first, o2=2.0 * table * np.asarray(first, np.float64))
+
+
+def test_the_original_is_fed_its_own_stages_to_see_what_its_tables_do_in_each():
+    """Also if they do nothing in some stages, and if the sides' names differ."""
+    side = Feeding(refusing(), held={"w": FOUR}, given={"x": FOUR})
+    runs = SideRuns(side, None)
+    names = [("p1", "o1"), ("p2", "o2")]
+    stages = tuple(StagePair(p, o, identity((2,)), AlignedBy.NAME, 0.0) for p, o in names)
+    known = Matching((Pair("w", copied("w", (2,)), Means.VALUE),))
+    together = Correspondence(Alignment(stages, {}, {}), known)
+    side.asked.clear()
+    found = localisation._own_tables(together, runs, {"p1": FOUR}, {"p1": 0.0, "p2": 1.0})
+    fed = [how.forced for how in side.asked if how.rounding is Rounding.CONSTANTS]
+    assert fed and all(list(forced) == ["o1"] for forced in fed)
+    # The first stage is what it was fed; the table changes the second one alone.
+    assert found == {"p1": 0.0, "p2": pytest.approx(UNIT_ROUNDOFF)}
+    none = {"p1": 0.0, "p2": 0.0}
+    assert localisation._own_tables(together, runs, {"p1": FOUR}, none) is none
+
+
 def test_what_a_side_remarks_of_its_float64_run_is_told_with_its_kind():
     remark = "one operation has no float64"
-    side = Scripted(lambda how: replace(trace(out=[1.0]), notices=(remark,)), "torch")
+
+    def answer(how: Run) -> Trace:
+        wide = how.precision is Precision.FLOAT64
+        return replace(trace(out=[1.0]), notices=(remark,) if wide else ("in float32",))
+
+    side = Scripted(answer, "torch")
     assert SideRuns(side, None).notices == (f"torch: {remark}",)
 
 
@@ -684,6 +718,16 @@ def test_no_matrix_is_tried_where_only_float32_differs_or_where_it_is_not_one_of
     nothing = ({}, [])
     assert turned(edge=E.PORT32_PORT64) == nothing
     assert turned(part=True) == turned(means=Means.NEAR) == nothing
+
+
+def test_a_square_matrix_is_one_matrix_of_the_original_and_not_symmetric():
+    cube = np.arange(8.0).reshape(2, 2, 2)
+    one = whole((2, 2))
+    summed = Construction((2, 2), tuple(Piece(n, one, identity((2, 2)), one) for n in "ab"))
+    values = {"w": SQUARE, "sum": SQUARE, "cube": cube, "even": SQUARE + SQUARE.T}
+    made = {name: copied(name, x.shape) for name, x in values.items()} | {"sum": summed}
+    pairs = tuple(Pair(name, each, Means.VALUE) for name, each in made.items())
+    assert conversion._square(Matching(pairs), values) == ["w"]
 
 
 def test_parameters_in_one_anothers_place_are_listed_in_the_order_of_the_port(monkeypatch):
@@ -795,7 +839,8 @@ def effect(later: float, *, wide: bool = True, masked: bool = False, first: str 
             raise SideError("no float64")
         b = FOUR * (1 + later) if how.forced.keys() == {"a"} else FOUR
         before = {"before": 2 * FOUR if how.forced else FOUR}
-        return trace(("out",), **before, a=FOUR, b=b, out=FOUR)
+        # The value itself is another one where it is replaced.
+        return trace(("out",), **before, a=how.forced.get("a", FOUR), b=b, out=FOUR)
 
     original = SideRuns(
         Scripted(lambda how: trace(before=FOUR, a=2 * FOUR, b=FOUR, out=FOUR)), None
@@ -884,6 +929,7 @@ TABLE = np.arange(12.0).reshape(4, 3)
         (TABLE.reshape(2, 6), TABLE, False),
         (TABLE.ravel(), TABLE, False),
         (TABLE, TABLE + np.eye(4, 3), False),
+        (TABLE[0, :2], TABLE[0, :2], True),
         # One number may be equal by chance.
         (np.ones(1), np.ones(1), False),
         (np.ones(()), np.ones(3), False),

@@ -13,7 +13,7 @@ from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.measure.quantity import stage_kind
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
-from parity.port.rounding_floors import Noise, PortBounds, _factor, floors_of, together
+from parity.port.rounding_floors import Noise, PortBounds, _factor, floors_of, stage_bound, together
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import Rounding
 
@@ -77,3 +77,20 @@ def test_in_what_is_all_rounding_no_element_hides(cancels):
 
 def test_a_kind_without_a_rule_has_no_factor():
     assert math.isnan(_factor(Kind.TOKENS)) and _factor(Kind.BLOCK) > 1.0
+
+
+def test_a_bound_is_its_absolute_part_until_the_floor_needs_more():
+    wide = PortEdge.PORT64_ORIGINAL64
+    row = rule(PORTS, wide, Kind.BLOCK)
+    assert row is not None
+    floor = row.absolute / _factor(Kind.BLOCK)
+    for share in (0.25, 0.5, 1.0):
+        assert stage_bound(wide, Kind.BLOCK, share * floor) == pytest.approx(row.absolute)
+    assert stage_bound(wide, Kind.BLOCK, 2.0 * floor) == pytest.approx(2.0 * row.absolute)
+
+
+@pytest.mark.parametrize("norm", [0.0, math.inf, math.nan])
+def test_an_error_is_absolute_where_a_norm_is_no_scale(norm):
+    side = Noise({"x": norm}, {Rounding.OPERATIONS: {"x": 0.0}})
+    bounds = PortBounds.of(side, side)
+    assert {scales["x"] for scales in bounds.scales.values()} == {1.0}

@@ -39,7 +39,7 @@ from parity.port.ledger import (
 )
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
-from parity.port.report import AROUND, ELEMENTS, Report, first_use
+from parity.port.report import AROUND, ELEMENTS, NAMES, Report, first_use
 from parity.port.rounding_floors import (
     MORE_SEEDS,
     SEEDS,
@@ -702,7 +702,9 @@ def row(quantity: str, verdict: Verdict = Verdict.FAIL, **how) -> Measurement:
 
 def test_a_text_lists_edges_stages_around_the_culprit_and_what_is_left():
     """Whole, so that no line of it can be another one."""
-    stages = tuple(Stage(f"s{n}", 0.5 * n, 4e-6 if n == 4 else 0.25e-6, 1e-6) for n in range(10))
+    stages = tuple(
+        Stage(f"s{n}", 0.5 * n, 4e-6 if n in (4, 6) else 0.25e-6, 1e-6) for n in range(10)
+    )
     worst = tuple(Worst((0, n), 1.0 + n, 1.0) for n in range(ELEMENTS + 2))
     place = Place(E.PORT64_ORIGINAL64, stages, worst, "row 0")
     rows = [
@@ -883,6 +885,26 @@ def test_lines_of_an_operation_are_shown_with_what_is_around_them(tmp_path):
     assert "b = 2" in line.excerpt
 
 
+def test_a_contract_has_each_gate_once_and_no_more():
+    rows = [row("s"), row("t", Verdict.PASS), row("s"), row("s", Verdict.INFO, metric="cosine")]
+    assert [gate.quantity for gate in reported(rows).contract] == ["s", "t"]
+
+
+def test_a_port_that_holds_has_no_culprit_and_stages_are_no_derivatives():
+    """A stage may be off by itself within the tolerances of all gates."""
+    place = Place(WIDE[0], (Stage("p", 1.0, 1.0, 0.5),))
+    assert reported([row("p", Verdict.PASS)], place).culprit is None
+    wrong = reported([row("p"), row("grad/w")], place)
+    assert wrong.culprit is place.stages[0] and wrong.wrong_derivatives == ("w",)
+
+
+@pytest.mark.parametrize("count", [NAMES, NAMES + 1])
+def test_names_that_are_not_listed_are_counted(count: int):
+    sentence = reported([row(f"grad/w{n}") for n in range(count)], NO_PLACE).sentence()
+    assert (" and 1 more" in sentence) == (count > NAMES) and "and 0 more" not in sentence
+    assert f"w{NAMES - 1}" in sentence and f"w{NAMES}" not in sentence
+
+
 def test_no_result_is_no_success():
     report = reported([row("s", Verdict.PASS)], ledger=(Entry("x", Role.OUTPUT, reason="why"),))
     assert not report.holds
@@ -922,7 +944,9 @@ def test_wrong_derivatives_say_where_to_look():
         ("n.w", 3),
         ("other.w", -1),
         ("w", -1),
-        # A stage of the parameter's own name, and one whose name is longer than the module's.
+        # A stage of the parameter's own name, one whose name is longer than the module's, and one
+        # of a module of that name elsewhere.
+        ("more.w", -1),
         ("out", -1),
         ("long.w", -1),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -125,6 +127,54 @@ def test_a_mask_counts_as_its_sign_and_in_results_only_where_the_case_says_so(ma
     assert np.array_equal(runs.moved(Rounding.OPERATIONS, 0).stages["scores"], replaced)
 
 
+@dataclass
+class Summing(Scripted):
+    """A side with a parameter that is a sum, whose runs return what it holds."""
+
+    held: tuple[float, ...] = (0.0, 0.0)
+    dtype: Any = np.float32
+
+    def parameters(self):
+        return {"sum": np.zeros(2, self.dtype)}
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        return trace(out=self.held)
+
+    def with_exact(self, values):
+        return replace(self, held=tuple(values["sum"].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit"), [(np.float32, UNIT_ROUNDOFF), (ml_dtypes.bfloat16, 2.0**-8)]
+)
+def test_a_side_runs_with_exact_sums_and_moves_them_whether_or_not_it_is_fed(dtype, unit):
+    runs = SideRuns(Summing(trace, dtype=dtype), None, sums={"sum": FOUR})
+    assert runs.narrow.stages["out"].tolist() == FOUR.tolist()
+    for forced in (None, {"a": FOUR}):
+        off = [runs.moved(Rounding.OPERATIONS, n, forced).stages["out"] / FOUR - 1 for n in (0, 1)]
+        assert all(np.abs(each) == pytest.approx(unit) for each in off)
+        assert runs.moved(Rounding.CONSTANTS, 0, forced).stages["out"].tolist() == FOUR.tolist()
+
+
+def test_a_result_that_one_run_alone_returns_stays_left_out():
+    def answer(how: Run) -> Trace:
+        both = trace(("out", "more"), out=FOUR, more=FOUR)
+        return both if how.precision is Precision.FLOAT32 else trace(("out",), out=FOUR)
+
+    runs = SideRuns(Scripted(answer), None, left_out=("more", "out"))
+    assert runs.dropped == {"out": "out", "more": "more"}
+
+
+def test_floors_are_of_the_runs_that_are_asked_for():
+    asked: list[int] = []
+
+    def moved(seed: int) -> dict[str, np.ndarray]:
+        asked.append(seed)
+        return {"x": FOUR}
+
+    assert floors_of({"x": FOUR}, moved, (5, 7)) == {"x": 0.0} and asked == [5, 7]
+
+
 def test_what_is_not_valid_is_zero_in_stages_and_whole_numbers():
     valid = np.array([[True, False, True]])
     full = trace(outputs=(), stage=[[1.0, 2.0, 3.0]])
@@ -235,6 +285,12 @@ PLACES = {
         0.5,
     ),
     "nowhere, and no float64 of the original": ({}, False, E.ORIGINAL32_PORT64, None),
+    "float64 of the port alone, which is right in float32": (
+        {Precision.FLOAT64: 0.5},
+        False,
+        E.ORIGINAL32_PORT64,
+        0.5,
+    ),
 }
 
 
@@ -282,6 +338,9 @@ def test_a_difference_starts_where_a_stage_is_wrong_fed_the_right_values(name):
 class Telling(Scripted):
     """A side with one operation, of which nothing but the search is scripted."""
 
+    def parameters(self):
+        return {"w": 7 * FOUR}
+
     def operations_of(self, stage, forced):
         return {0: stage}, {0: FOUR}
 
@@ -293,7 +352,13 @@ class Telling(Scripted):
 def test_operations_are_searched_within_the_tolerance_and_below_the_error(off, monkeypatch):
     """A search that is coarser than the error would find the wrong operation in the original."""
     asked: list[float] = []
-    monkeypatch.setattr(localisation, "first_unknown", lambda *args: asked.append(args[-1]))
+    known: list[list[float]] = []
+
+    def first_unknown(operations, values, results, same_within):
+        asked.append(same_within)
+        known.extend(x.tolist() for x in results)
+
+    monkeypatch.setattr(localisation, "first_unknown", first_unknown)
     original = SideRuns(Telling(answering({}, can_all)), None)
     wrong = {Precision.FLOAT64: off, Precision.FLOAT32: off}
     port = SideRuns(Telling(answering(wrong, can_all)), None)
@@ -302,6 +367,8 @@ def test_operations_are_searched_within_the_tolerance_and_below_the_error(off, m
     assert place.culprit is not None and place.culprit.name == "b"
     tolerance = stage_bound(E.PORT64_ORIGINAL64, Kind.BLOCK, 0.0)
     [same_within] = asked
+    # A port may transpose or slice what the original uses as it is.
+    assert known == [FOUR.tolist(), (7 * FOUR).tolist()]
     assert same_within == pytest.approx(min(ROOM * tolerance, off / ROOM))
     assert (same_within < ROOM * tolerance) == (off < ROOM**2 * tolerance)
 
@@ -490,6 +557,12 @@ def test_errors_in_bfloat16_are_relative_to_each_side_s_truth():
     assert gates["out"].verdict is Verdict.PASS and fact.verdict is Verdict.INFO
     _, rows, _ = narrow_of(low(4.0, 0.5), low(0.5))
     assert {m.quantity: m.verdict for m in rows if m.metric == "rel_l2"}["out"] is Verdict.FAIL
+
+
+def test_an_error_over_none_is_infinite_and_is_told():
+    _, rows, _ = narrow_of(low(1.0, 0.5), low(0.0))
+    [fact] = [m for m in rows if m.metric == "error_over_original" and m.quantity == "out"]
+    assert fact.value == math.inf
 
 
 def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():

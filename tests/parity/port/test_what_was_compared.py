@@ -282,6 +282,7 @@ def test_whole_numbers_pair_by_name_then_by_shape():
         "c": "x",
     }
     assert exact_partners({"a": three}, {"x": four}) == {}
+    assert exact_partners({"a": np.zeros((2, 3))}, {"x": np.zeros(6)}) == {}
     # Two of one shape have a partner each, and a third has none.
     two = {"x": three, "y": three}
     assert exact_partners({"a": three, "b": three}, two) == {"a": "x", "b": "y"}

@@ -325,3 +325,25 @@ def test_the_closest_of_what_has_no_partner_is_of_its_size_where_names_say_nothi
     found = match_parameters(original, port)
     assert [each.closest for each in found.unmatched_port] == ["b.w"]
     assert [each.closest for each in match_parameters(port, original).unmatched_port] == ["x.w"] * 3
+
+
+def test_the_closest_of_what_has_no_partner_is_of_its_name_where_no_size_is_its_own():
+    original = {"a.w": draw(4, 5), "b.w": draw(3, 4, seed=1)}
+    [alone] = match_parameters(original, {"b.w": draw(7, 2, seed=3)}).unmatched_port
+    assert alone.closest == "b.w"
+
+
+def test_a_copy_that_is_left_over_is_of_the_array_of_its_name():
+    x = draw(4, 5)
+    found = match_parameters({"a.w": x, "b.w": x}, {"a.w": x, "b.w": x, "b.copy.w": x})
+    assert {p.port: p.originals for p in found.pairs} == {
+        "a.w": ("a.w",), "b.w": ("b.w",), "b.copy.w": ("b.w",),
+    }  # fmt: skip
+
+
+def test_constants_of_a_module_with_a_longer_name_are_no_siblings():
+    x, y = draw(4, 5), draw(4, 5, seed=1)
+    original = {"a.w": x, "c.w": y, "ab.b": np.zeros(6), "c.b": np.zeros(6)}
+    port = {"m.w": np.concatenate([x, y]), "m.b": np.zeros(12)}
+    found = match_parameters(original, port)
+    assert [pair.port for pair in found.pairs] == ["m.w"]

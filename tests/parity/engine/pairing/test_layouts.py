@@ -164,3 +164,12 @@ def test_errors_name_what_came():
         Layout((4, 4), (2, 8), (0, 0), (4, 4))
     with pytest.raises(ValueError, match="expected the fields source"):
         Layout.from_json({"source": [4]})
+
+
+def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
+    assert Layout((4, 6), (4, 6), (1, 0), (3, 8)).text() == (
+        "transposed (1, 0), reshaped (6, 4) -> (3, 8)"
+    )
+    assert Layout((4, 6), (8, 3), (1, 0), (3, 8)).text() == (
+        "reshaped (4, 6) -> (8, 3), transposed (1, 0)"
+    )

@@ -493,3 +493,9 @@ def test_layers_are_compared_by_rank_only_if_both_sides_have_as_many() -> None:
     # A port of the last two layers of four: its layer 2 is layer 2.
     some = factor([f"h.{n}.mlp" for n in range(4)], ["layers_2.mlp", "layers_3.mlp"])
     assert (some == np.where(np.eye(4)[:, 2:], 1.0, stage_names.OTHER_LAYER)).all()
+
+
+def test_a_word_is_as_rare_as_the_names_that_have_it_are_few():
+    """A name that says a word twice makes it no more common."""
+    twice, once, both = ("a", "a"), ("b",), ("a", "b")
+    assert naming._cosine([twice, once], [both])[:, 0].tolist() == pytest.approx([0.5**0.5] * 2)

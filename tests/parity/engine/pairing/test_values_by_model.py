@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from parity.engine.pairing import analogy
 from parity.engine.pairing import closeness as closeness_module
 from parity.engine.pairing.analogy import by_families, by_siblings
 from parity.engine.pairing.closeness import (
@@ -629,6 +630,20 @@ def test_constants_of_stacked_layers_go_by_families():
     assert list(by_siblings(*tensors, names, ["norm"], {})) == []
 
 
+@pytest.mark.parametrize(
+    ("shape", "count", "stack"),
+    [((6, 4), 6, True), ((2, 3, 4), 6, True), ((6,), 6, True), ((4, 6), 6, False), ((), 1, False)],
+)
+def test_a_stack_counts_its_layers_by_its_first_axes(shape, count: int, stack: bool):
+    assert analogy._is_stack(shape, count) is stack
+
+
+def test_a_part_of_a_first_axis_is_the_same_fraction_of_another_array():
+    half = cut((6, 4), (2, 3, 4), 0, 1, 2)
+    assert analogy._scaled(half, (12,)) == cut((12,), (12,), 0, 6, 12)
+    assert analogy._scaled(half, (7,)) is None
+
+
 def test_a_constant_is_in_one_stack_alone():
     """Experts of a layer, or one expert of all layers; each stack is of parts that are left."""
     parts = {f"l.{i}.e.{j}.s": np.ones(4) for i in range(2) for j in range(3)}
@@ -674,3 +689,9 @@ def test_a_distance_is_relative_whatever_the_size(size: float):
     e *= size / np.linalg.norm(e)
     assert distance(1.5 * e, e) == pytest.approx(0.5)
     assert distance(e, np.zeros((3, 4))) == pytest.approx(size)
+
+
+def test_axes_of_one_element_allow_no_other_layouts():
+    for target in ((3, 2, 4), (2, 4, 3), (4, 6)):
+        padded = (target[0], 1, *target[1:], 1)
+        assert len(plain_layouts((6, 4), padded)) == len(plain_layouts((6, 4), target))

@@ -778,3 +778,15 @@ def test_a_part_of_a_program_on_a_mesh_runs_in_its_own_dtype_and_that_is_noted()
     assert 0 < relative_l2(result, 2 * np.sin(np.float64(X))) < roundoff(8)
     [notice] = notices
     assert notice.startswith("shard_map ran in its own dtype instead of float64")
+
+
+def test_one_mark_may_be_replaced_and_another_one_offset():
+    def function(x):
+        a = checkpoint_name(x * 2, "a")
+        return checkpoint_name(a + 1, "b") * 3
+
+    both = capture(function, offsets={"a": 1.0}, forced={"b": jnp.float32(5.0)})
+    result, marks = both(jnp.float32(1.0))
+    assert (float(result), float(marks["a"]), float(marks["b"])) == (15.0, 3.0, 4.0)
+    result, marks = capture(function, offsets={"a": 1.0})(jnp.float32(1.0))
+    assert (float(result), float(marks["b"])) == (12.0, 4.0)

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from parity.engine.programs.jaxprs import (
     bind,
     constants,
+    counters,
     equations,
     interpret,
     is_hidden,
@@ -113,3 +115,16 @@ def test_an_argument_that_is_returned_outlives_its_last_reader():
     closed = jax.make_jaxpr(lambda x, y: (x, x + y, y))(X, X)
     x, total, y = interpret(closed.jaxpr, closed.consts, [X, 2 * X], bind)
     assert np.array_equal(x, X) and np.array_equal(y, 2 * X) and np.array_equal(total, X + 2 * X)
+
+
+def test_what_has_an_effect_is_no_counter():
+    """It may give other numbers each time."""
+
+    def function(x):
+        one = io_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), np.float32))
+        return x + one + jax.lax.iota(jnp.float32, 3)[0]
+
+    jaxpr = jax.make_jaxpr(function)(1.0).jaxpr
+    found = counters(jaxpr)
+    names = {eqn.primitive.name for eqn in jaxpr.eqns if id(eqn) in found}
+    assert "iota" in names and "io_callback" not in names
