@@ -26,6 +26,8 @@ from reports.provenance.host import FIELDS
 from reports.registry import lookback, runs_page
 from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
+from reports.registry import side_by_side as pairs
+from reports.registry.gate_changes import GateName
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back, measured_names, sparkline
 from reports.registry.lookup import (
@@ -38,6 +40,7 @@ from reports.registry.lookup import (
     change_lines,
     check_age,
     comparison_lines,
+    explanations_of,
     find_run,
     is_pinned,
     judge_stored,
@@ -46,11 +49,19 @@ from reports.registry.lookup import (
     run_line,
     runs_from,
     withheld,
+    without_pinned,
 )
 from reports.registry.pin import pin_run
 from reports.registry.retention import clean, delete, plan
-from reports.registry.several import as_values, more_line, read_several, run_lines, table
-from reports.registry.side_by_side import range_lines
+from reports.registry.several import (
+    as_values,
+    more_line,
+    read_several,
+    run_lines,
+    table,
+    write_several_page,
+)
+from reports.registry.side_by_side import range_lines, write_page
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import MEASUREMENTS, SCHEMA, RunKind, StoreError
 from reports.text import edge_name
@@ -1279,3 +1290,213 @@ def test_only_a_pin_of_a_machine_and_its_work_stands_for_an_anchor_of_it(tmp_pat
     for night, anchored in ((first, False), (elsewhere, True), (otherwise, True)):
         found = anchors_of(tmp_path, now, pins.Pins((pins.pin_of(night, {}, "why"),)))
         assert [old.id for old in found] == [first.id] * anchored
+
+
+def test_a_page_of_several_runs_leads_to_each_where_it_is(tmp_path: Path) -> None:
+    """Runs that are compared may lie in different folders."""
+    one = write_run(tmp_path / "a", earlier(measurement(), day=1))
+    two = write_run(tmp_path / "b", earlier(measurement(value=2e-6), day=2))
+    page = tmp_path / "page.html"
+    write_several_page(page, [one, two], read_several([one, two]))
+    drawn = page.read_text(encoding="utf-8")
+    assert f"a/{one.name}" in drawn and f"b/{two.name}" in drawn
+    assert f"a/{two.name}" not in drawn
+    write_page(page, one, two, judge_stored(two, one))
+    drawn = page.read_text(encoding="utf-8")
+    assert f"a/{one.name}" in drawn and f"b/{two.name}" in drawn
+    assert f"a/{two.name}" not in drawn
+
+
+def test_the_earlier_of_two_runs_has_the_verdict_that_it_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(pairs, "render", lambda *it: drawn.append(it) or "page")
+    one, two = (write_run(tmp_path, earlier(failing(), day=day)) for day in (1, 2))
+    write_page(tmp_path / "page.html", one, two, judge_stored(two, one))
+    [(then, decision, now, _, _)] = drawn
+    assert (then.id, now.id) == (one.name, two.name)
+    assert decision == decide(read_run(one), None)
+
+
+def test_runs_without_a_folder_of_their_name_are_listed_in_order_and_once(tmp_path: Path) -> None:
+    """The one that is left out is compared with the one that is listed, which has another name."""
+    for name in "cb":
+        write_run(tmp_path, earlier(measurement(), id=name))
+    for name in ("a", "d"):
+        shutil.copytree(tmp_path / "c", tmp_path / name)
+    shutil.rmtree(tmp_path / "c")
+    listed, [(folder, why)] = summarise_runs(tmp_path)
+    assert [it.id for it in listed] == ["a", "b"] and folder == tmp_path / "d"
+    assert why.startswith(f"a copy of run c in {tmp_path / 'a'}")
+
+
+def test_a_reference_without_a_commit_is_listed_by_its_kind(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), reference={"kind": "absent"}))
+    [listed], _ = summarise_runs(tmp_path)
+    assert listed.reference == "absent"
+
+
+def test_a_run_is_found_by_the_beginning_of_its_name_and_a_keyword_is_no_name(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "runs"
+    write_run(root, earlier(measurement(), id="latest", day=1))
+    newest = write_run(root, earlier(measurement(), id="of-day-2", day=2))
+    assert look_up(root, "latest").folder == newest
+    with pytest.raises(StoreError, match="no run 'day-2'"):
+        look_up(root, "day-2")
+    # A damaged run is found by its path too: reading it says what is wrong.
+    (place := tmp_path / "elsewhere").mkdir()
+    (place / "run.json").symlink_to(tmp_path / "nowhere")
+    assert look_up(root, str(place)).folder == place
+
+
+def test_a_bench_is_among_the_names_that_there_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, bench(1))
+    with pytest.raises(StoreError, match=f"no run 'none' in .*; there are {folder.name}"):
+        look_up(tmp_path, "none")
+
+
+def test_a_damaged_run_is_as_new_as_the_newer_of_its_two_dates(tmp_path: Path) -> None:
+    """Whichever of name and content has it, to the second; a link is as old as itself."""
+    write_run(tmp_path, earlier(measurement(), day=6))
+    for name, created, newer in (
+        ("2026-11-07T00-00-00Z-x", "2026-11-01T00:00:00+00:00", True),
+        ("undated", "2026-11-06T21:30:01+00:00", True),
+        ("undated", "2026-11-06T21:29:59+00:00", False),
+    ):
+        (folder := tmp_path / name).mkdir()
+        (folder / "run.json").write_text(json.dumps({"created": created}), encoding="utf-8")
+        assert bool(look_up(tmp_path, "latest").newer) is newer, created
+        shutil.rmtree(folder)
+    (link := tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for year, newer in ((2001, False), (2040, True)):
+        stamp = datetime(year, 1, 1, tzinfo=UTC).timestamp()
+        os.utime(link, (stamp, stamp), follow_symlinks=False)
+        assert bool(look_up(tmp_path, "latest").newer) is newer, year
+
+
+def test_every_file_that_a_verdict_could_not_use_is_told(tmp_path: Path, pinned: Path) -> None:
+    """Of pins, of retired work, and of runs."""
+    folder = write_run(tmp_path / "runs", earlier(measurement(), day=1))
+    (tmp_path / "runs" / "damaged").mkdir()
+    pinned.mkdir()
+    for name in ("cpu-x-recorded.json", "retired.json"):
+        (pinned / name).write_text("{", encoding="utf-8")
+    judged = judge_stored(folder)
+    names = [why.partition(" is not used")[0] for why in judged.unusable_pins]
+    assert names == ["cpu-x-recorded.json", "retired.json"]
+    assert [place.name for place, _ in judged.history.unreadable] == ["damaged", "pinned", "pinned"]
+
+
+def test_a_night_that_was_stored_before_contracts_may_be_an_anchor(tmp_path: Path) -> None:
+    folder = reseal(write_run(tmp_path, earlier(measurement(), day=1)), schema=4)
+    assert judge_stored(folder).decision.word is Word.INCOMPLETE
+    found = anchors_of(tmp_path, earlier(measurement(), day=2), pins.Pins())
+    assert [old.id for old in found] == [folder.name]
+
+
+def test_levels_that_any_pin_of_the_machine_has_need_no_anchor() -> None:
+    rows = [measurement(case=name, identity=name) for name in "abc"]
+    made = tuple(pins.pin_of(earlier(row), {}, "why") for row in rows[:2])
+    left = without_pinned(run(*rows), pins.Pins(made))
+    assert [m.case for m in left.measurements] == ["c"]
+
+
+def test_all_accounts_of_a_case_have_a_line_and_its_commands_plant_the_fault(
+    tmp_path: Path,
+) -> None:
+    told = replace(explained("plain"), lines=(Line("model.py:3 (f)", "why 3", "> 3  x"),))
+    other = replace(told, edge="jax32:oracle", lines=(Line("model.py:5 (f)", "why 5", "> 5  x"),))
+    made = earlier(failing(case="plain"), fault="rope_sign")
+    folder = write_run(tmp_path, replace(made, explanations=(told, other)))
+    judged = judge_stored(folder)
+    lines = comparison_lines(judged)
+    assert [line.split(": ")[-1] for line in lines if "model.py" in line] == ["why 3", "why 5"]
+    for command in ("explain", "shrink"):
+        [line] = [line for line in lines if line.startswith(f"{command}: ")]
+        assert line.endswith(f" parity {command} plain --fault rope_sign")
+    for values in explanations_of(judged.run):
+        assert values["elements"] == ""
+        assert [it.split(" parity ")[1] for it in values["commands"]] == [
+            "explain plain --fault rope_sign",
+            "shrink plain --fault rope_sign",
+        ]
+
+
+@pytest.mark.parametrize("kind", ["bench", "shard"])
+def test_a_run_without_a_verdict_has_no_page_to_draw(tmp_path: Path, kind: str) -> None:
+    made = bench(1) if kind == "bench" else earlier(measurement(), kind=kind)
+    with pytest.raises(StoreError, match=f"is a {kind}; "):
+        page_of(write_run(tmp_path, made))
+
+
+def test_links_of_a_page_lead_out_of_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (folder := tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "deep" / "pages").mkdir(parents=True)
+    (link := tmp_path / "link").symlink_to(tmp_path / "deep" / "pages")
+    assert runs_from(link / "page.html", folder) == "../../runs"
+
+
+def test_what_a_probe_said_is_told_beside_its_change() -> None:
+    told = change_lines([change(0, edge="", case="probe values", note="why")])
+    assert [line.endswith("  why") for line in told] == [True]
+
+
+def test_a_gate_that_only_one_run_has_makes_nothing_suspect(tmp_path: Path) -> None:
+    """The runs are not equal, but no result differs."""
+    old = write_run(tmp_path, earlier(measurement(), day=1, commit="a" * 40))
+    more = measurement(quantity="loss")
+    new = write_run(tmp_path, earlier(measurement(), more, day=2, commit="a" * 40))
+    judged = judge_stored(new, old)
+    [commits] = range_lines(old, judged)
+    assert "only in the second" in judged.decision.sentence and not judged.decision.changes
+    assert commits == f"commits: none, both runs are of {'a' * 10}"
+
+
+def test_entries_of_one_second_and_folders_without_a_date_are_in_the_order_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *it: drawn.append(it) or "page")
+    write_run(tmp_path, earlier(measurement(), id="z", day=1))
+    for name in ("damaged", "2026-11-01T21-30-00Z-x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    runs_page.draw_runs_page(tmp_path)
+    names = ["2026-11-01T21-30-00Z-x", "z", "damaged", "nowhere"]
+    assert [entry.name for entry in drawn[0][0]] == names
+
+
+def test_the_page_of_all_runs_counts_every_older_run_and_says_which_trees_were_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one with a planted fault, and a tree of which no commit is known."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(runs_page.all_runs, "render", lambda *it: drawn.append(it) or "page")
+    monkeypatch.setattr(runs_page, "SHOWN", 1)
+    write_run(tmp_path, earlier(measurement(), id="a", day=1, fault="rope_sign"))
+    write_run(tmp_path, earlier(measurement(), id="b", day=2, dirty=True, commit=None))
+    runs_page.draw_runs_page(tmp_path)
+    [(entries, _, omitted)] = drawn
+    assert [(entry.name, entry.dirty) for entry in entries] == [("b", True)]
+    assert [(entry.name, entry.fault) for entry in omitted] == [("a", "rope_sign")]
+
+
+def test_a_group_of_gates_is_named_by_the_first_of_its_names(tmp_path: Path) -> None:
+    gates = [GateName("c", "e", q, m) for q, m in (("y", "a"), ("x", "z"), ("x", "b"))]
+    assert runs_page._groups(gates) == (GateGroup("c", "e", 3, "x", "b"),)
+
+
+def test_a_quantity_is_asked_of_a_case_even_if_its_name_is_empty(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), day=1))
+    with pytest.raises(ValueError, match="expected the case of the quantity ''"):
+        look_back(str(tmp_path), quantity="")
+
+
+def test_names_of_facts_without_a_tolerance_are_no_names_of_gates(tmp_path: Path) -> None:
+    fact = measurement(case="fact", tolerance=math.nan, verdict=Verdict.INFO)
+    write_run(tmp_path, earlier(measurement(), fact, day=1))
+    for place in (str(tmp_path), f"{tmp_path}/*"):
+        assert measured_names(place) == ["baseline"]
