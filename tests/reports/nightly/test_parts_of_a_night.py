@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import megalodon_jax
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Verdict
 from parity.engine.programs.source_lines import Line
@@ -522,3 +525,38 @@ def test_a_night_that_was_stored_under_another_name_is_not_stored_again(
     done = fan_out._stored(replace(RECORDED, out=tmp_path), (), {}, {}, print)
     assert done is outcomes["finished" if known else "stored"]
     assert finished == ([first] if known else [])
+
+
+def test_a_port_that_fails_has_an_account_though_nothing_explains_it() -> None:
+    made = of_a_port([failing()], None)
+    made.hints = ()
+    account = accounts.of_port(made)
+    assert account is not None and account.note == failing().note
+
+
+def test_a_shard_that_does_not_say_which_one_it_is_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement(), kind="shard"))
+    with pytest.raises(StoreError, match="expected a run of `nightly --shard`"):
+        merge_shards([folder])
+
+
+def test_parts_are_measured_without_the_checks_of_traced_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    @contextmanager
+    def checks(on: bool) -> Iterator[None]:
+        asked.append(on)
+        yield
+
+    monkeypatch.setattr(megalodon_jax, "traced_checks", checks)
+    monkeypatch.setattr(fan_out, "nightly", lambda options, report: report("  a line"))
+    options = Options(tmp_path, cases=("plain",), reference="recorded").to_json()
+    assert fan_out.measure(tmp_path, options) == {"lines": ["  a line"]} and asked == [False]
+
+
+def test_a_night_takes_at_least_as_long_as_its_longest_part() -> None:
+    """So the second longest need not start at once for the night to end in time."""
+    expected = {"a": 5.0, "longest": 10.0, "b": 2.0, "long": 5.0}
+    assert in_order(list(expected), expected, 3) == ["a", "longest", "b", "long"]

@@ -531,3 +531,26 @@ def test_a_session_says_how_many_tests_it_executed(
         made.pytest_runtest_logreport(report(name, measurement(case=name, edge="mine:theirs")))
     assert made._store(interrupted=False) == int(ExitCode.INCOMPLETE)
     assert made.lines[0].startswith("numerics run: 2 measurements of 2 tests: ")
+
+
+def test_a_module_that_would_end_the_session_well_is_not_collected_either() -> None:
+    hook = NoExit().pytest_make_collect_report(SimpleNamespace(nodeid="a"))  # pyright: ignore
+    next(hook)
+    with pytest.raises(StopIteration) as ended:
+        hook.throw(OsExit(0))
+    assert (ended.value.value.outcome, ended.value.value.longrepr) == (
+        "failed",
+        "a called os._exit(0)",
+    )
+
+
+def test_the_plan_is_of_all_workers_and_every_line_of_the_summary_is_written(
+    tmp_path: Path,
+) -> None:
+    made, written = collector(tmp_path), []
+    for ids in (["a"], ["b"]):
+        made.pytest_xdist_node_collection_finished(None, ids)
+    assert made.collected == {"a", "b"}
+    made.lines = ["1", "2", "3", "4"]
+    made.pytest_terminal_summary(SimpleNamespace(write_line=lambda line, red: written.append(line)))
+    assert written == made.lines
