@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from reports.nightly import run as nights
 from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
 from reports.nightly.fan_out import _environment, _part, _same_night, items_of
 from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
-from reports.nightly.shards import SUITE_OF, Shard, find_shards, merge_shards
+from reports.nightly.shards import SUITE_OF, Shard, _order, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun, elsewhere, mark_repeats
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import FIELDS, fingerprint, processor
@@ -560,3 +561,13 @@ def test_a_night_takes_at_least_as_long_as_its_longest_part() -> None:
     """So the second longest need not start at once for the night to end in time."""
     expected = {"a": 5.0, "longest": 10.0, "b": 2.0, "long": 5.0}
     assert in_order(list(expected), expected, 3) == ["a", "longest", "b", "long"]
+
+
+def test_a_case_is_summed_up_by_the_gates_that_hold() -> None:
+    fact = measurement(quantity="fact", tolerance=math.nan, verdict=Verdict.INFO)
+    assert suites._summary([measurement(), fact]) == "1 gates hold"
+
+
+def test_a_suite_of_another_version_comes_last() -> None:
+    names = ["other", "controls", "seams", "parity"]
+    assert sorted(names, key=_order) == ["parity", "seams", "controls", "other"]

@@ -205,3 +205,12 @@ def test_shards_without_a_digest_of_their_code_are_of_one_commit(tmp_path: Path)
     ]
     with pytest.raises(StoreError, match=r"differs from .*commit"):
         merge_shards(made)
+
+
+def test_a_measurement_of_two_shards_is_in_no_run(stored: list[Path], tmp_path: Path) -> None:
+    """It is unknown which value is right; both shards are named."""
+    first, second = shard(1), shard(2)
+    twice = replace(second, measurements=(*second.measurements, *first.measurements))
+    again = write_run(tmp_path / "again", twice)
+    with pytest.raises(StoreError, match=f"{first.id} and {second.id} both hold length_c "):
+        merge_shards([stored[0], again, stored[2]])

@@ -1500,3 +1500,11 @@ def test_names_of_facts_without_a_tolerance_are_no_names_of_gates(tmp_path: Path
     write_run(tmp_path, earlier(measurement(), fact, day=1))
     for place in (str(tmp_path), f"{tmp_path}/*"):
         assert measured_names(place) == ["baseline"]
+
+
+def test_cleaning_leaves_what_no_deletion_left(tmp_path: Path) -> None:
+    """Such as the parts of an unfinished night, which are hidden too."""
+    for name in (".unfinished", ".values", ".pruned-a"):
+        (tmp_path / name).mkdir()
+    clean(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished", ".values"]

@@ -428,3 +428,24 @@ def test_a_storage_is_asked_anew_each_time_and_makes_folders_where_there_are_som
     assert (found.copy, found.objects.root) == (Path("copy"), "bucket/runs")
     made = {} if protocol == "s3" else {"auto_mkdir": True}
     assert asked == [(f"{protocol}://bucket/runs", {"use_listings_cache": False, **made})]
+
+
+def test_the_note_of_a_run_is_sent_to_nobody(tmp_path: Path) -> None:
+    store, _ = storage()
+    machine(tmp_path, "writer").publish(folder_of(tmp_path, "a"), NAME)
+    sent = {path.rpartition("/")[2] for path in store.objects if f"{ROOT}/{NAME}/" in path}
+    assert sent == {MANIFEST, "measurements.parquet", "report.html", "tensors.parquet"}
+
+
+def test_a_run_that_another_process_sends_keeps_no_other_waiting(tmp_path: Path) -> None:
+    store, _ = storage()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    for content, name in (("a", "run-1"), ("b", "run-2")):
+        with pytest.raises(StoreError):
+            writer.publish(folder_of(tmp_path, content, name), name)
+    store.down = ""
+    lines: list[str] = []
+    with unsent.locked(unsent.waiting(writer.copy)[0]):
+        writer.send_unsent(lines.append)
+    assert len(lines) == 1 and "run-2" in lines[0] and list(store.runs(ROOT)) == ["run-2"]

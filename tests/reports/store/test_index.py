@@ -589,3 +589,39 @@ def test_one_look_within_another_sees_the_same_runs(tmp_path: Path) -> None:
             assert [len(part) for part in list_runs(tmp_path)] == [1, 1]
         assert [len(part) for part in list_runs(tmp_path)] == [1, 1]
     assert [len(part) for part in list_runs(tmp_path)] == [2, 1]
+
+
+def test_a_combined_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    files, _ = combined(tmp_path)
+    files.path("a").mkdir(parents=True)
+    assert not files.holds("a")
+
+
+def test_an_old_combined_file_stays_while_the_index_names_it(tmp_path: Path) -> None:
+    write_run(tmp_path, night(1))
+    list_runs(tmp_path)
+    [file] = (tmp_path / gathered.FOLDER).iterdir()
+    os.utime(file, (0, 0))
+    write_run(tmp_path, night(2))
+    list_runs(tmp_path)
+    assert file.exists() and len(list(file.parent.iterdir())) == 2
+
+
+def test_one_look_is_at_every_folder_of_runs(tmp_path: Path) -> None:
+    for day in (1, 2):
+        write_run(tmp_path / str(day), night(day))
+    with one_look():
+        found = [list_runs(tmp_path / str(day))[0] for day in (1, 2, 1)]
+    assert [[it.manifest.id[:10] for it in runs] for runs in found] == [
+        ["2026-11-01"],
+        ["2026-11-02"],
+        ["2026-11-01"],
+    ]
+
+
+def test_combined_files_are_read_in_a_folder_with_any_name(tmp_path: Path) -> None:
+    """Also one that DuckDB would take for a pattern."""
+    root = tmp_path / "runs [1]"
+    for day in (1, 2):
+        write_run(root, night(day, measurement(value=day * 1e-6)))
+    assert values(root) == values(root) == [1e-6, 2e-6]

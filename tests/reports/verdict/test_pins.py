@@ -240,3 +240,13 @@ def test_levels_that_are_decades_apart_are_judged(path: Path) -> None:
     edited(path, typical=1e305, worst=1e305)
     [pin] = pins.load("cpu").pins
     assert decide(night(1e-22), None, {}, [pin]).word is Word.PASS
+
+
+def test_a_folder_of_ports_is_never_hidden_and_an_old_one_may_be_long(tmp_path: Path) -> None:
+    for names in ([".a"], ["..."], [".a", "b"]):
+        assert not pins._folder_name(names).startswith("."), names
+    name = "a b" * 42
+    manifest = night(kind="port", suites=[{"name": name, "status": "ran"}]).manifest
+    old = pins.old_home(tmp_path / "runs", manifest)
+    assert old == tmp_path / "pinned" / name.replace(" ", "-")
+    assert len(old.name) > pins.LONGEST_NAME

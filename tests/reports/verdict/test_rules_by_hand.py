@@ -35,6 +35,7 @@ from reports.verdict.drift import (
     Drift,
     PinComparison,
     Rescaled,
+    _meshes_pooled,
     compare,
     compare_with_pins,
     levels_of,
@@ -613,3 +614,33 @@ def test_without_a_baseline_no_failure_is_called_new() -> None:
     assert What.NEW.wording(True) == What.NEW.value != "failure" == What.NEW.wording(False)
     for what in {*What} - {What.NEW}:
         assert what.wording(True) == what.wording(False) == what.value
+
+
+def test_of_what_is_not_comparable_a_level_that_grew_comes_before_another_work() -> None:
+    """Though it has no tolerance: its excess says how grave it is."""
+    grew = replace(PLACE, what=What.NOT_COMPARABLE, tolerance=math.nan, excess=0.5)
+    other = replace(PLACE, what=What.NOT_COMPARABLE)
+    assert gravest_first([other, grew]) == (grew, other)
+
+
+def test_of_levels_that_grew_unseen_the_one_that_grew_most_comes_first() -> None:
+    """And of one level the value that grew most, whatever rounding explains."""
+    a = of_group("a", "typical", 3.5, 90.0), of_group("a", "worst", 4.5, 9.0)
+    b = of_group("b", "typical", 4.0, 900.0), of_group("b", "worst", 3.2, 4.0)
+    found = PinComparison(Pin("p", None, "2026-11-01", "why"), False, (), 2, (*a, *b))
+    assert found.unseen == (a[1], b[0])
+
+
+def test_a_spread_beyond_every_float_explains_nothing() -> None:
+    assert spread_of([10**400, 1]) == spread_of([1, 10**400]) == STILL
+
+
+def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
+    names = [f"mesh net data={n}" for n in (2, 4, 8)]
+    rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
+    pin = pin_of(run(*rows[:2]), {}, "why", "2026-11-01")
+    now = levels_of(run(*rows), {})
+    ours, theirs = _meshes_pooled(now, pin)
+    common = "mesh net"
+    assert {group[0] for group in ours} == {common, names[2]}
+    assert {group[0] for group in theirs.groups} == {common}
