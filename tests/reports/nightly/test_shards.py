@@ -214,3 +214,12 @@ def test_a_measurement_of_two_shards_is_in_no_run(stored: list[Path], tmp_path: 
     again = write_run(tmp_path / "again", twice)
     with pytest.raises(StoreError, match=f"{first.id} and {second.id} both hold length_c "):
         merge_shards([stored[0], again, stored[2]])
+
+
+def test_shards_of_two_classes_of_device_are_never_one_night(
+    stored: list[Path], tmp_path: Path
+) -> None:
+    """Also where machines may be mixed."""
+    odd = write_run(tmp_path / "odd", shard(2, device={"kind": "cuda", "name": "a GPU"}))
+    with pytest.raises(StoreError, match="differs from"):
+        merge_shards([stored[0], odd, stored[2]], mixed=True)

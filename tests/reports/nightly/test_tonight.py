@@ -189,3 +189,9 @@ def test_a_part_holds_where_no_gate_of_it_fails(tmp_path: Path) -> None:
         assert module._holds(write_run(tmp_path, run(*rows, id=name))) is holds
     (tmp_path / "damaged").mkdir()
     assert module._holds(tmp_path / "damaged")
+
+
+def test_the_page_of_a_night_makes_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+    with Tonight(tmp_path / "new" / "runs", 3, quiet):
+        pass
+    assert (tmp_path / "new" / "runs" / TONIGHT).is_file()

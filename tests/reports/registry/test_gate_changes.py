@@ -256,3 +256,15 @@ def test_a_gate_that_is_told_without_a_tolerance_has_not_ceased_to_fail(
     found = by_day(follow_gates(tmp_path, lines))
     assert (told(found[11]), found[11].dropped) == ([], 1)
     assert told(found[12]) == [(10, [], ["logits"])]
+
+
+def test_a_run_without_gates_is_passed_over(tmp_path: Path) -> None:
+    """It dropped no gate, and the next one drops what the one before it had."""
+    fact = measurement(quantity="fact", tolerance=math.nan, verdict=Verdict.INFO)
+    nights = (
+        earlier(failing(), day=10),
+        earlier(fact, day=11),
+        earlier(measurement(quantity="other"), day=12),
+    )
+    found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
+    assert {day: change.dropped for day, change in found.items()} == {10: 0, 12: 1}

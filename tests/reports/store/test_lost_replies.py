@@ -405,6 +405,8 @@ def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
     assert [line.startswith("run not sent") and "damaged" in line for line in lines] == [
         *(True, True, False)
     ]
+    # The storage answered: nothing is wrong with the way to it.
+    assert not any("expected an answer" in line for line in lines)
     # What cannot be sent claims no name.
     assert not [path for path in store.objects if "/night-a" in path or "/night-b" in path]
     assert [folder.name for folder in unsent.waiting(writer.copy)] == ["night-a", "night-b"]

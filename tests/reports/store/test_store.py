@@ -25,12 +25,13 @@ from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.reader import checksum
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
-from reports.store.schema import FILES, MIGRATIONS, SCHEMA, RunKind
+from reports.store.schema import FILES, MANIFEST, MIGRATIONS, SCHEMA, RunKind
 from reports.store.seal import text_of
 from reports.store.tensors import TENSORS
 from reports.verdict.history import load_history
 from reports.verdict.replays import suite_of
 from tests.reports.nights import (
+    bench,
     document,
     explained,
     failing,
@@ -525,3 +526,24 @@ def test_a_path_that_is_no_utf8_costs_no_run(tmp_path: Path) -> None:
     assert checkpoint is not None and (checkpoint.name, checkpoint.folder) == ("Größe", place)
     assert "Größe" in (folder / "run.json").read_text(encoding="utf-8")
     assert [info.folder for info in list_runs(tmp_path)[0]] == [folder]
+
+
+def test_a_run_that_does_not_say_its_kind_is_damaged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement()))
+    content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    del content["kind"]
+    (folder / MANIFEST).write_text(text_of(content), encoding="utf-8")
+    with pytest.raises(StoreError, match="received None"):
+        read_run(folder)
+
+
+def test_findings_of_a_run_that_has_none_are_refused(tmp_path: Path) -> None:
+    made = replace(bench(1), findings=(finding(),))
+    with pytest.raises(StoreError, match="received rows for findings.parquet"):
+        write_run(tmp_path, made)
+
+
+def test_parameters_of_an_account_stay_in_the_order_in_which_they_act(tmp_path: Path) -> None:
+    told = replace(explained(), parameters=("model.b", "model.a"))
+    folder = write_run(tmp_path, replace(run(failing()), explanations=(told,)))
+    assert [it.parameters for it in read_run(folder).explanations] == [("model.b", "model.a")]

@@ -376,6 +376,8 @@ def test_a_first_night_says_what_it_was_compared_with() -> None:
     assert say.first_night(run(selected=["a"]), []) == (
         " There is no whole night of this machine to compare levels with" + NOBODY
     )
+    part = say.first_night(run(selected=["a"]), [comparison(*two)])
+    assert part.startswith(" There is no whole night of this machine to compare levels with. 1 ")
     # On its own machine there is nothing to say, unless no level is of the same work.
     assert say.first_night(run(), [comparison(*two, same=True)]) == ""
     assert say.first_night(run(), [comparison(same=True), comparison(*two)]) == (
