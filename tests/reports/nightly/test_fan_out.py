@@ -373,3 +373,20 @@ def test_a_whole_night_is_shared_by_the_processors(
     monkeypatch.setattr("reports.nightly.run.nightly", here)
     cli("nightly", "--reference", "recorded", "--out", str(tmp_path), *arguments)
     assert seen == [shared]
+
+
+def test_every_line_of_a_part_is_told(options: Options) -> None:
+    class Talking(Inline):
+        def _done(self, item: Item) -> Future[Answer]:
+            future: Future[Answer] = Future()
+            told = {"lines": [f"  {item.name} one", f"  {item.name} two"]}
+            future.set_result(replace(super()._done(item).result(), value=told))
+            return future
+
+    lines: list[str] = []
+    fan_out(options, Talking(), lines.append)
+    for name in (*CASES, "(probes)"):
+        assert [line for line in lines if line.startswith(f"  {name} ")] == [
+            f"  {name} one",
+            f"  {name} two",
+        ]

@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 import megalodon_jax
+from parity.engine.measure.contract import Gate, contract_of
 from parity.engine.measure.localize import Stage
-from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.programs.source_lines import Line
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
 from parity.megalodon.cases import CASES
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from parity.megalodon.suite import Reference
 from parity.port import Report
 from reports.nightly import accounts, fan_out, suites
 from reports.nightly import run as nights
@@ -31,10 +34,11 @@ from reports.nightly.fan_out import _environment, _part, _same_night, items_of
 from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
 from reports.nightly.shards import SUITE_OF, Shard, _order, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun, elsewhere, mark_repeats
+from reports.provenance.code import Start
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import FIELDS, fingerprint, processor
 from reports.registry.outcome import Outcome
-from reports.store.manifest import PartInfo, SuiteResult
+from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult, Time
 from reports.store.runs import Run, write_run
 from reports.store.schema import RunKind, StoreError
 from tests.helpers import double
@@ -571,3 +575,54 @@ def test_a_case_is_summed_up_by_the_gates_that_hold() -> None:
 def test_a_suite_of_another_version_comes_last() -> None:
     names = ["other", "controls", "seams", "parity"]
     assert sorted(names, key=_order) == ["parity", "seams", "controls", "other"]
+
+
+@pytest.mark.parametrize("shard", [None, Shard(2, 3)])
+def test_the_manifest_of_a_night_is_of_all_its_suites(
+    monkeypatch: pytest.MonkeyPatch, shard: Shard | None
+) -> None:
+    """Which of them measured what is nothing to it."""
+    monkeypatch.setattr(
+        nights, "new_manifest", lambda started, kind, start: run(kind=kind).manifest
+    )
+    monkeypatch.setattr(nights, "describe", lambda reference: ReferenceInfo("recorded"))
+    known = KNOWN_DIFFERENCES[0]
+    rows = [
+        measurement(case="a"),
+        measurement(case="b", suite="seams", quantity=known.id, kind=Kind.KNOWN_DIFFERENCE),
+        measurement(case="c", suite="mesh"),
+    ]
+    made = [
+        SuiteRun(
+            m.suite,
+            planned=1,
+            executed=int(m.case != "c"),
+            seconds=1.23456,
+            times={(m.case, m.edge): 0.5},
+            contract=[Gate.of(m)],
+            measurements=[m],
+            responses={(m.case, m.metric): {m.quantity: (1e-7, 2e-7, 4e-7)}},
+            shown={m.case: 1},
+        )
+        for m in rows
+    ]
+    plan = ("a", "(seams)", "(mesh)")
+    manifest = nights._manifest(
+        datetime.now(UTC), double(Start), made, double(Reference), shard, plan
+    )
+    [value] = [entry["value"] for entry in manifest.seams if "value" in entry]
+    assert value == rows[1].value and manifest.plan == plan
+    assert manifest.contract == contract_of([Gate.of(m) for m in rows])
+    assert manifest.spreads.keys() == {
+        " | ".join((m.case, m.edge, m.kind.value, m.metric)) for m in (rows[0], rows[2])
+    }
+    assert manifest.durations == {m.suite: 1.235 for m in rows}
+    assert manifest.times == tuple(Time(m.suite, m.case, m.edge, 0.5) for m in rows)
+    assert manifest.stability == {"a": 1, "b": 1, "c": 1}
+    assert [it.status for it in manifest.suites] == ["ran", "ran", "failed"]
+    name = run().manifest.id
+    if shard is None:
+        assert (manifest.id, manifest.kind, manifest.shard) == (name, RunKind.NIGHTLY, None)
+    else:
+        assert (manifest.id, manifest.kind) == (f"{name}-2-of-3", RunKind.SHARD)
+        assert manifest.shard == {"index": 2, "count": 3}

@@ -69,7 +69,7 @@ def report(test: str, *rows: Measurement, when: str = "call", outcome: str = "pa
 
 
 def test_a_test_measures_where_it_asks_for_the_fixture() -> None:
-    assert measures(SimpleNamespace(fixturenames=["a", "numerics"]))  # pyright: ignore
+    assert measures(SimpleNamespace(fixturenames=["a", "b", "c", "d", "numerics"]))  # pyright: ignore
     assert not measures(SimpleNamespace(fixturenames=["a"]))  # pyright: ignore
     assert not measures(SimpleNamespace())  # pyright: ignore
 

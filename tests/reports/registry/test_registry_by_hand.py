@@ -1508,3 +1508,11 @@ def test_cleaning_leaves_what_no_deletion_left(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     clean(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished", ".values"]
+
+
+def test_a_page_is_drawn_of_the_run_with_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "render", lambda run, *_: f"verdict {run.manifest.verdict}")
+    stored = outcomes.store(tmp_path, earlier(failing()), lambda line: None)
+    assert stored.page.read_text(encoding="utf-8") == "verdict REGRESSED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -449,3 +450,15 @@ def test_a_run_that_another_process_sends_keeps_no_other_waiting(tmp_path: Path)
     with unsent.locked(unsent.waiting(writer.copy)[0]):
         writer.send_unsent(lines.append)
     assert len(lines) == 1 and "run-2" in lines[0] and list(store.runs(ROOT)) == ["run-2"]
+
+
+def test_a_folder_that_took_the_place_of_another_is_not_the_locked_one(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    handle = os.open(folder, os.O_RDONLY)
+    assert unsent._is(handle, folder)
+    folder.rename(tmp_path / "b")
+    assert not unsent._is(handle, folder)
+    folder.mkdir()
+    assert not unsent._is(handle, folder) and unsent._is(handle, tmp_path / "b")
+    os.close(handle)

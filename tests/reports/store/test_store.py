@@ -539,7 +539,7 @@ def test_a_run_that_does_not_say_its_kind_is_damaged(tmp_path: Path) -> None:
 
 def test_findings_of_a_run_that_has_none_are_refused(tmp_path: Path) -> None:
     made = replace(bench(1), findings=(finding(),))
-    with pytest.raises(StoreError, match="received rows for findings.parquet"):
+    with pytest.raises(StoreError, match=r"received rows for findings\.parquet"):
         write_run(tmp_path, made)
 
 

@@ -242,6 +242,8 @@ def test_a_retired_suite_is_missed_no_longer(tmp_path) -> None:
     """The baseline ran it, too."""
     root, less = tmp_path / "runs", without(suite="seams")
     _, folder = stored(root, night(1, BEFORE), night(2, less))
+    with pytest.raises(StoreError, match=r"received 'x': it lacks .*\bseams\b"):
+        retire(folder, "x", "no seams any more")
     assert retire(folder, "seams", "no seams any more").suites == 1
     assert judge(root, night(2, less)).decision.word is Word.PASS
     assert judge(root, night(3, less)).decision.word is Word.PASS
