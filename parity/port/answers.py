@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +16,8 @@ from typing import Any, TypeAlias
 from megalodon_jax.files import read_json_object, written_aside
 from parity.engine.measure.arrays import Arrays
 from parity.engine.pairing import naming
-from parity.engine.pairing.constructions import Construction, Part, Piece, cut, laid_out, whole
+from parity.engine.pairing.constructions import Construction, Part, Piece, cut, whole
+from parity.engine.pairing.conventions import CONVENTIONS
 from parity.engine.pairing.layouts import Layout, Shape, identity, transposition
 
 
@@ -26,7 +28,10 @@ class AnswerError(ValueError):
 Answer: TypeAlias = Any
 """Answer to a question, as in the file: null (the port's value stays), the name of a parameter of
 the original, a list of names (fused or stacked in this order), or a mapping with `of` (a name or
-list) and `transposed` (bool)."""
+list), `rows` (start and stop on the first axis of each of them) and `transposed` (bool)."""
+FIELDS = {"of", "rows", "transposed"}
+KEYS = {"answers", "questions"}
+"""Keys of the file."""
 
 
 def read_answers(path: Path | str | None) -> dict[str, Answer]:
@@ -34,15 +39,29 @@ def read_answers(path: Path | str | None) -> dict[str, Answer]:
     if path is None or not Path(path).exists():
         return {}
     try:
-        answers = read_json_object(Path(path)).get("answers", {})
+        content = read_json_object(Path(path))
+        json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except (OSError, ValueError) as error:
         raise AnswerError(f"expected answers in {path}: {error}; correct or delete it") from error
+    if unknown := sorted({*content} - KEYS):
+        raise AnswerError(
+            f"{path}: expected the keys answers and questions, got {', '.join(unknown)}; rename or "
+            "delete it"
+        )
+    answers = content.get("answers", {})
     if not isinstance(answers, dict):
         raise AnswerError(
             f"{path}: expected under `answers` an object with an answer by parameter, got "
             f"{json.dumps(answers)[:80]}"
         )
     return answers
+
+
+def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"{', '.join(twice)} is there twice")
+    return dict(pairs)
 
 
 def constructions_of(
@@ -58,36 +77,57 @@ def constructions_of(
             kept.append(name)
             continue
         try:
-            made[name] = _from_answer(answer, theirs, mine[name].shape)
+            made[name] = _from_answer(answer, theirs, name, mine[name].shape)
         except AnswerError as error:
             raise AnswerError(f"{path}: the answer for {name} {error}") from None
     return made, kept
 
 
-def _from_answer(answer: Answer, theirs: Arrays, shape: Shape) -> Construction:
-    """Return the construction of a parameter of `shape` that an answer describes."""
-    whole_answer = answer if isinstance(answer, dict) else {"of": answer}
-    of, turned = whole_answer.get("of"), whole_answer.get("transposed")
+def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Construction:
+    """Return the construction of the parameter `port`, of `shape`, that an answer describes."""
+    given = answer if isinstance(answer, dict) else {"of": answer}
+    of, turned, rows = given.get("of"), given.get("transposed"), given.get("rows")
     names = [of] if isinstance(of, str) else of
     if (
         not isinstance(names, list)
         or not names
         or not all(isinstance(n, str) for n in names)
         or not (turned is None or isinstance(turned, bool))
-        or not {*whole_answer} <= {"of", "transposed"}
+        or not (rows is None or (isinstance(rows, list) and [*map(type, rows)] == [int, int]))
+        or not {*given} <= FIELDS
     ):
         raise AnswerError(
-            "is not null, a name, a list of names, or an object with `of` (a name or a list) and "
-            "`transposed` (true or false)"
+            "is not null, a name, a list of names, or an object with `of` (a name or a list), "
+            "`rows` (start and stop) and `transposed` (true or false)"
         )
     if unknown := [n for n in names if n not in theirs]:
         raise AnswerError(f"names {', '.join(unknown)}, which the original does not have")
     shapes = [theirs[n].shape for n in names]
-    found = _constructed(names, shapes, shape, turned)
-    if found is None:
-        given = ", ".join(f"{n} {s}" for n, s in zip(names, shapes, strict=True))
-        raise AnswerError(f"does not fit its shape {shape}: {given}")
-    return found
+    parts = [_part(shape, rows) for shape in shapes]
+    if turned is not None and any(len(shape) != 2 for shape in shapes):
+        raise AnswerError("has `transposed`, which is for matrices only")
+    turns = (turned,) if turned is not None else _turns(names, port)
+    for reshaped, turn in itertools.product((False, True), turns):
+        if found := _constructed(names, parts, shape, turn, reshaped):
+            return found
+    listed = ", ".join(f"{n} {s}" for n, s in zip(names, shapes, strict=True))
+    raise AnswerError(f"does not fit its shape {shape}: {listed}")
+
+
+def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
+    if rows is None:
+        return whole(shape)
+    start, stop = rows
+    if not shape or not 0 <= start < stop <= shape[0]:
+        raise AnswerError(f"has the rows {start} to {stop} of an array of shape {shape}")
+    return cut(shape, shape, 0, start, stop)
+
+
+def _turns(names: Sequence[str], port: str) -> tuple[bool, bool]:
+    """Return whether matrices are transposed: first as by convention, then the other way."""
+    ends = naming.leaf(names[0]), naming.leaf(port)
+    usual = any(CONVENTIONS.get((a, b, 2)) == (1, 0) for a, b in (ends, ends[::-1]))
+    return usual, not usual
 
 
 def _each(answers: Mapping[str, Answer], mine: Arrays) -> dict[str, Answer]:
@@ -120,52 +160,47 @@ def _filled(answer: Answer, numbers: Sequence[int]) -> Answer:
 
 
 def _constructed(
-    names: Sequence[str], sources: Sequence[Shape], shape: Shape, turned: bool | None
+    names: Sequence[str], parts: Sequence[Part], shape: Shape, turned: bool, reshaped: bool
 ) -> Construction | None:
-    """Return the construction of an array of `shape` from whole parameters, in this order.
+    """Return the construction of an array of `shape` from parts of parameters, in this order.
 
     Args:
         names: the original's parameters.
-        sources: their shapes.
+        parts: the part that is taken of each.
         shape: shape of the port's parameter.
-        turned: whether matrices are transposed; None: not, unless only this fits.
+        turned: whether matrices are transposed.
+        reshaped: whether a single array may be reshaped.
     """
-    for turn in (False, True) if turned is None else (turned,):
-        layouts = [_laid(source, turn) for source in sources]
-        if len(names) == 1:
-            if layouts[0].target == shape:
-                return laid_out(names[0], layouts[0])
-            continue
-        if all(layout.target == shape[1:] for layout in layouts) and len(names) == shape[0]:
-            places = [cut(shape, shape, 0, i, i + 1) for i in range(len(names))]
-            return _assembled(shape, names, layouts, places)
-        for axis in range(len(shape)):
-            rest = shape[:axis], shape[axis + 1 :]
-            inside = [layout.target for layout in layouts]
-            lengths = [t[axis] for t in inside if len(t) == len(shape)]
-            if sum(lengths) == shape[axis] and all(
-                (t[:axis], t[axis + 1 :]) == rest for t in inside
-            ):
-                ends = [*itertools.accumulate(lengths)]
-                starts = [0, *ends[:-1]]
-                places = [cut(shape, shape, axis, a, b) for a, b in zip(starts, ends, strict=True)]
-                return _assembled(shape, names, layouts, places)
-    return None
+    layouts = [_laid(part.shape, turned) for part in parts]
+    inside = [layout.target for layout in layouts]
+    places: list[Part] = []
+    if len(names) == 1 and (
+        inside[0] == shape or (reshaped and math.prod(inside[0]) == math.prod(shape))
+    ):
+        places = [whole(shape)]
+    elif len(names) == shape[0] and all(target == shape[1:] for target in inside):
+        places = [cut(shape, shape, 0, i, i + 1) for i in range(len(names))]
+    for axis in range(len(shape)) if not places else ():
+        rest = shape[:axis], shape[axis + 1 :]
+        lengths = [target[axis] for target in inside if len(target) == len(shape)]
+        if sum(lengths) == shape[axis] and all((t[:axis], t[axis + 1 :]) == rest for t in inside):
+            ends = [*itertools.accumulate(lengths)]
+            places = [
+                cut(shape, shape, axis, a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)
+            ]
+            break
+    if not places:
+        return None
+    pieces = []
+    for name, part, layout, place in zip(names, parts, layouts, places, strict=True):
+        # A place of a stack has one axis more, of length 1; one array may be reshaped.
+        fitted = Layout(layout.source, layout.before, layout.axes, place.shape)
+        pieces.append(Piece(name, part, fitted, place))
+    return Construction(shape, tuple(pieces))
 
 
 def _laid(shape: Shape, turned: bool) -> Layout:
     return transposition(shape, (1, 0)) if turned and len(shape) == 2 else identity(shape)
-
-
-def _assembled(
-    shape: Shape, names: Sequence[str], layouts: Sequence[Layout], places: Sequence[Part]
-) -> Construction:
-    pieces = []
-    for name, layout, place in zip(names, layouts, places, strict=True):
-        # A place of a stack has one axis more, of length 1.
-        fitted = Layout(layout.source, layout.before, layout.axes, place.shape)
-        pieces.append(Piece(name, whole(layout.source), fitted, place))
-    return Construction(shape, tuple(pieces))
 
 
 def write_questions(path: Path, questions: Mapping[str, Mapping[str, Any]]) -> None:

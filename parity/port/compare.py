@@ -120,7 +120,7 @@ def compare(port: Port) -> Report:
         SideError: a side rejects its inputs, or the sides have different inputs.
         ExitError: the code of a side called `sys.exit`, `exit`, `quit` or `os._exit`.
     """
-    _check_two_sides(port)
+    check_two_sides(port)
     return _compare(port, again=True)
 
 
@@ -213,7 +213,7 @@ def _repeated(row: Measurement) -> Measurement:
     return row if derivative else replace(row, deterministic=True)
 
 
-def _check_two_sides(port: Port) -> None:
+def check_two_sides(port: Port) -> None:
     """Raise a PortError for anything but a port of two different sides."""
     if not isinstance(port, Port):
         raise PortError(

@@ -211,6 +211,11 @@ def adopt(ctx, file, case, answers, write) -> None:
     from parity.port import adopt as convert
     from reports.ports import port_of
 
+    for path in filter(None, (answers, write)):
+        if not path.absolute().parent.is_dir():
+            raise click.UsageError(f"expected a folder {path.absolute().parent} for {path}.", ctx)
+    if answers and write and answers.resolve() == write.resolve():
+        raise click.UsageError(f"--answers and --write are one file, {write}; give two.", ctx)
     with port_of(file, case) as chosen, exits_named("a side"):
         found = convert(chosen, answers)
     click.echo(found.text())

@@ -6,6 +6,7 @@ Assignments that differ only in numbers become loops. The source needs only NumP
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,11 @@ INSIDE = "n"
 SLOT = "\0"
 """Placeholder for a parameter name, which is filled in once it is known which numbers of the name a
 loop varies."""
+# Otherwise names with braces, quotes or numbers such as `00` would not be what they were.
+_PLAIN = re.compile(r"(?:[A-Za-z_.:/\- \[\]]|(?<!\d)(?:0|[1-9]\d*)(?!\d))*")
+"""Names that may stand in an f-string, with numbers as Python prints them."""
+_INDEXED = "\1"
+"""Placeholder in a name for the index of a comprehension."""
 WIDTH = 100
 
 
@@ -74,8 +80,9 @@ def converter_source(matching: Matching) -> str:
             result.append("    " * (depth + 1) + line)
         result += ["    " * (len(header) + 1) + line for line in lines]
     for entry in matching.unmatched_port:
+        name = entry.name if entry.name.isprintable() else repr(entry.name)
         result.append(
-            f"    # {entry.name} {entry.shape}: no parameter of the original is proposed for it"
+            f"    # {name} {entry.shape}: no parameter of the original is proposed for it"
         )
     return "\n".join([*result, "    return port", ""])
 
@@ -146,6 +153,8 @@ def _family(names: Sequence[str]) -> tuple[str, str] | None:
 
     None unless the names differ in exactly one number, which increases.
     """
+    if not all(map(_PLAIN.fullmatch, names)):
+        return None
     columns = list(zip(*map(naming.numbers, names), strict=False))
     varying = [k for k, column in enumerate(columns) if len(set(column)) > 1]
     if len({naming.pattern(name) for name in names}) != 1 or len(varying) != 1:
@@ -153,7 +162,7 @@ def _family(names: Sequence[str]) -> tuple[str, str] | None:
     (k,) = varying
     if len(names) < 2 or list(columns[k]) != sorted(set(columns[k])):
         return None
-    texts = [f"{{{INSIDE}}}" if i == k else str(column[0]) for i, column in enumerate(columns)]
+    texts = [_INDEXED if i == k else str(column[0]) for i, column in enumerate(columns)]
     return naming.pattern(names[0]).format(*texts), _range(columns[k])
 
 
@@ -194,10 +203,11 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
     free = [k for k in range(len(port[0])) if len({numbers[k] for numbers in port}) > 1]
     values = [tuple(sorted({numbers[k] for numbers in port})) for k in free]
     whole = math.prod(map(len, values)) == len(entries) and len(free) <= len(INDICES)
-    names = _names(entries, port, free) if whole and len(entries) > 1 else None
+    plain = all(_PLAIN.fullmatch(n.replace(_INDEXED, "")) for e in entries for n in e.names)
+    names = _names(entries, port, free) if plain and whole and len(entries) > 1 else None
     if names is None:
         for entry in entries:
-            yield (), _filled(entry.text, list(map(_quoted, entry.names)))
+            yield (), _filled(entry.text, list(map(_literal, entry.names)))
         return
     header = tuple(
         f"for {INDICES[depth]} in {_range(numbers)}:" for depth, numbers in enumerate(values)
@@ -246,8 +256,17 @@ def _offset(offset: int) -> str:
     return f" {'-' if offset < 0 else '+'} {abs(offset)}" if offset else ""
 
 
-def _quoted(name: str) -> str:
-    return f'f"{name}"' if "{" in name else f'"{name}"'
+def _quoted(text: str) -> str:
+    """Return a name with loop indices in braces as a string or f-string."""
+    text = text.replace(_INDEXED, f"{{{INSIDE}}}")
+    return f'f"{text}"' if "{" in text else f'"{text}"'
+
+
+def _literal(name: str) -> str:
+    """Return a name without loop indices as a string, or an f-string for a comprehension."""
+    if _PLAIN.fullmatch(name.replace(_INDEXED, "")):
+        return _quoted(name)
+    return repr(name)
 
 
 def _filled(text: str, names: Sequence[str]) -> list[str]:

@@ -37,6 +37,8 @@ FITS = 0.3
 MOST_PARTS = 4
 """Largest number of parameters that are fused into one; families (names that differ in numbers) may
 be larger."""
+SECOND_COPY = "a second copy"
+"""Note on a second use of an original."""
 ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
 
@@ -306,7 +308,7 @@ def _copies(
         best = int(likeness.argmax())
         if likeness[best] >= LEAST + FITS:
             layout = conventions.layout(names[best], port, shapes_o[names[best]], shape)
-            yield port, laid_out(names[best], layout), "a second copy"
+            yield port, laid_out(names[best], layout), SECOND_COPY
 
 
 def _rest(

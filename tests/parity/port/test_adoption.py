@@ -15,7 +15,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide, Port, PortError, adopt
-from parity.port import adoption, answers
+from parity.port import answers, construction_search
 from parity.port.adoption import Adoption
 from parity.port.answers import AnswerError
 from parity.sides import Side
@@ -110,7 +110,7 @@ def test_the_written_converter_makes_the_same_parameters(adopted: Adoption) -> N
 def test_a_port_that_computes_something_else_is_not_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adoption, "AT_ONE_STAGE", 2)
+    monkeypatch.setattr(construction_search, "AT_ONE_STAGE", 2)
 
     def wrong(p: Any, x: Any) -> Any:
         return renamed(p, x) * jnp.float32(1.01)
@@ -143,7 +143,6 @@ def test_what_no_result_depends_on_and_what_has_no_original_are_questions(tmp_pa
     open_ = json.loads(file.read_text())
     assert open_["answers"] == {}
     assert open_["questions"].keys() == {"idle.table", "norm.spare"}
-    open_["note"] = "of a person"
     open_["answers"] = {"idle.table": None, "norm.spare": None}
     file.write_text(json.dumps(open_))
     answered = adopt(case, file)
@@ -155,7 +154,7 @@ def test_what_no_result_depends_on_and_what_has_no_original_are_questions(tmp_pa
 def test_an_answer_replaces_the_proposal_and_is_not_changed_by_a_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "AT_ONE_STAGE", 2)
+    monkeypatch.setattr(construction_search, "AT_ONE_STAGE", 2)
     file = tmp_path / "answers.json"
     said = {
         "wq.kernel": "value.kernel",
@@ -181,7 +180,7 @@ def test_a_bias_of_zeros_that_the_port_lacks_is_named(gradients: bool) -> None:
     del port["out"]["bias"]
     found = adopt(given(without, port, gradients=gradients))
     assert not found.questions and not found.holds
-    assert "not used, but trained: out.bias (6,)" in found.text()
+    assert "not used, but needed: out.bias (6,)" in found.text()
 
 
 def test_parameters_without_telling_names_are_paired_in_the_order_of_use() -> None:
@@ -250,6 +249,9 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
         ({"wq.kernel": {"of": "query.kernel", "transposed": 1}}, "is not null, a name"),
         ({"wq.kernel": []}, "is not null, a name"),
         ({"wq.kernel": 3}, "is not null, a name"),
+        ({"wq.kernel": {"of": "query.kernel", "rows": [0]}}, "is not null, a name"),
+        ({"wq.kernel": {"of": "query.kernel", "rows": [3, 9]}}, "has the rows 3 to 9"),
+        ({"wq.bias": {"of": "query.bias", "transposed": True}}, "is for matrices only"),
         (["wq.kernel"], "expected under `answers` an object"),
     ],
 )
@@ -264,10 +266,18 @@ def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
     assert file.read_text() == text
 
 
-def test_a_file_of_answers_that_is_no_json_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "correct or delete it"),
+        ('{"answers": {"wq.bias": null, "wq.bias": "query.bias"}}', "wq.bias is there twice"),
+        ('{"anwers": {}}', "expected the keys answers and questions, got anwers"),
+    ],
+)
+def test_a_file_that_is_no_file_of_answers_is_refused(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "answers.json"
-    file.write_text("{")
-    with pytest.raises(AnswerError, match="correct or delete it"):
+    file.write_text(text)
+    with pytest.raises(AnswerError, match=says):
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
 
 
@@ -293,17 +303,36 @@ def test_answers_are_one_parameter_a_stack_or_a_fusion_in_their_order(
 ) -> None:
     arrays = {"a": numbered(3, 3), "b": 100 + numbered(3, 3)}
     expected = made(arrays["a"], arrays["b"])
-    built = answers._from_answer(answer, arrays, expected.shape).from_original(arrays)
+    built = answers._from_answer(answer, arrays, "p", expected.shape).from_original(arrays)
     # Where a stack and a fusion have one shape, the stack of the first axis is meant.
     assert np.array_equal(built, expected)
 
 
 def test_a_matrix_is_transposed_without_being_asked_only_where_nothing_else_fits() -> None:
     arrays = {"a": numbered(2, 3), "b": numbered(4, 3)}
-    built = answers._from_answer("a", arrays, (3, 2)).from_original(arrays)
+    built = answers._from_answer("a", arrays, "p", (3, 2)).from_original(arrays)
     assert np.array_equal(built, arrays["a"].T)
-    both = answers._from_answer(["a", "b"], arrays, (3, 6)).from_original(arrays)
+    both = answers._from_answer(["a", "b"], arrays, "p", (3, 6)).from_original(arrays)
     assert np.array_equal(both, np.concatenate([arrays["a"].T, arrays["b"].T], 1))
+
+
+def test_a_square_matrix_is_transposed_where_both_libraries_do_so() -> None:
+    arrays = {"q.weight": numbered(2, 2), "k.weight": 10 + numbered(2, 2)}
+    for names, shape in (("q.weight", (2, 2)), (["q.weight", "k.weight"], (2, 4))):
+        built = answers._from_answer(names, arrays, "qk.kernel", shape).from_original(arrays)
+        assert np.array_equal(built[:, :2], arrays["q.weight"].T)
+        same = answers._from_answer(names, arrays, "qk.weight", shape).from_original(arrays)
+        assert np.array_equal(same[:, :2], arrays["q.weight"])
+
+
+def test_an_answer_takes_rows_and_reshapes() -> None:
+    arrays = {"in_proj": numbered(6, 4), "out": numbered(4, 4)}
+    middle = {"of": "in_proj", "rows": [2, 4], "transposed": True}
+    built = answers._from_answer(middle, arrays, "p", (4, 1, 2)).from_original(arrays)
+    assert np.array_equal(built, arrays["in_proj"][2:4].T.reshape(4, 1, 2))
+    heads = {"of": "out", "transposed": True}
+    built = answers._from_answer(heads, arrays, "p", (2, 2, 4)).from_original(arrays)
+    assert np.array_equal(built, arrays["out"].T.reshape(2, 2, 4))
 
 
 def test_one_answer_stands_for_all_layers_by_their_numbers() -> None:

@@ -30,11 +30,11 @@ from parity.port.compare import (
     PortError,
     _all_hold,
     _Both,
-    _check_two_sides,
     _completed,
     _hidden_by_tables,
     _with_scale,
     _would_hold,
+    check_two_sides,
     floating,
 )
 from parity.port.consequences import has_effect, notice_of
@@ -246,11 +246,11 @@ def test_two_sides_may_share_a_module_that_holds_no_parameters():
         return made
 
     one = object()
-    _check_two_sides(Port("flax", side("flax", one), side("flax", one)))
-    _check_two_sides(Port("torch", side("torch", one), side("torch", object())))
-    _check_two_sides(Port("of both", side("torch", one), side("flax", one)))
+    check_two_sides(Port("flax", side("flax", one), side("flax", one)))
+    check_two_sides(Port("torch", side("torch", one), side("torch", object())))
+    check_two_sides(Port("of both", side("torch", one), side("flax", one)))
     with pytest.raises(PortError, match="both sides are one object"):
-        _check_two_sides(Port("torch", side("torch", one), side("torch", one)))
+        check_two_sides(Port("torch", side("torch", one), side("torch", one)))
 
 
 @dataclass

@@ -1,0 +1,617 @@
+"""Search for the constructions of a port's parameters, tested by comparing both programs.
+
+Names and shapes propose from which parameters of the original each parameter of the port is made
+(`parity.engine.pairing.proposal`), and the order of use where names say nothing. Both programs are
+compared with the result; where they differ, other layouts, exchanges and orders are tried.
+
+Source: docs/your-own-port.md "Convert the parameters".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from parity.engine.measure.arrays import Arrays
+from parity.engine.measure.localize import first_divergence
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.metrics import relative_l2
+from parity.engine.pairing import naming
+from parity.engine.pairing.constructions import Construction, Part, Piece
+from parity.engine.pairing.conventions import nearness
+from parity.engine.pairing.layouts import Layout, Shape
+from parity.engine.pairing.order_of_use import paired_in_order
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
+from parity.engine.pairing.proposal import MOST_PARTS, SECOND_COPY
+from parity.port.compare import Port, compare, floating
+from parity.port.ledger import has_output
+from parity.port.report import Report, first_use
+from parity.port_tolerances import PortEdge
+from parity.sides.side import Side, SideError, TakesParameters, Trace
+
+TRIES = 48
+"""Largest number of comparisons with another construction; each runs both programs several
+times."""
+AT_ONE_STAGE = 16
+"""Largest number of other constructions tried to correct one stage, those of its own parameters
+first."""
+# Norm weights are all 1 and biases all 0 at initialisation: without noise, values could not show
+# that two of them were exchanged. Relative noise keeps the scale of the program; the second term
+# moves zeros, and is positive, so that variances stay positive.
+RELATIVE = 0.1
+"""Largest relative noise on the original's parameters while the proposal is tested."""
+ABSOLUTE = 0.02
+"""Largest absolute noise on the original's parameters while the proposal is tested."""
+TIED = 8
+"""Number of elements from which equal values with noise show that parameters are tied."""
+MOST_RUNS = 1024
+"""Largest number of runs with one changed piece of a parameter."""
+CHOICES = 5
+"""Largest number of parameters of the original that a question lists."""
+KEEPS = "keeps the port's own value, as answered"
+"""Note on a parameter that a person excluded from the conversion."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A parameter of the port whose conversion no comparison confirmed."""
+
+    parameter: str
+    """Name of the parameter, or the pattern of several, with `{}` in place of each number."""
+    parameters: tuple[str, ...]
+    """Names of the parameters that the question is about."""
+    shape: Shape
+    proposed: str
+    """Description of the proposed construction of the first one; empty if there is none."""
+    why: str
+    choices: tuple[str, ...]
+    """Parameters of the original with as many elements, the unused ones first; `{}` stands for a
+    number."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the question as it is written to a file of answers."""
+        return {
+            "shape": self.shape,
+            "proposed": self.proposed,
+            "why": self.why,
+            "choices": self.choices,
+        }
+
+    def text(self) -> str:
+        """Return the question as one line."""
+        count = f" ({len(self.parameters)} of them)" if len(self.parameters) > 1 else ""
+        proposed = f", proposed {self.proposed}" if self.proposed else ""
+        choices = f"; fit: {', '.join(self.choices)}" if self.choices else ""
+        return f"{self.parameter}{count} {self.shape}{proposed}: {self.why}{choices}"
+
+
+Change: TypeAlias = tuple[str, dict[str, Construction]]
+"""Sentence that describes a change of a matching, and the changed constructions by the port's
+name."""
+
+
+class Search:
+    """Tests a proposal by comparing both programs, and tries changes where they differ."""
+
+    def __init__(
+        self,
+        port: Port,
+        side: TakesParameters,
+        proposal: Matching,
+        fixed: Mapping[str, Construction],
+        kept: Iterable[str],
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            port: both sides.
+            side: the port's side.
+            proposal: constructions by names and shapes.
+            fixed: constructions that a person gave; they are never changed.
+            kept: parameters of the port that keep their own value.
+        """
+        self.port, self.side = port, side
+        self.fixed, self.kept = {*fixed}, {*kept}
+        self.order = [*floating(port.port.parameters())]
+        self.notices: list[str] = [*_equal_inputs(port.original)]
+        self.changed: list[str] = []
+        self.tries = 0
+        made = {pair.port: pair for pair in proposal.pairs if pair.port not in self.kept}
+        made |= {name: Pair(name, c, Means.PROPOSAL, "as answered") for name, c in fixed.items()}
+        self.pairs = self._with_order({n: made[n] for n in self.order if n in made})
+        self.original = self._with_noise()
+        self.theirs = floating(self.original.parameters())
+        self.report: Report | None = None
+        """The last comparison: of the original as it is if `agreed`, else of the one with noise."""
+        self.agreed = False
+        """Whether both programs agree with noise and without it."""
+        self.effective: frozenset[str] = frozenset()
+        """The port's parameters of which every piece, changed alone, changes a result."""
+        self.lost: frozenset[str] = frozenset()
+        """Parameters of the original that the port lacks although results depend on them."""
+
+    def run(self) -> Matching:
+        """Return the best matching found.
+
+        Raises:
+            ValueError: the sides cannot be compared (`parity.port.compare`).
+        """
+        if not self.pairs:
+            return self._matching()
+        self.report = self._compared(self.pairs)
+        refused: set[str] = set()
+        while not agree(self.report):
+            better = next(self._improvements(self.report, refused), None)
+            if better is None:
+                return self._matching()
+            (sentence, constructions), self.report = better
+            self.changed.append(sentence)
+            self.pairs = self._with(constructions)
+        self._test_effects(self.report)
+        # Values that the noise moved away, such as a guard against 0, count too.
+        own = floating(self.port.original.parameters())
+        self.report = compare(
+            replace(self.port, port=self._converted(own), bfloat16=False, pins=())
+        )
+        self.agreed = agree(self.report)
+        self.lost |= {*self.report.lost}
+        return self._matching()
+
+    def confirmed(self) -> frozenset[str]:
+        """Return the parameters whose construction is right, if both programs compute the same.
+
+        With noise on the original's parameters, no two of them are equal. So if all results hold,
+        and a change of any piece of a parameter breaks a tolerance, its construction is right.
+        Constants, symmetric matrices and equal parameters, which a side without noise may have, are
+        left out.
+        """
+        return self.effective & self._distinct() if self.agreed else frozenset()
+
+    def _test_effects(self, report: Report) -> None:
+        """Find the parameters on which results depend: changed alone, they break a tolerance."""
+        edge = PortEdge.PORT32_ORIGINAL32
+        rows = [r for r in report.measurements if r.edge == edge and r.metric == "rel_l2"]
+        bounds = {row.quantity: row.tolerance for row in rows if row.verdict is Verdict.PASS}
+        side = self._converted(self.theirs)
+        pieces = [
+            (name, piece.place)
+            for name, pair in self.pairs.items()
+            for piece in pair.construction.pieces
+        ]
+        if len(pieces) > MOST_RUNS:
+            self.notices.append(f"only the first {MOST_RUNS} of {len(pieces)} pieces were tested")
+        values = floating(side.parameters())
+        without: set[str] = {name for name, _ in pieces[MOST_RUNS:]}
+        try:
+            base = side.run()
+            for name, place in pieces[:MOST_RUNS]:
+                changed = _changed(values[name], place)
+                if not _differs(side, {name: changed}, base, bounds):
+                    without.add(name)
+            self.effective = frozenset(self.pairs.keys() - without)
+            used = {name for pair in self.pairs.values() for name in pair.originals}
+            # A table that varies is recomputed by the port, or a stage differs.
+            fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
+            if fresh:
+                base = self.original.run()
+                bound = dict.fromkeys(base.outputs, max(bounds.values(), default=math.inf))
+            self.lost = frozenset(
+                n for n in fresh
+                if _differs(self.original, {n: _changed(self.theirs[n])}, base, bound)
+            )  # fmt: skip
+        except SideError as error:
+            self.notices.append(f"which parameters the results depend on is unknown: {error}")
+
+    def _converted(self, theirs: Arrays) -> Side:
+        """Return the port's side with parameters made of `theirs`."""
+        made = {name: p.construction.from_original(theirs) for name, p in self.pairs.items()}
+        return self.side.with_parameters(made)
+
+    def inferred(self) -> frozenset[str]:
+        """Return the parameters on which no result depends, but which come from the same modules of
+        the original as all other parameters of their module, which are confirmed.
+
+        An example is the bias of an attention's key, which the softmax cancels.
+        """
+        confirmed = self.confirmed()
+        found: set[str] = set()
+        if not self.agreed:
+            return frozenset()
+        for name, pair in self.pairs.items():
+            module = naming.parent(name)
+            others = [p for p in self.pairs if naming.parent(p) == module and module and p != name]
+            modules = [*map(naming.parent, pair.originals)]
+            if (
+                name not in confirmed
+                and others
+                and confirmed.issuperset(others)
+                and all(modules)
+                and all([*map(naming.parent, self.pairs[p].originals)] == modules for p in others)
+                and all(self._is_only_one(original) for original in pair.originals)
+            ):
+                found.add(name)
+        return frozenset(found)
+
+    def _is_only_one(self, original: str) -> bool:
+        """Return whether a parameter is the only one of its shape in its module."""
+        module, shape = naming.parent(original), self.theirs[original].shape
+        return not any(
+            naming.parent(name) == module and x.shape == shape and name != original
+            for name, x in self.theirs.items()
+        )
+
+    def _distinct(self) -> set[str]:
+        """Return the parameters whose originals differ from all others, transposed too."""
+        used = {name: self.theirs[name] for pair in self.pairs.values() for name in pair.originals}
+        bits = Counter((x.shape, x.tobytes()) for x in used.values())
+
+        def is_distinct(x: np.ndarray) -> bool:
+            # With noise, only tied parameters are equal, and by chance a few numbers in few bits.
+            twice = bits[x.shape, x.tobytes()] > 1 and (x.size < TIED or not self.has_noise)
+            plain = not self.has_noise and x.size > 1 and _is_constant(x)
+            return not (twice or plain or (x.ndim == 2 and len(x) > 1 and _is_symmetric(x)))
+
+        single = {name for name, x in used.items() if is_distinct(x)}
+        return {name for name, pair in self.pairs.items() if single.issuperset(pair.originals)}
+
+    def questions(self) -> Iterator[Question]:
+        """Yield the questions about parameters that are not confirmed, inferred or answered.
+
+        Parameters whose names differ in numbers only, with one answer for all, share a question.
+        """
+        done = {*self.confirmed(), *self.inferred(), *self.kept, *self.fixed}
+        mine = floating(self.port.port.parameters())
+        used = {name for pair in self.pairs.values() for name in pair.originals}
+        groups: dict[str, list[str]] = {}
+        for name in (name for name in self.order if name not in done):
+            groups.setdefault(naming.pattern(name), []).append(name)
+        for pattern, alike in groups.items():
+            kinds = {(mine[name].shape, self._proposed(name, "{}")) for name in alike}
+            together = len(kinds) == 1 and len(alike) > 1
+            for names in [alike] if together else [[name] for name in alike]:
+                shape = mine[names[0]].shape
+                fit = [n for n, x in self.theirs.items() if math.isfinite(nearness(x.shape, shape))]
+                fit.sort(key=lambda n: n in used)
+                yield Question(
+                    pattern if together else names[0],
+                    tuple(names),
+                    shape,
+                    self._proposed(names[0]),
+                    self._why(self.pairs.get(names[0])),
+                    tuple(dict.fromkeys(map(naming.pattern, fit)))[:CHOICES],
+                )
+
+    def _proposed(self, name: str, numbers: str = "") -> str:
+        """Return the text of a construction, with its numbers replaced if `numbers` is given."""
+        pair = self.pairs.get(name)
+        text = pair.construction.text() if pair else ""
+        return naming.pattern(text) if numbers else text
+
+    def _why(self, pair: Pair | None) -> str:
+        if pair is None:
+            return "no parameter of the original has a similar name and a fitting shape"
+        if not self.agreed:
+            return "the programs differ"
+        if pair.port not in self._distinct():
+            return "the original's values do not distinguish it from others"
+        return "no compared result depends on all of it"
+
+    def _with_order(self, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+        """Return the pairs, and pairs in the order of use for what is left over."""
+        # A second copy is a last resort: `0.bias` would be copied to every bias without a partner.
+        sure = {name: pair for name, pair in pairs.items() if pair.note != SECOND_COPY}
+        used = {name for pair in sure.values() for name in pair.originals}
+        left: dict[str, dict[str, Shape]] = {}
+        for which in ("original", "port"):
+            side = getattr(self.port, which)
+            taken = used if which == "original" else {*sure, *self.kept}
+            values = {n: x for n, x in floating(side.parameters()).items() if n not in taken}
+            if not values:
+                return dict(pairs)
+            try:
+                stages = [*side.run().stages]
+            except SideError as error:
+                self.notices.append(f"nothing is paired in the order of use: {error}")
+                return dict(pairs)
+            # Parameters of one stage stay in their order, such as that of their registration.
+            order = sorted(values, key=lambda name, stages=stages: first_use(name, stages))
+            left[which] = {name: values[name].shape for name in order}
+        made = paired_in_order(left["original"], left["port"])
+        note = "in the order of use"
+        more = {name: Pair(name, c, Means.PROPOSAL, note) for name, c in made.items()}
+        known = {**pairs, **more}
+        return {name: known[name] for name in self.order if name in known}
+
+    def _with_noise(self) -> Side:
+        """Return the original with noise on the parameters that the port has, or unchanged."""
+        original = self.port.original
+        self.has_noise = False
+        if not isinstance(original, TakesParameters):
+            self.notices.append(
+                "the original's parameters cannot be changed, so constants and parameters of equal "
+                "value are not confirmed"
+            )
+            return original
+        rng = np.random.default_rng(0)
+        used = dict.fromkeys(name for pair in self.pairs.values() for name in pair.originals)
+        values = floating(original.parameters())
+
+        def moved(x: np.ndarray) -> np.ndarray:
+            wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+            noise = 1 + RELATIVE * rng.uniform(-1, 1, x.shape)
+            return (wide * noise + ABSOLUTE * rng.uniform(0, 1, x.shape)).astype(x.dtype)
+
+        changed = original.with_parameters({name: moved(values[name]) for name in used})
+        if not _is_finite(changed) and _is_finite(original):
+            self.notices.append(
+                "noise on the original's parameters makes its results infinite or NaN: tested "
+                "without noise, so constants and parameters of equal value are not confirmed"
+            )
+            return original
+        self.has_noise = True
+        return changed
+
+    def _compared(self, pairs: Mapping[str, Pair]) -> Report:
+        """Compare the original, with noise, and the port with these constructions."""
+        self.tries += 1
+        values = {name: p.construction.from_original(self.theirs) for name, p in pairs.items()}
+        side = self.side.with_parameters(values)
+        port = replace(self.port, original=self.original, port=side, pins=())
+        return compare(replace(port, gradients=False, bfloat16=False))
+
+    def _improvements(self, report: Report, refused: set[str]) -> Iterator[tuple[Change, Report]]:
+        """Yield changes with which the first wrong stage becomes a later one, or none."""
+        stages = [stage.name for stage in report.place.stages]
+        at = _position(report, stages)
+        for change in itertools.islice(self._changes(report, stages), AT_ONE_STAGE):
+            if self.tries >= TRIES:
+                self.notices.append(f"stopped after {TRIES} comparisons")
+                return
+            if change[0] in refused:
+                continue
+            other = self._compared(self._with(change[1]))
+            if agree(other) or 0 <= at < _position(other, stages):
+                yield change, other
+            refused.add(change[0])
+
+    def _changes(self, report: Report, stages: Sequence[str]) -> Iterator[Change]:
+        """Yield changes of the constructions, those near the first wrong stage first."""
+        culprit = report.place.culprit
+        at = stages.index(culprit.name) if culprit is not None else len(stages)
+
+        def distance(parameter: str) -> float:
+            # Stages up to the wrong one are right when fed the original's values, so what is used
+            # just before it comes first; a parameter without a stage of its own comes last.
+            use = first_use(parameter, stages)
+            return at - use if 0 <= use <= at else math.inf
+
+        own = sorted((p for p in self.pairs if p not in self.fixed), key=distance)
+        seen: set[str] = set()
+        for parameter in own:
+            changes = [self._exchanged(parameter, own)]
+            # A stage that is right when fed the original's values has its matrices in the right
+            # layout, though another parameter of the original may belong there.
+            if distance(parameter) in (0, math.inf):
+                changes = [self._transposed(parameter), self._reordered(parameter), *changes]
+            for sentence, made in itertools.chain(*changes):
+                if sentence not in seen:
+                    seen.add(sentence)
+                    yield sentence, made
+
+    def _alike(self, parameter: str) -> list[str]:
+        """Return the parameters of the same place in modules that differ in numbers only, such as
+        other layers."""
+        kind = _kind(parameter)
+        return [p for p in self.pairs if _kind(p) == kind and p not in self.fixed]
+
+    def _transposed(self, parameter: str) -> Iterator[Change]:
+        made = {
+            p: turned
+            for p in self._alike(parameter)
+            if (turned := _turned(self.pairs[p].construction)) is not None
+        }
+        if made:
+            yield f"{_shown(parameter)} in the other order of axes", made
+
+    def _exchanged(self, parameter: str, others: Sequence[str]) -> Iterator[Change]:
+        """Yield exchanges of two parameters of one module, or of all parameters of two sibling
+        modules, as far as their shapes are equal."""
+        for other in others:
+            within = naming.parent(other) == naming.parent(parameter)
+            beside = naming.parent(other, 2) == naming.parent(parameter, 2)
+            beside = beside and naming.leaf(other) == naming.leaf(parameter)
+            if within == beside or not self._same_shape(parameter, other):
+                continue
+            made: dict[str, Construction] = {}
+            for p in self._alike(parameter):
+                q = _joined(naming.parent(p, 2), _suffix(other))
+                both = [(p, q)]
+                if beside:
+                    a, b = naming.parent(p), naming.parent(q)
+                    both = [(n, _joined(b, naming.leaf(n))) for n in self.pairs
+                            if naming.parent(n) == a]  # fmt: skip
+                for left, right in both:
+                    if not {left, right} & self.fixed and self._same_shape(left, right):
+                        made[left] = self.pairs[right].construction
+                        made[right] = self.pairs[left].construction
+            names = [f"{_shown(name)}" for name in (parameter, other)]
+            if beside:
+                names = [naming.parent(name) for name in names]
+            yield f"{' and '.join(sorted(names))} exchanged", made
+
+    def _same_shape(self, a: str, b: str) -> bool:
+        pairs = self.pairs
+        return a in pairs and b in pairs and (
+            pairs[a].construction.shape == pairs[b].construction.shape
+        )  # fmt: skip
+
+    def _reordered(self, parameter: str) -> Iterator[Change]:
+        """Yield other orders of the parts of a fused parameter and of the others of its module."""
+        pieces = self.pairs[parameter].construction.pieces
+        if not 2 <= len(pieces) <= MOST_PARTS:
+            return
+        for order in itertools.permutations(range(len(pieces))):
+            if order == (*range(len(pieces)),) or not _fits(pieces, order):
+                continue
+            modules = {naming.parent(p) for p in self._alike(parameter)}
+            made = {
+                p: _in_order(pair.construction, order)
+                for p, pair in self.pairs.items()
+                if naming.parent(p) in modules and p not in self.fixed
+                if len(pair.construction.pieces) == len(pieces)
+                if _fits(pair.construction.pieces, order)
+            }
+            names = ", ".join(pieces[i].parameter for i in order)
+            yield f"{_shown(parameter)} fused in the order {names}", made
+
+    def _with(self, constructions: Mapping[str, Construction]) -> dict[str, Pair]:
+        return {
+            name: replace(pair, construction=constructions[name], note="changed after a comparison")
+            if name in constructions
+            else pair
+            for name, pair in self.pairs.items()
+        }
+
+    def _matching(self) -> Matching:
+        used = {name for pair in self.pairs.values() for name in pair.originals}
+        mine = floating(self.port.port.parameters())
+        rest_o = [Unmatched(n, x.shape) for n, x in self.theirs.items() if n not in used]
+        rest_p = [
+            Unmatched(n, x.shape, note=KEEPS if n in self.kept else "")
+            for n, x in mine.items()
+            if n not in self.pairs
+        ]
+        return Matching(tuple(self.pairs.values()), tuple(rest_o), tuple(rest_p))
+
+
+def agree(report: Report) -> bool:
+    """Return whether both programs compute the same, whatever parameters only one of them has."""
+    rows = [row for row in report.measurements if row.metric != "unmatched"]
+    return first_divergence(rows) is None and has_output(report.ledger)
+
+
+def _position(report: Report, stages: Sequence[str]) -> int:
+    """Return the index of the first wrong stage; the number of stages if none is wrong by itself,
+    one more if everything holds, and -1 if the stages were not tested."""
+    if agree(report):
+        return len(stages) + 1
+    if report.place.culprit is None:
+        return len(stages) if report.place.stages else -1
+    name = report.place.culprit.name
+    return stages.index(name) if name in stages else -1
+
+
+def _suffix(name: str) -> str:
+    """Return the last two parts of a dotted name: of a module and its parameter."""
+    return ".".join(name.split(".")[-2:])
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """Return a key that is equal for the same parameter of modules that differ in numbers only."""
+    return naming.pattern(naming.parent(name, 2)), _suffix(name)
+
+
+def _shown(name: str) -> str:
+    """Return a name with placeholders for the numbers of the modules that contain its module."""
+    return _joined(*_kind(name))
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _turned(construction: Construction) -> Construction | None:
+    """Return a construction with every piece transposed; None unless all are square matrices."""
+    pieces = []
+    for piece in construction.pieces:
+        rows = [n for n in piece.layout.target if n > 1]
+        layout = piece.layout
+        if len(layout.source) != 2 or [*layout.source] != rows or len({*rows}) > 1:
+            return None
+        axes = (0, 1) if layout.axes == (1, 0) else (1, 0)
+        other = Layout(layout.source, layout.source, axes, layout.target)
+        pieces.append(replace(piece, layout=other))
+    return Construction(construction.shape, tuple(pieces))
+
+
+def _equal_inputs(side: Side) -> list[str]:
+    """Return a notice if two inputs are equal: what belongs to one of them could be the other's."""
+    seen: dict[Any, str] = {}
+    notices = []
+    for name, x in side.inputs().items():
+        first = seen.setdefault((x.shape, x.dtype, x.tobytes()), name)
+        if first != name and x.size > 1:
+            notices.append(
+                f"the inputs {first} and {name} are equal: if each has its own parameters, an "
+                "exchange of them is not noticed; give them different values"
+            )
+    return notices
+
+
+def _is_finite(side: Side) -> bool:
+    """Return whether the results of a side have no infinity and no NaN."""
+    try:
+        trace = side.run()
+    except SideError:
+        return False
+    return all(np.all(np.isfinite(trace.stages[name])) for name in trace.outputs)
+
+
+def _is_constant(x: np.ndarray) -> bool:
+    return bool(x.size and np.all(x == x.flat[0]))
+
+
+def _is_symmetric(x: np.ndarray) -> bool:
+    return x.shape == x.T.shape and bool(np.all(x == x.T))
+
+
+def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
+    """Return an array with other values in `place`; None: everywhere."""
+    # Random, since norms and softmaxes are blind to a common factor or summand.
+    rng = np.random.default_rng(1)
+    wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    other = wide * rng.uniform(0.5, 1.5, x.shape) + rng.uniform(0, 0.5, x.shape)
+    if place is not None:
+        chosen = np.zeros(x.shape)
+        place.accumulate(chosen, np.ones(place.shape))
+        other = np.where(chosen > 0, other, wide)
+    return other.astype(x.dtype)
+
+
+def _differs(side: Side, values: Arrays, base: Trace, bounds: Mapping[str, float]) -> bool:
+    """Return whether a result of `side` with other parameters leaves its bound around `base`.
+
+    Args:
+        side: a side that can run with other parameters; if it cannot, nothing differs.
+        values: the other values, by name.
+        base: a run with the side's own parameters.
+        bounds: relative L2 bounds by output.
+    """
+    if not isinstance(side, TakesParameters):
+        return False
+    moved = side.with_parameters(values).run()
+    return any(
+        not relative_l2(moved.stages[name], base.stages[name]) <= bounds[name]
+        for name in base.outputs
+        if name in bounds
+    )
+
+
+def _fits(pieces: Sequence[Piece], order: Sequence[int]) -> bool:
+    """Return whether pieces can change places in this order: their parts have equal shapes."""
+    kinds = [(piece.part, piece.layout) for piece in pieces]
+    return [kinds[i] for i in order] == kinds
+
+
+def _in_order(construction: Construction, order: Sequence[int]) -> Construction:
+    """Return a construction whose pieces are at the same places, from parameters in `order`."""
+    pieces = construction.pieces
+    names = [pieces[i].parameter for i in order]
+    made = [replace(p, parameter=name) for p, name in zip(pieces, names, strict=True)]
+    return Construction(construction.shape, tuple(made))
