@@ -115,6 +115,9 @@ def adopt(port: Port, answers: Path | str | None = None) -> Adoption:
             f"EquinoxSide, NNXSide, FunctionSide or TorchSide; got a side of {side.kind}"
         )
     theirs, mine = floating(port.original.parameters()), floating(side.parameters())
+    for name, values in (("original", theirs), ("port", mine)):
+        if not values:
+            raise PortError(f"{port.title}: the {name} has no parameter to convert")
     fixed, kept = constructions_of(read_answers(answers), theirs, mine, answers)
     search = Search(port, side, propose(theirs, mine), fixed, kept)
     matching = search.run()

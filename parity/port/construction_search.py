@@ -305,7 +305,13 @@ class Search:
     def _with_order(self, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
         """Return the pairs, and pairs in the order of use for what is left over."""
         # A second copy is a last resort: `0.bias` would be copied to every bias without a partner.
-        sure = {name: pair for name, pair in pairs.items() if pair.note != SECOND_COPY}
+        # Numbers alone, as in `torch.nn.Sequential`, say nothing about what a module is.
+        sure = {
+            name: pair
+            for name, pair in pairs.items()
+            if name in self.fixed
+            or (pair.note != SECOND_COPY and not any(map(_is_numbered, pair.originals)))
+        }
         used = {name for pair in sure.values() for name in pair.originals}
         left: dict[str, dict[str, Shape]] = {}
         for which in ("original", "port"):
@@ -392,17 +398,35 @@ class Search:
             return at - use if 0 <= use <= at else math.inf
 
         own = sorted((p for p in self.pairs if p not in self.fixed), key=distance)
+        near = [p for p in own if distance(p) in (0, math.inf)]
+        yield from self._together(near)
         seen: set[str] = set()
         for parameter in own:
             changes = [self._exchanged(parameter, own)]
             # A stage that is right when fed the original's values has its matrices in the right
             # layout, though another parameter of the original may belong there.
-            if distance(parameter) in (0, math.inf):
+            if parameter in near:
                 changes = [self._transposed(parameter), self._reordered(parameter), *changes]
             for sentence, made in itertools.chain(*changes):
                 if sentence not in seen:
                     seen.add(sentence)
                     yield sentence, made
+
+    def _together(self, parameters: Sequence[str]) -> Iterator[Change]:
+        """Yield the transposition of several square matrices that have one order of axes now.
+
+        Those of a query, key and value only have an effect together.
+        """
+        kinds: dict[bool, dict[str, Construction]] = {}
+        for p in parameters:
+            turned = _turned(self.pairs[p].construction)
+            if turned is not None:
+                stored = turned.pieces[0].layout.axes == (1, 0)
+                kinds.setdefault(stored, {})[p] = turned
+        for made in kinds.values():
+            if len(made) > 1:
+                names = ", ".join(dict.fromkeys(map(_shown, made)))
+                yield f"{names} in the other order of axes", made
 
     def _alike(self, parameter: str) -> list[str]:
         """Return the parameters of the same place in modules that differ in numbers only, such as
@@ -520,6 +544,12 @@ def _kind(name: str) -> tuple[str, str]:
 def _shown(name: str) -> str:
     """Return a name with placeholders for the numbers of the modules that contain its module."""
     return _joined(*_kind(name))
+
+
+def _is_numbered(name: str) -> bool:
+    """Return whether the name of a parameter's module has no letter."""
+    module = naming.parent(name)
+    return module != "" and not any(map(str.isalpha, module))
 
 
 def _joined(*parts: str) -> str:

@@ -221,6 +221,80 @@ def test_a_parameter_without_a_derivative_is_confirmed_if_the_results_change_wit
     assert found.holds
 
 
+def test_what_a_comparison_cannot_show_is_not_confirmed() -> None:
+    """A part of a fused table that no id uses, and an original's constant that the port lacks."""
+    rng = np.random.default_rng(0)
+    parts = ("type_a", "type_b", "type_c")
+    tables = {name: {"w": rng.normal(size=(2, D)).astype(np.float32)} for name in parts}
+    ids = np.array([0, 1, 1])
+
+    def apart(p: Any, ids: Any) -> Any:
+        return jnp.concatenate([p[n]["w"] for n in parts])[ids] * p["unused"]["scale"]
+
+    def together(p: Any, ids: Any) -> Any:
+        return p["types"]["w"][ids]
+
+    left = FunctionSide(apart, tables | {"unused": {"scale": np.ones(D, np.float32)}}, ids)
+    right = FunctionSide(together, {"types": {"w": np.zeros((6, D), np.float32)}}, ids)
+    found = adopt(Port("tables", left, right, gradients=False))
+    assert found.agrees and not found.confirmed and not found.holds
+    assert found.lost == ("unused.scale",)
+    assert [question.parameter for question in found.questions] == ["types.w"]
+
+
+def test_a_guard_against_zeros_that_noise_moves_away_is_compared_too() -> None:
+    def guarded(p: Any, x: Any) -> Any:
+        return x * jnp.where(p["w"] == 0, 7.0, p["w"])
+
+    left = FunctionSide(guarded, {"w": np.array([0, 1, 2, 0, 3, 4], np.float32)}, X)
+    right = FunctionSide(lambda p, x: x * p["w"], {"w": np.ones(D, np.float32)}, X)
+    found = adopt(Port("guard", left, right))
+    assert not found.agrees and not found.confirmed and "diverges" in found.text()
+
+
+def test_noise_that_leaves_the_domain_is_left_out_with_a_notice() -> None:
+    def rate(p: Any, x: Any) -> Any:
+        return x * jnp.log(1.0 - p["rate"])
+
+    values = np.array([0.1, 0.5, 0.9, 0.99, 0.999, 0.9999], np.float32)
+    left = FunctionSide(rate, {"rate": values}, X)
+    found = adopt(Port("rate", left, FunctionSide(rate, {"rate": values * 0}, X)))
+    assert found.holds and found.confirmed == {"rate"}
+    assert any("infinite or NaN" in notice for notice in found.notices)
+
+
+def test_equal_inputs_are_named_and_sides_that_are_one_are_refused() -> None:
+    def two(p: Any, a: Any, b: Any) -> Any:
+        return a @ p["u"] + b @ p["v"]
+
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(D, D)).astype(np.float32) for name in ("u", "v")}
+    left, right = (FunctionSide(two, dict(weights), X, X.copy()) for _ in range(2))
+    assert any("are equal" in notice for notice in adopt(Port("two", left, right)).notices)
+    with pytest.raises(PortError, match="both sides are one object"):
+        adopt(Port("two", left, left))
+    with pytest.raises(PortError, match="the original has no parameter"):
+        adopt(Port("none", FunctionSide(lambda p, x: x, {}, X), right))
+
+
+def test_square_matrices_that_only_together_have_an_effect_are_transposed() -> None:
+    def stored(p: Any, x: Any) -> Any:
+        q, k, v = (x @ p[name]["kernel"].T for name in ("query", "key", "value"))
+        return jax.nn.softmax(q @ k.T) @ v @ p["out"]["kernel"].T + p["out"]["bias"]
+
+    def plain(p: Any, x: Any) -> Any:
+        q, k, v = (x @ p[name]["kernel"] for name in ("query", "key", "value"))
+        return dense(jax.nn.softmax(q @ k.T) @ v, p["out"])
+
+    made = parameters("query", "key", "value", "out")
+    del made["norm"]
+    for name in ("query", "key", "value"):
+        del made[name]["bias"]
+    left, right = FunctionSide(plain, made, X), FunctionSide(stored, made, X)
+    found = adopt(Port("stored", left, right))
+    assert found.agrees and "query.kernel" in found.changed[0], found.text()
+
+
 class Fixed:
     """A side whose parameters cannot be changed, as those of a capture."""
 

@@ -10,7 +10,7 @@ import pytest
 from parity.engine.pairing.constructions import Construction, copied
 from parity.engine.pairing.converter import converter_source
 from parity.engine.pairing.matching import match_parameters
-from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.proposal import propose
 
 D, H, d, LAYERS = 16, 4, 4, 3
@@ -375,3 +375,19 @@ def test_a_converter_takes_each_parameter_from_its_own_original(seed):
     ]
     result, _ = converted(Matching(tuple(pairs)), original)
     assert agrees(result, {p.port: original[p.originals[0]] for p in pairs})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"block_0.w": "layer_00.w", "block_1.w": "layer_01.w"},
+        {"layer_00.w": "b.0.w", "layer_01.w": "b.1.w"},
+        {"w{x}": "w{n}", 'w"q': "a\\b", "it's": "new\nline"},
+        {"l.10.w": "m.10.w", "l.11.w": "m.11.w"},
+    ],
+)
+def test_a_converter_keeps_names_as_they_are(names):
+    pairs = tuple(Pair(p, copied(o, (3,)), Means.PROPOSAL) for p, o in names.items())
+    arrays = {o: np.arange(3.0) + i for i, o in enumerate(names.values())}
+    made, _ = converted(Matching(pairs, (), (Unmatched("a\nb", (2,)),)), arrays)
+    assert agrees(made, {p: arrays[o] for p, o in names.items()})
