@@ -23,6 +23,7 @@ from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.programs.source_lines import Line
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
+from parity.executors.pace import Pace
 from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.suite import Reference
@@ -40,7 +41,7 @@ from reports.provenance.host import FIELDS, fingerprint, processor
 from reports.registry.outcome import Outcome
 from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult, Time
 from reports.store.runs import Run, write_run
-from reports.store.schema import RunKind, StoreError
+from reports.store.schema import MANIFEST, RunKind, StoreError
 from tests.helpers import double
 from tests.reports.nights import described, explained, failing, finding, measurement, run
 
@@ -626,3 +627,32 @@ def test_the_manifest_of_a_night_is_of_all_its_suites(
     else:
         assert (manifest.id, manifest.kind) == (f"{name}-2-of-3", RunKind.SHARD)
         assert manifest.shard == {"index": 2, "count": 3}
+
+
+def test_each_part_is_timed_once_by_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Pace):
+        def done(self, name: str, seconds: float) -> None:
+            timed.append((name, seconds))
+            super().done(name, seconds)
+
+    timed: list[tuple[str, float]] = []
+    monkeypatch.setattr(nights, "Pace", Told)
+    now = [0.0]
+    at = _with_time_left(lambda *_: None, dict.fromkeys("abcd", 1.0), clock=lambda: now[0])
+    for now[0], done in ((0.0, 0), (2.0, 1), (5.0, 2), (13.0, 4)):
+        at(done)
+    assert timed == [("a", 2.0), ("b", 3.0), ("c", 4.0), ("d", 4.0)]
+
+
+def test_shards_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = [f"{n * 7 % 30:02d}" for n in range(30)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("", encoding="utf-8")
+    assert [folder.name for folder in find_shards([tmp_path])] == sorted(names)
+
+
+def test_a_night_that_was_merged_is_no_shard(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement(), shard={"index": 1, "count": 1}))
+    with pytest.raises(StoreError, match="is a nightly"):
+        merge_shards([folder])

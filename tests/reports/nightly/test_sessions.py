@@ -554,3 +554,22 @@ def test_the_plan_is_of_all_workers_and_every_line_of_the_summary_is_written(
     made.lines = ["1", "2", "3", "4"]
     made.pytest_terminal_summary(SimpleNamespace(write_line=lambda line, red: written.append(line)))
     assert written == made.lines
+
+
+def test_a_test_that_failed_is_a_finding_of_the_stored_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[Any] = []
+    decision = SimpleNamespace(word=Word.REGRESSED, sentence="", exit_code=ExitCode.REGRESSION)
+    monkeypatch.setattr(
+        outcome,
+        "store",
+        lambda root, run, told: (
+            stored.append(run) or SimpleNamespace(decision=decision, folder=root / run.id)
+        ),
+    )
+    made = collector(tmp_path)
+    made.pytest_runtest_logreport(report("t", measurement(edge="a:b", suite=""), outcome="failed"))
+    assert made._store(interrupted=False) == int(ExitCode.REGRESSION)
+    assert [(f.subject, f.severity) for f in stored[0].findings] == [("t", Severity.ERROR)]
+    assert made.lines[2] == str(tmp_path / "runs" / stored[0].id)

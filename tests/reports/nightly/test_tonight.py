@@ -195,3 +195,18 @@ def test_the_page_of_a_night_makes_the_folder_that_it_lies_in(tmp_path: Path) ->
     with Tonight(tmp_path / "new" / "runs", 3, quiet):
         pass
     assert (tmp_path / "new" / "runs" / TONIGHT).is_file()
+
+
+def test_only_the_first_gate_that_does_not_hold_is_drawn_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        module.Tonight, "_text", lambda self, state: drawn.append(len(self._folders)) or ""
+    )
+    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: 0.0, cost=lambda: 0.0)
+    tonight.add(part(tmp_path, 1, measurement(case="a")))
+    for index in (2, 3):
+        tonight.add(folder := part(tmp_path, index, failing(case="b")))
+    tonight.add(folder)
+    assert drawn == [1, 2]

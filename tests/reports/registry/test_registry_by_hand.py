@@ -1516,3 +1516,31 @@ def test_a_page_is_drawn_of_the_run_with_its_verdict(
     monkeypatch.setattr(outcomes, "render", lambda run, *_: f"verdict {run.manifest.verdict}")
     stored = outcomes.store(tmp_path, earlier(failing()), lambda line: None)
     assert stored.page.read_text(encoding="utf-8") == "verdict REGRESSED"
+
+
+def test_the_baseline_of_a_newest_run_is_kept_if_there_are_but_two(tmp_path: Path) -> None:
+    first, second = (
+        write_run(tmp_path, earlier(row, day=day))
+        for day, row in ((1, failing()), (2, measurement()))
+    )
+    found = plan(tmp_path, 1)
+    assert (found.goes, found.spared) == ((), ((first, f"baseline of {second.name}"),))
+
+
+def test_nothing_is_looked_back_on_in_a_folder_of_other_things(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    with pytest.raises(StoreError, match="expected a folder of runs"):
+        look_back(str(tmp_path))
+
+
+def test_gates_are_looked_back_on_from_the_closest_to_its_tolerance_on(tmp_path: Path) -> None:
+    rows = [measurement(case=case, value=value) for case, value in (("a", 1e-6), ("b", 3e-6))]
+    write_run(tmp_path, earlier(*rows, measurement(case="c", value=2e-6)))
+    assert [row["case"] for row in look_back(str(tmp_path)).rows] == ["b", "c", "a"]
+
+
+def test_a_run_whose_reference_is_described_in_other_words_is_an_anchor(tmp_path: Path) -> None:
+    reference = earlier().manifest.to_json()["reference"] | {"detail": "other words"}
+    folder = write_run(tmp_path, earlier(measurement(), day=1, reference=reference))
+    found = anchors_of(tmp_path, earlier(measurement(), day=2), pins.Pins())
+    assert [old.id for old in found] == [folder.name]

@@ -488,3 +488,9 @@ def test_a_column_of_another_type_is_named_with_both(tmp_path: Path) -> None:
         said = rf"column value of {name} to be of type double, received struct<\{{a\}}: int64>"
         with pytest.raises(StoreError, match=said):
             reader.read_table(content, Path(name), schema, frozenset())
+
+
+def test_a_link_to_a_file_is_no_damaged_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert list_runs(tmp_path) == ([], [])

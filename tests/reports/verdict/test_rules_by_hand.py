@@ -644,3 +644,18 @@ def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
     common = "mesh net"
     assert {group[0] for group in ours} == {common, names[2]}
     assert {group[0] for group in theirs.groups} == {common}
+
+
+def test_a_fact_that_is_no_number_any_more_changed() -> None:
+    fact = measurement(value=1.0, tolerance=math.nan, verdict=Verdict.INFO)
+    [found] = changes_of(run(replace(fact, value=math.nan)), earlier(fact))
+    assert found.what is What.CHANGED
+    assert not changes_of(*(make(replace(fact, value=math.nan)) for make in (run, earlier)))
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.FAIL, Verdict.NOT_COMPARABLE])
+def test_a_gate_that_is_gone_is_told_whatever_it_was(verdict: Verdict) -> None:
+    old = measurement(quantity="old", value=9e-6, verdict=verdict)
+    old = replace(old, tolerance=1e-5) if verdict is Verdict.PASS else old
+    [found] = changes_of(run(measurement()), earlier(measurement(), old))
+    assert (found.what, found.quantity) == (What.GONE, "old")

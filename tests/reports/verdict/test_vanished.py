@@ -220,7 +220,7 @@ BLANK = [
 WRAPPED = [f'{{"schema": 1, "retired": [{entry}]}}' for entry in (ENTRY, EMPTY, SHORT, *BLANK)]
 
 
-@pytest.mark.parametrize("text", [*DAMAGED, *WRAPPED])
+@pytest.mark.parametrize("text", [*DAMAGED, *WRAPPED, '{"schema": 0, "retired": []}'])
 def test_a_damaged_file_retires_nothing_and_is_named(tmp_path, pinned, text) -> None:
     root, less = tmp_path / "runs", without(case="b")
     _, folder = stored(root, night(1, BEFORE), night(2, less))
