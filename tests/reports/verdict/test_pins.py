@@ -250,3 +250,39 @@ def test_a_folder_of_ports_is_never_hidden_and_an_old_one_may_be_long(tmp_path: 
     old = pins.old_home(tmp_path / "runs", manifest)
     assert old == tmp_path / "pinned" / name.replace(" ", "-")
     assert len(old.name) > pins.LONGEST_NAME
+
+
+def test_a_short_name_of_ports_is_kept_and_has_no_old_folder(tmp_path: Path) -> None:
+    longest = "a" * pins.LONGEST_NAME
+    assert pins._folder_name([longest]) == longest
+    assert pins._folder_name([f"{longest}a"]).startswith(f"{longest}~")
+    manifest = night(kind="port", suites=[{"name": "a-b", "status": "ran"}]).manifest
+    assert pins.old_home(tmp_path / "runs", manifest) is None
+
+
+def test_a_pin_of_another_port_in_a_port_s_own_folder_is_not_its(tmp_path: Path) -> None:
+    """Earlier versions pinned "a b" where "a-b" is pinned."""
+    made = {
+        name: run(measurement(case=name), kind="port", suites=[{"name": name, "status": "ran"}])
+        for name in ("a b", "a-b")
+    }
+    root, pin = tmp_path / "runs", pins.pin_of(made["a b"], {}, "why", "2026-11-01")
+    pins.write(pin, pins.file_of(pin, pins.home(root, made["a-b"].manifest)))
+    assert pins.pins_of(root, made["a-b"].manifest).pins == ()
+    assert [it.run for it in pins.pins_of(root, made["a b"].manifest).pins] == [pin.run]
+
+
+def test_a_file_that_is_named_by_the_device_alone_is_read(tmp_path: Path) -> None:
+    for name in ("cpu.json", "cpu2.json"):
+        (tmp_path / name).write_text("{", encoding="utf-8")
+    [why] = pins.load("cpu", tmp_path).unusable
+    assert why.startswith("cpu.json is not used")
+
+
+def test_a_pin_of_an_older_schema_than_3_is_unusable(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["digest"]
+    document["blessed"] = document.pop("pinned")
+    for schema, usable in ((3, True), (2, False)):
+        path.write_text(json.dumps(document | {"schema": schema}), encoding="utf-8")
+        assert bool(pins.load("cpu").pins) is usable

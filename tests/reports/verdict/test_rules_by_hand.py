@@ -42,7 +42,7 @@ from reports.verdict.drift import (
     limit,
 )
 from reports.verdict.history import Past
-from reports.verdict.levels import RECENT, STILL, level_of, levels, spread_of
+from reports.verdict.levels import RECENT, STILL, level_of, levels, pooled, spread_of
 from reports.verdict.noise import step
 from reports.verdict.pins import Pin, pin_of
 from reports.verdict.several import _cells
@@ -659,3 +659,84 @@ def test_a_gate_that_is_gone_is_told_whatever_it_was(verdict: Verdict) -> None:
     old = replace(old, tolerance=1e-5) if verdict is Verdict.PASS else old
     [found] = changes_of(run(measurement()), earlier(measurement(), old))
     assert (found.what, found.quantity) == (What.GONE, "old")
+
+
+def test_what_could_not_be_compared_neither_persists_nor_is_fixed() -> None:
+    blocked = measurement(value=math.nan, verdict=Verdict.NOT_COMPARABLE)
+    [found] = changes_of(run(failing()), earlier(blocked))
+    assert found.what is What.NEW
+    [found] = changes_of(run(measurement()), earlier(blocked))
+    assert found.what is What.CHANGED
+    assert not changes_of(run(replace(blocked, value=9e-6)), earlier(failing()))
+    fact = measurement(value=9e-6, tolerance=math.nan, verdict=Verdict.INFO)
+    assert not [c for c in changes_of(run(fact), earlier(failing())) if c.what is What.FIXED]
+
+
+@pytest.mark.parametrize("repeated", [None, True, False])
+def test_a_value_need_not_repeat_if_it_did_not_in_the_baseline(repeated: bool | None) -> None:
+    """Older baselines do not say whether it did."""
+    found = changes_of(run(ROW), earlier(replace(OLD, deterministic=repeated)))
+    assert [c.what for c in found] == [What.CHANGED] * (repeated is not False)
+
+
+def test_a_value_that_fell_below_its_past_is_better() -> None:
+    row = measurement(value=1e-9, deterministic=False)
+    [found] = changes_of(run(row), None, {row.key: Past((1e-6,) * NOISE_LEAST)})
+    assert found.what is What.BETTER and found.before == pytest.approx(1e-6)
+
+
+def test_a_little_above_the_highest_value_so_far_is_no_step() -> None:
+    high = 1e3 * NOISE_FLOOR
+    assert step(high * BEYOND, [*SAME, high]) is None
+    assert step(BEYOND**-1 / high, [*SAME, 1 / high]) is None
+
+
+def test_levels_are_compared_by_equal_work_and_the_furthest_comes_first() -> None:
+    rows = [measurement(case=case, identity=case) for case in "abc"]
+    pin = pin_of(run(*rows), {}, "why", "2026-11-01")
+    now = [replace(rows[0], value=1.5e-6), replace(rows[1], value=1e-7, tolerance=4e-6)]
+    now.append(replace(rows[2], identity="other"))
+    drifts, rescaled = compare(levels_of(run(*now), {}), pin, True, {})
+    assert [drift.group[0] for drift in drifts] == ["b", "b", "a", "a"] and rescaled == ()
+
+
+def test_meshes_of_other_work_are_not_pooled() -> None:
+    names = [f"mesh net data={n}" for n in (2, 4)]
+    rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
+    then = run(rows[0], replace(rows[1], identity="other"))
+    ours, theirs = _meshes_pooled(levels_of(run(*rows), {}), pin_of(then, {}, "why", "2026-11-01"))
+    assert [group[0] for group in ours] == [group[0] for group in theirs.groups] == names
+
+
+def test_a_pooled_level_has_a_tolerance_if_all_have_one_and_counts_all_floors() -> None:
+    [level] = levels([measurement()], {}).values()
+    one, two = replace(level, floored=1, spread=(0.1, 0.4)), replace(level, floored=1)
+    assert pooled([one, two]).floored == 2 and pooled([two, one]).spread == (0.1, 0.4)
+    assert pooled([one, two]).tolerance == level.tolerance
+    assert pooled([one, replace(two, tolerance=0.0)]).tolerance == 0.0
+
+
+def test_every_level_that_any_run_of_this_machine_has_is_held() -> None:
+    rows = [measurement(case=case, identity=case) for case in "ab"]
+    other = pin_of(run(*rows, host={"vendor": "other"}), {}, "why", "2026-11-01")
+    own = [pin_of(run(row), {}, "why", "2026-11-01") for row in rows]
+    night = run(*rows)
+    *here, there = compare_with_pins(night, levels_of(night, {}), [*own, other])
+    assert [each.comparable for each in here] == [1, 1]
+    assert {case for case, *_ in there.held} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kinds", [("recorded", "live"), ("live", "recorded"), ("live", "live")])
+def test_only_a_night_of_recordings_after_a_live_one_lacks_live_suites(
+    kinds: tuple[str, str],
+) -> None:
+    now, then = (
+        [{"name": name, "status": "ran", "planned": 1, "executed": 1} for name in names]
+        for names in (("parity",), ("parity", "port"))
+    )
+    nights = (
+        make(measurement(), suites=suites, reference={"kind": kind})
+        for make, suites, kind in zip((run, earlier), (now, then), kinds, strict=True)
+    )
+    whole = kinds == ("recorded", "live")
+    assert (decide(*nights).word is Word.INCOMPLETE) is not whole

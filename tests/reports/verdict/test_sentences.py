@@ -593,3 +593,26 @@ def test_what_changed_since_the_other_run_is_told_with_how_many_gates_are_equal(
         f"All 2 gates hold; {say.tightest(night)}. Since {SINCE}: 1 better than before. "
         "2 gates compared, 1 of them equal."
     )
+
+
+def test_of_what_changed_a_gate_is_named_before_a_fact_of_a_sharper_edge() -> None:
+    fact = change(edge="jax64:oracle", quantity="f", stage=1, tolerance=math.nan)
+    told = say.changed(run(measurement()), [fact, change(quantity="gate", stage=5)], BEFORE)
+    assert "It starts at gate in case baseline" in told
+    # Where there are facts alone, nothing is said of gates.
+    assert "of gates" not in say.changed(run(measurement()), [fact, fact], BEFORE)
+
+
+def test_the_closest_gate_need_not_have_the_largest_value() -> None:
+    rows = [measurement(quantity="far", value=1.0, tolerance=100.0), measurement()]
+    assert say.tightest(run(*rows)) == CLOSEST
+
+
+def test_one_level_without_a_pinned_one_is_told_too() -> None:
+    told = say._not_pinned([comparison(levels=3, covered=1), comparison(levels=3, covered=1)])
+    assert told == " 1 other level has no pinned level of the same work."
+
+
+def test_a_name_that_looks_like_an_option_is_quoted_behind_two_dashes() -> None:
+    assert say._retire(run(id="r"), "-x y").endswith(" r -- '-x y'`.")
+    assert say._retire(run(id="r"), "x").endswith(" r x`.")

@@ -133,3 +133,23 @@ def test_a_gate_that_does_not_respond_to_a_draw_is_left_out_of_the_jackknife() -
     values = responses(gates=2).tolist()
     assert spread_by_jackknife([*values, [0.0, *values[0][1:]]]) == spread_by_jackknife(values)
     assert spread_by_jackknife([[0.0] * SEEDS]) == STILL
+
+
+def test_the_spread_of_the_largest_is_that_of_the_gate_that_is_largest() -> None:
+    small, large = responses(gates=2)
+    several, alone = (
+        spread_by_jackknife(rows.tolist())
+        for rows in (np.stack([small, large * 1e6]), (large * 1e6)[None])
+    )
+    assert several[1] == pytest.approx(alone[1])
+
+
+def test_a_level_counts_with_no_less_than_its_floor_and_comes_in_the_order_of_its_name() -> None:
+    rows = [measurement(case=case, value=1e-20) for case in ("b", "a")]
+    found = levels(rows, {})
+    assert [case for case, *_ in found] == ["a", "b"]
+    floor = float(f"{DRIFT_SHARE * rows[0].tolerance:.2e}")
+    assert {(level.worst, level.floored) for level in found.values()} == {(floor, 1)}
+    # One gate that was pooled is enough for the group not to have a level of single draws.
+    one = [measurement(metric=POOLED), measurement()]
+    assert [metric for *_, metric in levels(one, {})] == [POOLED]
