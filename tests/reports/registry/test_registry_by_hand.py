@@ -1544,3 +1544,10 @@ def test_a_run_whose_reference_is_described_in_other_words_is_an_anchor(tmp_path
     folder = write_run(tmp_path, earlier(measurement(), day=1, reference=reference))
     found = anchors_of(tmp_path, earlier(measurement(), day=2), pins.Pins())
     assert [old.id for old in found] == [folder.name]
+
+
+def test_what_could_not_be_looked_back_on_is_named_by_its_path(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement()))
+    (tmp_path / "damaged").mkdir()
+    [(name, _)] = look_back(str(tmp_path)).unreadable
+    assert name == str(tmp_path / "damaged")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of
+from reports.store.runs import check_root
 from reports.store.schema import TONIGHT, StoreError
 from reports.store.shared import open_copy
 from tests.helpers import cli
@@ -173,3 +174,21 @@ def test_a_copy_that_cannot_be_kept_is_named(
     address = f"file://{tmp_path}/runs"
     with pytest.raises(StoreError, match=rf"a copy of {address} at .*set XDG_CACHE_HOME"):
         open_copy(address)
+
+
+@pytest.mark.parametrize("text", ["a-b:/x", "x:/y", "a b:/c"])
+def test_a_folder_with_a_colon_that_no_protocol_has_is_taken(text: str) -> None:
+    check_address(text)
+
+
+@pytest.mark.parametrize("part", ["", ".", ".."])
+def test_an_address_with_a_part_that_names_nothing_is_refused(part: str) -> None:
+    with pytest.raises(StoreError, match="a part of the path is empty"):
+        check_address(f"s3://bucket/{part}/runs")
+
+
+def test_a_folder_of_a_run_whose_manifest_is_a_link_to_nothing_holds_runs(tmp_path: Path) -> None:
+    """The run is damaged, and reading it says so."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.json").symlink_to(tmp_path / "nowhere")
+    check_root(tmp_path)

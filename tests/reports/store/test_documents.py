@@ -571,3 +571,18 @@ def test_a_word_of_a_later_version_asks_for_an_update(tmp_path: Path) -> None:
     reseal(folder)
     with pytest.raises(StoreError, match=r"measurements.* 'odd' .* update megalodon-numerics"):
         read_run(folder)
+
+
+def test_a_goal_of_another_ratio_is_the_least_wanted_although_less_is_better() -> None:
+    made = Timing("w", "floor_ratio", 3.0, 2.0, (), "float32", "cpu", "i")
+    assert made.reached is True and replace(made, value=1.0).reached is False
+
+
+def test_rows_are_read_up_to_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole night has more of them than a document may have."""
+    from reports.store import reader
+
+    asked: list[int] = []
+    monkeypatch.setattr(reader, "read_bytes", lambda path, limit=0: asked.append(limit) or b"")
+    reader.read_checked(Path("rows"), None)
+    assert asked == [reader.PARQUET_BYTES]

@@ -625,3 +625,11 @@ def test_combined_files_are_read_in_a_folder_with_any_name(tmp_path: Path) -> No
     for day in (1, 2):
         write_run(root, night(day, measurement(value=day * 1e-6)))
     assert values(root) == values(root) == [1e-6, 2e-6]
+
+
+def test_the_index_knows_the_machine_of_a_run_without_suites(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), suites=[]))
+    once, twice = (summarise_runs(tmp_path)[0] for _ in range(2))
+    index._seen.clear()
+    thrice = summarise_runs(tmp_path)[0]
+    assert once == twice == thrice and once[0].device == "cpu" and once[0].reference

@@ -547,3 +547,10 @@ def test_parameters_of_an_account_stay_in_the_order_in_which_they_act(tmp_path: 
     told = replace(explained(), parameters=("model.b", "model.a"))
     folder = write_run(tmp_path, replace(run(failing()), explanations=(told,)))
     assert [it.parameters for it in read_run(folder).explanations] == [("model.b", "model.a")]
+
+
+def test_a_run_of_schema_1_is_listed(tmp_path: Path) -> None:
+    """Though its file lacks columns that came later."""
+    folder = as_schema_1(write_run(tmp_path, run(measurement())))
+    [found], unreadable = list_runs(tmp_path)
+    assert (found.folder, unreadable) == (folder, [])
