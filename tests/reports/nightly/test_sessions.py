@@ -573,3 +573,11 @@ def test_a_test_that_failed_is_a_finding_of_the_stored_run(
     assert made._store(interrupted=False) == int(ExitCode.REGRESSION)
     assert [(f.subject, f.severity) for f in stored[0].findings] == [("t", Severity.ERROR)]
     assert made.lines[2] == str(tmp_path / "runs" / stored[0].id)
+
+
+def test_a_worker_sends_its_plan_in_order(tmp_path: Path) -> None:
+    worker = WorkerPlanner(Config(tmp_path))  # pyright: ignore[reportArgumentType]
+    names = [f"t{n:02d}" for n in range(20)]
+    worker.planned = set(names)
+    worker.pytest_sessionfinish()
+    assert names in worker.config.workeroutput.values()  # pyright: ignore

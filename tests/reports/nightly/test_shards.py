@@ -223,3 +223,12 @@ def test_shards_of_two_classes_of_device_are_never_one_night(
     odd = write_run(tmp_path / "odd", shard(2, device={"kind": "cuda", "name": "a GPU"}))
     with pytest.raises(StoreError, match="differs from"):
         merge_shards([stored[0], odd, stored[2]], mixed=True)
+
+
+def test_shards_of_which_one_has_no_digest_of_its_code_are_of_one_commit(tmp_path: Path) -> None:
+    codes = ("0123456789ab", None, "0123456789ab")
+    made = [
+        write_run(tmp_path / str(i), shard(i, commit="a" * 12, code=code))
+        for i, code in enumerate(codes, start=1)
+    ]
+    assert merge_shards(made).manifest.commit == "a" * 12

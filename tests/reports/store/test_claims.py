@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -462,3 +463,14 @@ def test_a_folder_that_took_the_place_of_another_is_not_the_locked_one(tmp_path:
     folder.mkdir()
     assert not unsent._is(handle, folder) and unsent._is(handle, tmp_path / "b")
     os.close(handle)
+
+
+def test_local_files_are_known_by_any_of_the_names_of_their_protocol() -> None:
+    for protocol, local in (
+        ("file", True),
+        (("file", "local"), True),
+        (("local", "file"), True),
+        ("profile", False),
+        ("s3", False),
+    ):
+        assert objects._is_local(SimpleNamespace(protocol=protocol)) is local, protocol

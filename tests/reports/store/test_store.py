@@ -25,7 +25,7 @@ from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.reader import checksum
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
-from reports.store.schema import FILES, MANIFEST, MIGRATIONS, SCHEMA, RunKind
+from reports.store.schema import FILES, MANIFEST, MIGRATIONS, SCHEMA, VERDICT, RunKind
 from reports.store.seal import text_of
 from reports.store.tensors import TENSORS
 from reports.verdict.history import load_history
@@ -554,3 +554,17 @@ def test_a_run_of_schema_1_is_listed(tmp_path: Path) -> None:
     folder = as_schema_1(write_run(tmp_path, run(measurement())))
     [found], unreadable = list_runs(tmp_path)
     assert (found.folder, unreadable) == (folder, [])
+
+
+def test_a_run_whose_name_was_taken_says_its_new_one(tmp_path: Path) -> None:
+    for name in ("run", "run-2", "run-3"):
+        folder = write_run(tmp_path, run(measurement(), id="run"))
+        assert (folder.name, read_run(folder).id) == (name, name)
+
+
+def test_the_verdict_of_one_run_is_not_that_of_another(tmp_path: Path) -> None:
+    """Though it is whole: it names the run.json that it is about."""
+    first, second = (write_run(tmp_path, run(measurement(), id=name)) for name in "ab")
+    writer.add_verdict(first, "PASS")
+    shutil.copy(first / VERDICT, second / VERDICT)
+    assert [read_run(it).manifest.verdict for it in (first, second)] == ["PASS", ""]

@@ -740,3 +740,8 @@ def test_only_a_night_of_recordings_after_a_live_one_lacks_live_suites(
     )
     whole = kinds == ("recorded", "live")
     assert (decide(*nights).word is Word.INCOMPLETE) is not whole
+
+
+def test_a_level_that_all_but_vanished_has_an_excess() -> None:
+    """Though its ratio is smaller than any float."""
+    assert math.isfinite(drift(1e200, 1e-200, 2.0).excess)
