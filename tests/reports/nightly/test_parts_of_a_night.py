@@ -656,3 +656,19 @@ def test_a_night_that_was_merged_is_no_shard(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run(measurement(), shard={"index": 1, "count": 1}))
     with pytest.raises(StoreError, match="is a nightly"):
         merge_shards([folder])
+
+
+def test_a_worker_is_asked_for_cases_in_the_order_of_the_night(tmp_path: Path) -> None:
+    options = Options(tmp_path, cases=("stream", "plain"))
+    assert Options.from_json(tmp_path, options.to_json()) == options
+
+
+@pytest.mark.parametrize("kind", ["live", "recorded"])
+def test_every_part_has_the_reference_that_this_machine_chose(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(fan_out, "choose_reference", lambda asked: SimpleNamespace(kind=kind))
+    monkeypatch.setattr(fan_out, "plan_of", lambda options: ("plain", "stream"))
+    monkeypatch.setattr(fan_out, "contents", lambda names: {})
+    asked = [item.arguments["options"]["reference"] for item in items_of(Options(Path("unused")))]
+    assert asked == [kind, kind]

@@ -581,3 +581,12 @@ def test_a_worker_sends_its_plan_in_order(tmp_path: Path) -> None:
     worker.planned = set(names)
     worker.pytest_sessionfinish()
     assert names in worker.config.workeroutput.values()  # pyright: ignore
+
+
+def test_a_worker_without_a_test_that_measures_has_sent_its_plan(tmp_path: Path) -> None:
+    """So tests that do not measure are not planned, whatever the workers collected."""
+    made, worker = collector(tmp_path), WorkerPlanner(Config(tmp_path))  # pyright: ignore
+    made.pytest_xdist_node_collection_finished(None, ["a"])
+    worker.pytest_sessionfinish()
+    made.pytest_testnodedown(SimpleNamespace(workeroutput=worker.config.workeroutput), None)  # pyright: ignore
+    assert made.plan_was_sent and made._suite(False).planned == 0

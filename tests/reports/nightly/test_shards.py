@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,3 +233,10 @@ def test_shards_of_which_one_has_no_digest_of_its_code_are_of_one_commit(tmp_pat
         for i, code in enumerate(codes, start=1)
     ]
     assert merge_shards(made).manifest.commit == "a" * 12
+
+
+def test_a_copy_of_a_shard_is_no_other_shard(stored: list[Path], tmp_path: Path) -> None:
+    """Its id is that of the original, and so are its measurements."""
+    copy = shutil.copytree(stored[2], tmp_path / "copies" / stored[2].name)
+    with pytest.raises(StoreError, match="both hold shard 3/3"):
+        merge_shards([*stored, copy])

@@ -425,7 +425,8 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
     monkeypatch.setattr(module, "mla_moe", fake)
     gates = lambda case, *_: [Gate.of(measurement(case=case.title))]  # noqa: E731
     monkeypatch.setattr(module.mla_moe_contract, "gates", gates)
-    of_port = {case.title: None for case in cases} | {cases[1].title: "an account"}
+    accounts = (None, "an account", "another")
+    of_port = {case.title: it for case, it in zip(cases, accounts, strict=True)}
     monkeypatch.setattr(module.accounts, "of_port", of_port.get)
     bugs = {cases[0].title: ("one", 1.0), cases[1].title: ("one", 1.0), cases[2].title: ("", 0.0)}
 
@@ -458,7 +459,7 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
         for title in titles
         for metric, number in (("rel_l2", 1), (POOLED, 2))
     }
-    assert suite.explanations == ["an account"]
+    assert suite.explanations == ["an account", "another"]
     assert [f.message for f in suite.findings] == ["one"]
     assert {m.case for m in alone.measurements} == {gate.case for gate in alone.contract}
     assert {m.case for m in alone.measurements} == {titles[1]}

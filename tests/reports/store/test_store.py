@@ -568,3 +568,11 @@ def test_the_verdict_of_one_run_is_not_that_of_another(tmp_path: Path) -> None:
     writer.add_verdict(first, "PASS")
     shutil.copy(first / VERDICT, second / VERDICT)
     assert [read_run(it).manifest.verdict for it in (first, second)] == ["PASS", ""]
+
+
+def test_a_list_of_which_one_entry_is_no_object_is_damage_in_a_list_of_runs_too(
+    tmp_path: Path,
+) -> None:
+    folder = reseal(write_run(tmp_path, run(measurement())), cases=[{"name": "a"}, 7])
+    readable, [(damaged, why)] = list_runs(tmp_path)
+    assert (readable, damaged) == ([], folder) and why

@@ -16,6 +16,7 @@ import pytest
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from parity.port_tolerances import PortEdge
+from reports.registry import retire as retiring
 from reports.registry.lookup import judge
 from reports.registry.retire import retire
 from reports.store.manifest import AHEAD
@@ -551,3 +552,11 @@ def test_what_one_port_switched_off_is_still_expected_of_another() -> None:
             g for g in groups if g[0] == "a" and (g[2] in lost if lost else g[1] == edges[0])
         }
         assert skipped and found == groups - skipped
+
+
+def test_a_folder_of_retired_work_is_made_with_those_above_it(tmp_path: Path) -> None:
+    """And goes again where nothing was retired."""
+    home = tmp_path / "a" / "b"
+    with retiring._alone(home):
+        assert home.is_dir()
+    assert not home.exists()
