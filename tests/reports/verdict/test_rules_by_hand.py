@@ -745,3 +745,8 @@ def test_only_a_night_of_recordings_after_a_live_one_lacks_live_suites(
 def test_a_level_that_all_but_vanished_has_an_excess() -> None:
     """Though its ratio is smaller than any float."""
     assert math.isfinite(drift(1e200, 1e-200, 2.0).excess)
+
+
+def test_the_work_of_a_pooled_level_does_not_depend_on_the_order_of_meshes() -> None:
+    one, two = levels([measurement(case=n, identity=n) for n in "ab"], {}).values()
+    assert one.work != two.work and pooled([one, two]) == pooled([two, one])
