@@ -260,7 +260,12 @@ def test_a_retirement_covers_what_the_run_lacked_and_nothing_else(tmp_path) -> N
     assert retire(folder, "gradient", "those of a are gone").groups == 1
     assert judge(root, night(2, less)).decision.word is Word.PASS
     none = [m for m in both if m.kind is not Kind.GRADIENT]
-    assert judge(root, night(3, none)).decision.word is Word.INCOMPLETE
+    third = night(3, none)
+    assert judge(root, third).decision.word is Word.INCOMPLETE
+    # Another retirement of the same name keeps the first.
+    (folder,) = stored(root, third)
+    assert retire(folder, "gradient", "those of b too").groups == 1
+    assert judge(root, third).decision.word is Word.PASS
 
 
 @pytest.mark.parametrize(
