@@ -13,7 +13,12 @@ import pytest
 from parity.engine.measure.where import ALL_PADDING, FILLED, RANGES, REGIONS, Axis, where
 from parity.engine.pairing.constructions import cut, laid_out
 from parity.engine.pairing.conventions import CONVENTIONS, Conventions
-from parity.engine.pairing.irregularities import exchanged, irregularities, unlike_others
+from parity.engine.pairing.irregularities import (
+    exchanged,
+    irregularities,
+    placed_by_name,
+    unlike_others,
+)
 from parity.engine.pairing.layouts import Layout, identity, transposition
 from parity.engine.pairing.parameter_pairs import Means, Pair
 from parity.engine.pairing.value_search import part_of
@@ -39,6 +44,7 @@ from parity.engine.programs.unseen import (
     Search,
     Seen,
     Suspect,
+    _telling,
     mask_of,
     search,
 )
@@ -268,6 +274,29 @@ def test_a_mask_is_wrong_where_it_keeps_what_the_other_masks_or_the_other_way_ro
     assert found is not None and np.argwhere(found).tolist() == [[0, 1]]
     assert seen.wrongly_masked(kept, D) is None
     assert Seen([A]).wrongly_masked(kept, A) is None
+
+
+def test_the_counterpart_of_a_masked_array_shares_what_is_kept_and_not_what_is_masked():
+    """Another array may keep more of the numbers, all of which this one masks."""
+    few = np.arange(20).reshape(4, 5) < 5
+    seen = Seen([np.where(few, A, -np.inf), np.where(~few, A, -np.inf)])
+    kept = few.copy()
+    kept[0, 0], kept[1, 0] = False, True
+    found = seen.wrongly_masked(kept, A)
+    assert found is not None and np.argwhere(found).tolist() == [[0, 0], [1, 0]]
+
+
+def test_masked_numbers_tell_nothing():
+    assert not _telling(np.array([1.5, 2.5, -np.inf, -2 * MASKING]))
+    assert _telling(np.array([1.5, 2.5, 3.5, -np.inf]))
+
+
+def test_the_first_result_of_an_operation_is_recorded():
+    [eqn] = jax.make_jaxpr(lambda x: jax.lax.top_k(x, 2))(jnp.arange(4.0)).eqns
+    recorder = Recorder()
+    largest, indices, x = np.array([3.0, 2.0]), np.array([3, 2]), np.arange(4.0)
+    recorder.note(eqn, [x], [largest, indices])
+    assert recorder.values == [largest] and recorder.producer(indices) == 0
 
 
 def searched(operations, values, known, beside=()):
@@ -667,6 +696,22 @@ def test_neighbours_whose_shapes_decide_have_a_vote():
     # Squares cast no vote.
     square = Conventions({"l.1.kernel": "h.1.weight"}, shapes_o, shapes_p)
     assert not any(square.votes.values())
+
+
+def test_the_order_with_most_votes_is_taken_and_not_the_first():
+    names = ("x", "y", "z")
+    shapes_o = {f"{n}.weight": (3, 4) for n in names}
+    shapes_p = {"m.x.kernel": (3, 4), "n.y.kernel": (4, 3), "o.z.kernel": (4, 3)}
+    pairs = dict(zip(shapes_p, shapes_o, strict=True))
+    known = Conventions(pairs, shapes_o, shapes_p)
+    assert known.axes("u.weight", "p.u.kernel", (5, 5), (5, 5)) == (1, 0)
+
+
+def test_parameters_of_another_layout_are_in_nobody_s_place():
+    exchanged = [pair("q.kernel", "k.weight", KEEP), pair("k.kernel", "q.weight", KEEP)]
+    others = [pair("v.kernel", "o.weight", KEEP), pair("o.kernel", "v.weight", TURN)]
+    found = placed_by_name([*exchanged, *others])
+    assert found == {"q.kernel": "q.weight", "k.kernel": "k.weight"}
 
 
 def test_neighbours_two_modules_above_have_a_vote_before_all_others():

@@ -535,6 +535,23 @@ def test_no_item_starts_on_fewer_devices_than_it_needs(monkeypatch) -> None:
     assert [a.name for a in answers if a.state is State.NOT_RUN] == ["two"]
 
 
+def test_workers_see_the_accelerators_that_this_process_sees(monkeypatch) -> None:
+    monkeypatch.setattr(local, "accelerators", lambda: ("NVIDIA H100", "NVIDIA H100"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-a")
+    both = threading.Barrier(2, timeout=30.0)
+
+    def run(self: Any, own: threading.local, item: Item) -> Answer:
+        both.wait()
+        return Answer(item.name, State.DONE, dict(own.process.shown))
+
+    monkeypatch.setattr(LocalExecutor, "_run", run)
+    engine = LocalExecutor(2)
+    futures = engine.start([Item(n, "x:y", needs=Needs(gpus=1)) for n in "ab"])
+    shown = sorted(f.result(30.0).value["CUDA_VISIBLE_DEVICES"] for f in futures)
+    engine.close()
+    assert shown == ["5", "GPU-a"]
+
+
 def test_devices_fit_by_name() -> None:
     names = ("NVIDIA H100 80GB", "NVIDIA A100")
     fits = [local._fitting(Needs(device=d), names) for d in ("", "h100", "A100", "B200")]
@@ -578,14 +595,24 @@ def test_a_closed_worker_starts_no_process(monkeypatch) -> None:
 
 def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkeypatch) -> None:
     known: list[tuple[str, int]] = []
+    seen: list[str | None] = []
+
+    def submit(*_: Any) -> Future[Answer]:
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return Future()
+
     pool = types.SimpleNamespace(
-        submit=lambda *_: Future(), _processes={13: None, 17: None}, shutdown=lambda **_: None
+        submit=submit, _processes={13: None, 17: None}, shutdown=lambda **_: None
     )
     monkeypatch.setattr(local, "ProcessPoolExecutor", lambda *_, **__: pool)
     monkeypatch.setattr(local, "started_group", lambda pid: known.append(("started", pid)))
     monkeypatch.setattr(local, "end_group", lambda pid: known.append(("ended", pid)))
-    process = local._Process("local:1", {}, Identity.here())
-    process._submit(Item("x", "y:z"), ({}, None))
+    shown = {"CUDA_VISIBLE_DEVICES": "1"}
+    process = local._Process("local:1", shown, Identity.here())
+    asked = Needs(environment={"CUDA_VISIBLE_DEVICES": "7"})
+    process._submit(Item("x", "y:z", needs=asked), ({}, None))
+    # Whatever an item asks for, it sees the accelerators of its worker.
+    assert seen == ["1"]
     assert known == [("started", 13), ("started", 17)] and process.setting == ({}, None)
     process.end()
     assert known[2:] == [("ended", 13), ("ended", 17)] and process.setting is None
@@ -1055,6 +1082,19 @@ def test_a_command_s_code_is_what_python_would_make_of_it(capsys, command, code,
     assert capsys.readouterr().err == said
     # JAX is here: no fork is safe, and it runs in this process.
     assert supervision.supervised(command) == code
+
+
+@pytest.mark.parametrize("why", ["no fork", "threads"])
+def test_a_command_is_not_supervised_where_no_fork_is_safe(monkeypatch, why: str) -> None:
+    def never() -> int:
+        raise AssertionError("forked")
+
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setattr(supervision.os, "fork", never)
+    monkeypatch.setattr(supervision.threading, "active_count", lambda: 1 + (why == "threads"))
+    if why == "no fork":
+        monkeypatch.delattr(supervision.os, "fork")
+    assert supervision.supervised(lambda: 4) == 4
 
 
 def test_a_record_is_of_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:

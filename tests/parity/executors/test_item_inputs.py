@@ -316,6 +316,21 @@ def test_a_fingerprint_is_of_accelerators_and_of_values_of_flags(
     assert len(found) == 6
 
 
+def test_the_place_of_an_answer_has_the_processors_that_the_item_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = [8]
+    monkeypatch.setattr(item_module, "_processor", lambda: dict.fromkeys((*FIELDS, "name"), "x"))
+    monkeypatch.setattr(item_module, "_PROCESSORS", {0, 1, 2})
+    monkeypatch.setattr(item_module, "threads", lambda: used[-1])
+    taken = lambda _, cpus: used.append(len(cpus))  # noqa: E731
+    monkeypatch.setattr(item_module.os, "sched_setaffinity", taken, raising=False)
+    before = Place.here().fingerprint
+    item = Item("x", f"{WORK}double", {"number": 1}, Needs(threads=2))
+    found = perform(item, Identity.here()).place.fingerprint
+    assert used == [8, 2] and found == Place.here().fingerprint != before
+
+
 @pytest.mark.parametrize("field", [*FIELDS, "name"])
 def test_a_machine_of_which_a_field_is_unknown_has_no_fingerprint(
     monkeypatch: pytest.MonkeyPatch, field: str

@@ -885,6 +885,19 @@ def test_lines_of_an_operation_are_shown_with_what_is_around_them(tmp_path):
     assert "b = 2" in line.excerpt
 
 
+def test_what_was_not_compared_is_no_failure_and_a_port_that_holds_has_notes_too():
+    report = reported([row("s"), row("t", Verdict.NOT_COMPARABLE), row("u", Verdict.PASS)])
+    assert [m.quantity for m in report.failures] == ["s"]
+    pairs = (Pair("r", copied("r", (2,)), Means.ROUNDED, "rounded once"),)
+    held = reported([row("u", Verdict.PASS)], matching=Matching(pairs), notices=("one",))
+    assert held.holds and held.text().endswith("note: parameter r: rounded once\nnote: one")
+
+
+def test_suspects_are_named_where_no_stage_is_wrong_by_itself_too():
+    report = reported([row("grad/w")], NO_PLACE, misplaced={"w": "holds v"})
+    assert report.culprit is None and report.hints == ("parameter w: holds v",)
+
+
 def test_a_contract_has_each_gate_once_and_no_more():
     rows = [row("s"), row("t", Verdict.PASS), row("s"), row("s", Verdict.INFO, metric="cosine")]
     assert [gate.quantity for gate in reported(rows).contract] == ["s", "t"]

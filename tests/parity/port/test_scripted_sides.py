@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -332,6 +333,30 @@ def test_a_difference_starts_where_a_stage_is_wrong_fed_the_right_values(name):
         assert place.culprit is place.stages[1] and place.last_right is place.stages[0]
         [first, *_] = place.worst
         assert (first.index, first.actual, first.expected) == ((1,), 6.0, 4.0) and place.where
+
+
+def test_a_float32_error_of_the_original_is_none_of_the_port():
+    """The port's float32 is compared with its own float64, both fed the original's values."""
+    names = ("a", "b", "out")
+    original = SideRuns(Scripted(answering({Precision.FLOAT32: 0.25}, can_all)), None)
+    port = SideRuns(Scripted(answering({}, can_all)), None)
+    place = localise(same(*names), original, port, dict.fromkeys(names, 0.0))
+    assert place.culprit is None and place.edge is E.PORT64_ORIGINAL64
+    found = localisation._in_float32(port, localisation._Fed.of(same(*names), original, port))
+    assert [(s.name, s.free, s.forced) for s in found.stages] == [
+        ("a", 0.0, 0.0), ("b", pytest.approx(0.2), 0.0), ("out", 0.0, 0.0),
+    ]  # fmt: skip
+
+
+def test_rounding_counts_in_float64_where_no_table_does(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "TABLED", 0.0)
+    monkeypatch.setattr(sys.modules[__name__], "ROUNDED", 2.0**-3)
+    names = ("a", "out")
+    original, port = (SideRuns(Scripted(answering({}, can_all)), None) for _ in range(2))
+    place = localise(same(*names), original, port, dict.fromkeys(names, 0.0))
+    bound = stage_bound(E.PORT64_ORIGINAL64, Kind.BLOCK, 2.0**-3 * NARROWING)
+    assert bound > stage_bound(E.PORT64_ORIGINAL64, Kind.BLOCK, 0.0)
+    assert [s.tolerance for s in place.stages] == pytest.approx([bound, bound])
 
 
 @dataclass

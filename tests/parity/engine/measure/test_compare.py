@@ -21,7 +21,7 @@ from parity.engine.measure.metrics import (
     top1_flips,
     ulp,
 )
-from parity.engine.measure.quantity import Quantity, Role, kind_of
+from parity.engine.measure.quantity import Quantity, Role, kind_of, stage_kind
 from parity.megalodon.cases import by_name
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
@@ -277,6 +277,17 @@ def test_kinds_follow_from_names():
     assert kind_of("state/norm_mean") is Kind.STATE
     assert kind_of("step1/mu/x") is kind_of("losses") is Kind.TRAJECTORY
     assert kind_of("layers.0.q") is Kind.BLOCK
+
+
+def test_a_stage_of_a_user_s_program_has_one_of_four_kinds():
+    kinds = {
+        "logits": Kind.LOGITS,
+        "loss": Kind.LOSS,
+        "grad/w": Kind.GRADIENT,
+        "bar/x": Kind.GRADIENT,
+    }
+    kinds |= dict.fromkeys(("weights", "losses", "generated", "state/x", "step1/mu/x"), Kind.BLOCK)
+    assert {name: stage_kind(name) for name in kinds} == kinds
 
 
 def test_a_quantity_is_what_its_text_says():

@@ -257,3 +257,8 @@ def test_what_is_not_finite_is_a_culprit_unless_both_sides_have_it() -> None:
     expected = np.asarray([1.0, math.inf, -math.inf, 2.0, math.inf])
     actual = np.asarray([1.0, math.inf, math.inf, math.nan, 3.0])
     assert culprits(actual, expected, 1.0).tolist() == [False, False, True, True, True]
+
+
+def test_what_is_not_finite_is_a_culprit_beside_zeros() -> None:
+    found = culprits(np.array([np.nan, 0.0, 1.0]), np.zeros(3), 1e-3)
+    assert found.tolist() == [True, False, True]

@@ -347,3 +347,15 @@ def test_constants_of_a_module_with_a_longer_name_are_no_siblings():
     port = {"m.w": np.concatenate([x, y]), "m.b": np.zeros(12)}
     found = match_parameters(original, port)
     assert [pair.port for pair in found.pairs] == ["m.w"]
+
+
+def test_the_first_of_equal_arrays_is_the_one_whose_rows_are_in_another_order():
+    x = draw(8, 5)
+    found = match_parameters({"a.w": x, "b.w": x.copy()}, {"c.w": np.roll(x, 3, axis=0)})
+    assert stated(found)["c.w"][2] == "the rows or columns of a.w"
+
+
+@pytest.mark.parametrize(("size", "note"), [(4, "4 elements"), (5, "constant")])
+def test_the_elements_of_a_small_array_are_counted(size: int, note: str):
+    found = match_parameters({"a.w": np.ones(size)}, {"a.w": np.ones(size)})
+    assert stated(found) == {"a.w": ("a.w", Means.VALUE, note)}

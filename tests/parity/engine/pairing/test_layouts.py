@@ -11,6 +11,7 @@ from parity.engine.pairing import layouts
 from parity.engine.pairing.layouts import (
     Layout,
     Near,
+    _merges,
     candidates,
     find_layout,
     find_layouts,
@@ -173,3 +174,8 @@ def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
     assert Layout((4, 6), (8, 3), (1, 0), (3, 8)).text() == (
         "reshaped (4, 6) -> (8, 3), transposed (1, 0)"
     )
+
+
+def test_axes_merge_where_their_products_are_all_of_the_shape():
+    assert _merges([2, 3, 4], [6, 4]) and _merges([], [])
+    assert not _merges([2, 3], [6, 4]) and not _merges([6, 4], [6]) and not _merges([4, 6], [6, 4])

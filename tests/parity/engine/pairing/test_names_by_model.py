@@ -499,3 +499,8 @@ def test_a_word_is_as_rare_as_the_names_that_have_it_are_few():
     """A name that says a word twice makes it no more common."""
     twice, once, both = ("a", "a"), ("b",), ("a", "b")
     assert naming._cosine([twice, once], [both])[:, 0].tolist() == pytest.approx([0.5**0.5] * 2)
+
+
+def test_numbers_are_ranked_among_names_of_one_pattern():
+    names = ["l.1.w", "l.3.w", "m.2.w", "l.1.b"]
+    assert naming._ranks(names) == [(0,), (1,), (0,), (0,)]

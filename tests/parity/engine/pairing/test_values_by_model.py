@@ -695,3 +695,11 @@ def test_axes_of_one_element_allow_no_other_layouts():
     for target in ((3, 2, 4), (2, 4, 3), (4, 6)):
         padded = (target[0], 1, *target[1:], 1)
         assert len(plain_layouts((6, 4), padded)) == len(plain_layouts((6, 4), target))
+
+
+def test_an_equal_element_makes_no_layout_the_nearest():
+    x = draw(6, 6)
+    y = x.T + 0.1 * draw(6, 6, seed=1)
+    y[0, 1] = x[0, 1]
+    found = resemblance(x, y)
+    assert found is not None and found.layout.axes == (1, 0)
