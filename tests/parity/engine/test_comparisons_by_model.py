@@ -173,6 +173,13 @@ def test_texts_part_where_the_first_row_does(seed: int):
     assert disagreement(np.zeros((0, 4)), np.zeros((0, 4))) == 0.0
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_on_either_side_is_at_no_distance(bad: float):
+    x, y = np.ones(2), np.array([1.0, bad])
+    for pair in ((x, y), (y, x), (y, y)):
+        assert math.isnan(relative_l2(*pair)) and math.isnan(relative_l2(*pair, 2.0))
+
+
 def test_a_relative_distance_has_a_scale():
     a, e = draw(3, 4), draw(3, 4, seed=1)
     apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(a.flat, e.flat, strict=True)))
@@ -671,6 +678,11 @@ def test_near_is_a_distance_and_what_is_possible_never_excludes_it(seed: int):
     assert Near(tolerance, lambda a, b: 0.0).possible(far, e)
     assert Near(0.01).sampled(1.4 * e, e) and not Near(0.01).sampled(1.6 * e, e)
     assert Near(0.2).sampled(2.5 * e, e) and not Near(0.2).sampled(2.7 * e, e)
+
+
+def test_a_rounded_value_is_another_one():
+    x = np.array([0.1, 0.5])
+    assert not same_values(x, x.astype(np.float32)) and not same_values(x.astype(np.float32), x)
 
 
 def test_equal_values_are_equal_in_any_dtype_and_size():

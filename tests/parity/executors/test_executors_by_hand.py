@@ -121,6 +121,8 @@ def test_time_left_is_what_items_take_at_the_pace() -> None:
     # The median of what was measured stands for what nothing was expected of.
     assert pace.estimate({}, 1) == pytest.approx(40.0 * ratio + 50.0)
     assert pace.words({}, 1) == f"about {duration(40.0 * ratio + 50.0)} left"
+    # Half of what was measured took no longer than the median.
+    assert Pace({"c": 0.0}, [0.0] * 3, [1.0, 2.0, 30.0]).estimate({}, 1) == 2.0
     # Where nothing is left, no time is.
     assert Pace({}, [1.0], [1.0]).words({}, 1) == "about 0 s left"
     # One that runs takes what is left of it, and an eighth of its age at least.
@@ -296,9 +298,13 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         (tmp_path / "mine.partial").mkdir()
     with Answers.opened(tmp_path / "deep") as answers:
         deep = Item("deep", f"{WORK}leave", folder=True)
-        answers.write(deep, Answer("deep", State.DONE, files={"a/b/c": b"1"}))
+        answers.write(deep, Answer("deep", State.DONE, files={"a/b/c": b"1", "a/b/d": b"2"}))
         assert (answers.files(deep) / "a" / "b" / "c").read_bytes() == b"1"
     with Answers.opened(tmp_path) as answers:
+        # What an item without a folder left is not stored, and no damage.
+        plain = Item("plain", f"{WORK}double")
+        answers.write(plain, Answer("plain", State.DONE, 1, files={"a": b"1"}))
+        assert answers.read(plain) is not None and not answers.damaged
         # Only what a killed driver left is removed.
         assert (tmp_path / "mine.partial").is_dir()
         answers.discard()
@@ -414,6 +420,30 @@ def test_damaged_answers_are_named_before_their_items_run_again(tmp_path: Path) 
     assert len(damaged) == 2
     assert said[0] == f"  stored answers are damaged, running again: {', '.join(damaged)}"
     assert said[1] == "  1 of 3 items have stored answers"
+
+
+def test_a_line_is_said_before_its_answer_is_handed_on() -> None:
+    said: list[str] = []
+    for number, answer in enumerate(run([Item(n, "x:y") for n in "ab"], Idle(), None, said.append)):
+        assert len(said) == number + 1 and f" {answer.name}: " in said[-1]
+
+
+def test_lines_above_a_table_are_no_markup() -> None:
+    printed: list[tuple[str, dict[str, bool]]] = []
+    progress = Progress(Idle(), [Item("[red]", "x:y")], lambda line: None)
+    console = types.SimpleNamespace(print=lambda line, **words: printed.append((line, words)))
+    progress._live = types.SimpleNamespace(console=console)
+    progress.done(Answer("[red]", State.FAILED, reason="why"))
+    assert printed == [("  1/1 [red]: failed: why", {"markup": False, "highlight": False})]
+
+
+def test_a_closed_executor_closes_every_process() -> None:
+    closed: list[int] = []
+    engine = LocalExecutor(1)
+    engine._processes = [types.SimpleNamespace(close=functools.partial(closed.append, n))
+                         for n in range(2)]  # fmt: skip
+    engine.close()
+    assert closed == [0, 1]
 
 
 def test_the_first_five_items_without_an_answer_are_named() -> None:
@@ -777,6 +807,11 @@ def test_an_arm_processor_may_have_a_name_and_a_mac_may_not_answer(monkeypatch, 
         assert {machine.host()[field] for field in machine.FIELDS} == {machine.UNKNOWN}
 
 
+def test_a_name_may_have_a_colon(monkeypatch, tmp_path) -> None:
+    linux(monkeypatch, tmp_path, X86.replace("Xeon", "Xeon: Gold"))
+    assert machine.host()["name"] == "Xeon: Gold"
+
+
 def raises(error: Exception, *_: Any, **__: Any) -> None:
     raise error
 
@@ -1084,12 +1119,13 @@ def test_a_command_s_code_is_what_python_would_make_of_it(capsys, command, code,
     assert supervision.supervised(command) == code
 
 
-@pytest.mark.parametrize("why", ["no fork", "threads"])
+@pytest.mark.parametrize("why", ["no fork", "threads", "jax"])
 def test_a_command_is_not_supervised_where_no_fork_is_safe(monkeypatch, why: str) -> None:
     def never() -> int:
         raise AssertionError("forked")
 
-    monkeypatch.delitem(sys.modules, "jax")
+    if why != "jax":
+        monkeypatch.delitem(sys.modules, "jax")
     monkeypatch.setattr(supervision.os, "fork", never)
     monkeypatch.setattr(supervision.threading, "active_count", lambda: 1 + (why == "threads"))
     if why == "no fork":

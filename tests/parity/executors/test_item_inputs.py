@@ -321,14 +321,19 @@ def test_the_place_of_an_answer_has_the_processors_that_the_item_had(
 ) -> None:
     used = [8]
     monkeypatch.setattr(item_module, "_processor", lambda: dict.fromkeys((*FIELDS, "name"), "x"))
-    monkeypatch.setattr(item_module, "_PROCESSORS", {0, 1, 2})
+    monkeypatch.setattr(item_module, "_PROCESSORS", {17, 9, 1})
     monkeypatch.setattr(item_module, "threads", lambda: used[-1])
-    taken = lambda _, cpus: used.append(len(cpus))  # noqa: E731
+    chosen: list[int] = []
+
+    def taken(_: int, cpus: list[int]) -> None:
+        chosen.extend(cpus)
+        used.append(len(cpus))
+
     monkeypatch.setattr(item_module.os, "sched_setaffinity", taken, raising=False)
     before = Place.here().fingerprint
     item = Item("x", f"{WORK}double", {"number": 1}, Needs(threads=2))
     found = perform(item, Identity.here()).place.fingerprint
-    assert used == [8, 2] and found == Place.here().fingerprint != before
+    assert chosen == [1, 9] and used == [8, 2] and found == Place.here().fingerprint != before
 
 
 @pytest.mark.parametrize("field", [*FIELDS, "name"])

@@ -516,6 +516,13 @@ def test_masks_of_both_sides_are_none_of_the_wrong_elements():
     assert {w.index for w in place.worst} == {(1,), (2,)}
 
 
+def test_stages_of_a_place_come_in_the_order_of_the_port():
+    ours = dict.fromkeys(("b", "a", "alone"), FOUR)
+    theirs = dict.fromkeys(("a", "b", "other"), FOUR)
+    found = _place(WIDE, ours, ours, theirs, theirs, {"a": 0.0, "b": 0.0})
+    assert [stage.name for stage in found.stages] == ["b", "a"]
+
+
 @dataclass
 class Changing(Scripted):
     """A side that runs with other parameters and inputs, which it hands to its answer."""

@@ -154,6 +154,9 @@ def test_a_side_runs_with_exact_sums_and_moves_them_whether_or_not_it_is_fed(dty
     for forced in (None, {"a": FOUR}):
         off = [runs.moved(Rounding.OPERATIONS, n, forced).stages["out"] / FOUR - 1 for n in (0, 1)]
         assert all(np.abs(each) == pytest.approx(unit) for each in off)
+        signs = [np.sign(runs.moved(Rounding.OPERATIONS, n, forced).stages["out"] / FOUR - 1)
+                 for n in range(8)]  # fmt: skip
+        assert any(a != b for a, b in signs), "each element has a sign of its own"
         assert runs.moved(Rounding.CONSTANTS, 0, forced).stages["out"].tolist() == FOUR.tolist()
 
 

@@ -262,3 +262,9 @@ def test_what_is_not_finite_is_a_culprit_unless_both_sides_have_it() -> None:
 def test_what_is_not_finite_is_a_culprit_beside_zeros() -> None:
     found = culprits(np.array([np.nan, 0.0, 1.0]), np.zeros(3), 1e-3)
     assert found.tolist() == [True, False, True]
+
+
+def test_differences_that_take_more_than_three_regions_are_one_with_its_share() -> None:
+    differs = np.zeros((2, 4, 8), bool)
+    differs[0, 0, :2] = differs[0, 2, 4:6] = differs[1, 1, :3] = differs[1, 3, 5:] = True
+    assert ";" not in where(differs) and " % of " in where(differs)

@@ -703,3 +703,14 @@ def test_an_equal_element_makes_no_layout_the_nearest():
     y[0, 1] = x[0, 1]
     found = resemblance(x, y)
     assert found is not None and found.layout.axes == (1, 0)
+
+
+def test_a_part_of_the_first_axis_alone_is_written_without_the_others():
+    assert cut((4, 5, 6), (4, 5, 6), 0, 0, 2).text() == "[0:2]"
+
+
+def test_layers_of_a_stack_are_counted_by_the_first_number_of_a_name():
+    parts = {f"l.{i}.w{n}": draw(5, 3, seed=2 * i + n) for i in (0, 1) for n in (0, 1)}
+    layers = [[parts[f"l.{i}.w{n}"] for n in order] for i, order in enumerate(((0, 1), (1, 0)))]
+    found = dissect(np.stack([np.concatenate(each, axis=1) for each in layers]), parts)
+    assert found is not None and {name for name, *_ in found} == {*parts}

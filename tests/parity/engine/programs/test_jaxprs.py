@@ -128,3 +128,11 @@ def test_what_has_an_effect_is_no_counter():
     found = counters(jaxpr)
     names = {eqn.primitive.name for eqn in jaxpr.eqns if id(eqn) in found}
     assert "iota" in names and "io_callback" not in names
+
+
+def test_what_is_not_entered_is_not_entered_at_any_depth():
+    jaxpr = jax.make_jaxpr(jax.jit(program))(jnp.ones(3)).jaxpr
+    outside = equations(jaxpr, lambda eqn: eqn.primitive.name != "scan")
+    names = [eqn.primitive.name for eqn in outside]
+    assert "scan" in names and "sin" not in names
+    assert "sin" in [eqn.primitive.name for eqn in equations(jaxpr)]
