@@ -22,6 +22,7 @@ from parity.engine.measure.compare import METRICS_VERSION, Comparison, Work
 from parity.engine.measure.contract import ContractLine
 from parity.engine.measure.deviation import HIGH, LOW, Deviations, Shape, histogram, worst_elements
 from parity.engine.measure.edge import Edge
+from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.metrics import (
     IGNORED,
@@ -60,8 +61,16 @@ from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import Layout, Near, identity, same_values, transposition
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.resemblance import straight_line
-from parity.engine.pairing.stage_pairs import AlignedBy, Alignment, AlignmentError, Pin, check_pins
+from parity.engine.pairing.stage_pairs import (
+    AlignedBy,
+    Alignment,
+    AlignmentError,
+    Pin,
+    _nearest_names,
+    check_pins,
+)
 from parity.engine.pairing.stage_pairs import Pair as StagePair
+from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.marks import Branches, MarkChange, Marks, in_turn, of_turns
 from parity.engine.programs.rounding import SPAN, STEP, TURN, Signs, _table_units, is_short, pool
 from tests.helpers import roundoff
@@ -785,6 +794,13 @@ def test_blocks_of_rows_cover_each_row_once():
     assert summed(1100) == UNIT_ROUNDOFF * math.sqrt(101)
 
 
+def test_both_parts_of_a_complex_number_move_on_their_own(x64):
+    signs = Signs(jnp.asarray(pool(0, 32)))
+    moves = (np.asarray(signs.moved(jnp.ones(32, jnp.complex128), 0.25)) - 1) / 0.25
+    assert set(moves.real) == set(moves.imag) == {-1.0, 1.0}
+    assert (moves.real != moves.imag).any() and (moves.real == moves.imag).any()
+
+
 def test_signs_are_read_in_steps_and_turns_of_their_own(x64):
     signs = Signs(jnp.asarray(pool(0, 10)))
     bits = np.asarray(pool(0, 10)).astype(float)
@@ -1141,3 +1157,18 @@ def test_generated_tokens_are_judged_by_what_is_left_when_they_part():
         [row] = comparing(Table(absolute=absolute)).run({"generated": a}, {"generated": e})
         assert (row.metric, row.value, row.tolerance) == ("disagreement", 2.0, absolute)
         assert row.verdict is verdict and row.kind is Kind.TOKENS
+
+
+def test_names_that_are_not_listed_are_counted():
+    names = dict.fromkeys(f"l.{n}" for n in range(9))
+    assert [*_nearest_names("l.3", names, 4)][-1] == "and 5 more"
+    assert len([*_nearest_names("l.3", names, 9)]) == 9
+    assert next(iter(_nearest_names("l.3", names, 1))) == "l.3"
+
+
+def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():
+    stages = (Stage("a", 1.0, 0.0, 0.5), Stage("b", 1.0, 1.0, 0.5), Stage("c", 0.1, 1.0, 0.5))
+    told = Explanation("case", "edge", "b", stages=stages)
+    assert told.culprit is stages[1] and told.also_broken == ("c",) and told.carried == 1
+    carried = replace(told, quantity="a")
+    assert carried.culprit is None and carried.also_broken == ("b", "c") and not carried.holds

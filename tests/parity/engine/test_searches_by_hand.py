@@ -31,6 +31,7 @@ from parity.engine.programs.operations import (
     Operation,
     Recorder,
     Unknown,
+    _shares,
     first_narrow,
     first_unknown,
 )
@@ -284,6 +285,10 @@ def test_the_counterpart_of_a_masked_array_shares_what_is_kept_and_not_what_is_m
     kept[0, 0], kept[1, 0] = False, True
     found = seen.wrongly_masked(kept, A)
     assert found is not None and np.argwhere(found).tolist() == [[0, 0], [1, 0]]
+
+
+def test_a_mask_that_is_repeated_has_the_same_shares():
+    assert _shares(MASK) == _shares(np.stack([MASK] * 3)) != _shares(MASK[:2])
 
 
 def test_masked_numbers_tell_nothing():
@@ -689,6 +694,8 @@ def test_neighbours_whose_shapes_decide_have_a_vote():
     # An order that does not fit is none.
     assert none.axes("h.weight", "l.kernel", (3, 4), (3, 4)) == (0, 1)
     assert none.axes("h.table", "l.embedding", (3, 4), (4, 3)) == (1, 0)
+    # Of several that fit, the first.
+    assert none.axes("h.table", "l.embedding", (5, 5, 3), (3, 5, 5)) == (2, 0, 1)
     # A vote is the order of the original's axes: that of (2, 3, 4) in (4, 2, 3), not its reverse.
     cube, other = {"h.0.weight": (2, 3, 4), "h.1.weight": (5, 5, 5)}, {"l.0.kernel": (4, 2, 3)}
     voted = Conventions({"l.0.kernel": "h.0.weight"}, cube, other)

@@ -267,6 +267,14 @@ def test_a_worker_refuses_an_input_of_another_content(folder: Path) -> None:
     assert "copy the driver's files there" in answer.reason and path in answer.reason
 
 
+def test_a_worker_looks_at_every_input(folder: Path) -> None:
+    paths = [str(folder / name) for name in ("weights", "config.json")]
+    item = Item("read", f"{WORK}read", {"path": paths[0]}, inputs=contents(paths))
+    (folder / "config.json").write_text("others", encoding="utf-8")
+    answer = perform(item, Identity.here())
+    assert answer.state is State.FAILED and paths[1] in answer.reason
+
+
 def test_an_input_that_changes_while_an_item_runs_makes_no_answer(folder: Path) -> None:
     path = str(folder / "weights")
     words = {"path": path, "text": "others"}

@@ -94,3 +94,8 @@ def test_an_error_is_absolute_where_a_norm_is_no_scale(norm):
     side = Noise({"x": norm}, {Rounding.OPERATIONS: {"x": 0.0}})
     bounds = PortBounds.of(side, side)
     assert {scales["x"] for scales in bounds.scales.values()} == {1.0}
+
+
+def test_nothing_is_all_rounding_whose_rounding_was_not_measured():
+    assert not Noise({"x": 0.0}).is_rounding("x")
+    assert Noise({"x": 0.0}, {Rounding.OPERATIONS: {"x": 0.0}}).is_rounding("x")

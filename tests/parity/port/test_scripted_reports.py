@@ -859,6 +859,15 @@ def test_results_left_out_are_listed_by_what_they_are_and_why():
     ]
 
 
+@pytest.mark.parametrize("count", [NAMES, NAMES + 1])
+def test_results_left_out_are_counted_where_they_are_not_listed(count: int):
+    ledger = tuple(Entry(f"r{n}", Role.OUTPUT, reason="why") for n in range(count))
+    text = reported([row("a", Verdict.PASS)], ledger=ledger).text()
+    more = " and 1 more" if count > NAMES else ""
+    names = ", ".join(f"r{n}" for n in range(NAMES))
+    assert f"not compared: output {names}{more}: why" in text
+
+
 def test_the_row_furthest_is_one_of_relative_errors():
     """A count of flips or of whole numbers has no share of a tolerance that it could use."""
     near, far = row("near", Verdict.PASS, value=1e-7), row("far", Verdict.PASS, value=5e-7)

@@ -298,6 +298,7 @@ def test_a_quantity_is_what_its_text_says():
         Role.COTANGENT,
         "q",
     )
+    assert Quantity("grad/a/w").name == "a/w" and Quantity("a/x").name == "a/x"
     assert Quantity("bar/logits").stage == Quantity("logits").stage == "logits"
     assert Quantity.state("norm_mean") == "state/norm_mean"
     step = Quantity.after_step(50, "mu", "norm.weight")

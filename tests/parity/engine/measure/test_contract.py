@@ -75,10 +75,16 @@ def test_a_gate_beyond_the_contract_and_one_that_is_there_twice_are_named():
     assert found.unplanned == (Gate.of(more),)
     assert "not in the contract, first: embed (rel_l2) of case three" in found.sentence()
     found = breaches(CONTRACT, [*ROWS, ROWS[4]])
-    assert found.doubled == (Gate.of(ROWS[4]),)
+    assert found and found.doubled == (Gate.of(ROWS[4]),)
     assert "measured more than once, first: cema" in found.sentence()
     # The second one does not make up for another that is missing.
     assert breaches(CONTRACT, [*ROWS[1:], ROWS[1]]).missing
+
+
+def test_every_gate_of_a_case_that_was_not_planned_is_named():
+    more = [measurement(case="three", quantity=name) for name in ("cema", "embed", "norm")]
+    found = breaches(CONTRACT, [*ROWS, *more])
+    assert found.unplanned == tuple(map(Gate.of, more)) and not found.missing
 
 
 def test_a_gate_is_planned_once():
