@@ -857,6 +857,10 @@ def test_a_table_of_angles_is_off_by_its_position():
     assert _table_units(table).tolist() == [[1.0], [2.0], [3.0], [4.0], [5.0]]
     heads = _table_units(np.stack([table, table]))
     assert heads.shape == (1, 5, 1) and heads.ravel().tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    # Also where a row has more angles than there are rows.
+    angles = np.array([[0.0], [3.0]]) * np.array([1.0, 0.9, 1.1])
+    short = np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+    assert _table_units(short).tolist() == [[1.0], [2.0]]
     begun = np.concatenate([table, 0.5 + 0 * table], axis=-1)
     for other in (
         begun,

@@ -169,6 +169,15 @@ def test_a_result_that_one_run_alone_returns_stays_left_out():
     assert runs.dropped == {"out": "out", "more": "more"}
 
 
+def test_a_run_that_may_be_fed_computes_no_derivatives_though_nothing_is_fed():
+    side = Scripted(lambda how: trace(out=FOUR))
+    runs = SideRuns(side, None)
+    runs.differentiate({"out": FOUR})
+    for forced, derivatives in ((None, True), ({}, False), ({"a": FOUR}, False)):
+        runs.moved(Rounding.OPERATIONS, 0, forced)
+        assert (side.asked[-1].cotangents is not None) is derivatives
+
+
 def test_floors_are_of_the_runs_that_are_asked_for():
     asked: list[int] = []
 

@@ -179,3 +179,18 @@ def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
 def test_axes_merge_where_their_products_are_all_of_the_shape():
     assert _merges([2, 3, 4], [6, 4]) and _merges([], [])
     assert not _merges([2, 3], [6, 4]) and not _merges([6, 4], [6]) and not _merges([4, 6], [6, 4])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((2, 3), (2, 3), (0, 1), (7,)),
+        ((2, 3), (4, 2), (0, 1), (6,)),
+        ((5,), (2, 3), (0, 1), (6,)),
+        ((2, 3), (2, 3), (0, 0), (6,)),
+        ((2, 3), (2, 3), (0,), (6,)),
+    ],
+)
+def test_a_layout_has_one_size_and_a_permutation(parts):
+    with pytest.raises(ValueError, match="three shapes of one size and a permutation"):
+        Layout(*parts)
