@@ -159,6 +159,8 @@ def _check_answers(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if host and "://" not in host and port.isdecimal():
         try:
+            # In an address an IPv6 host may be in brackets, which a socket does not understand.
+            host = host.removeprefix("[").removesuffix("]")
             socket.create_connection((host, int(port)), timeout=10).close()
         except OSError as error:
             raise ItemError(_nobody(address, error)) from error

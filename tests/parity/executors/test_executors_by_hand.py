@@ -1700,7 +1700,9 @@ def test_a_host_is_tried_at_its_port(monkeypatch) -> None:
         cluster._check_answers("10.0.0.1:6379")
     with pytest.raises(ItemError, match="connecting gave: refused"):
         cluster._check_answers("::1:6379")
-    assert tried == [("10.0.0.1", 6379), ("::1", 6379)]
+    with pytest.raises(ItemError, match=r"at \[::1\]:6379"):
+        cluster._check_answers("[::1]:6379")
+    assert tried == [("10.0.0.1", 6379), ("::1", 6379), ("::1", 6379)]
     assert "at this machine" in cluster._nobody(None, ValueError("x"))
 
 

@@ -13,7 +13,17 @@ from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.measure.metrics import relative_l2
 from parity.engine.measure.quantity import stage_kind
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
-from parity.port.rounding_floors import Noise, PortBounds, _factor, floors_of, stage_bound, together
+from parity.port.hidden import Squares
+from parity.port.rounding_floors import (
+    SEEDS,
+    Noise,
+    PortBounds,
+    _factor,
+    floors_of,
+    responses_of,
+    stage_bound,
+    together,
+)
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import Rounding
 
@@ -99,3 +109,11 @@ def test_an_error_is_absolute_where_a_norm_is_no_scale(norm):
 def test_nothing_is_all_rounding_whose_rounding_was_not_measured():
     assert not Noise({"x": 0.0}).is_rounding("x")
     assert Noise({"x": 0.0}, {Rounding.OPERATIONS: {"x": 0.0}}).is_rounding("x")
+
+
+def test_the_mean_square_of_each_element_is_of_all_runs():
+    squares, exact = Squares(), {"stage": np.zeros(2)}
+    responses_of(exact, lambda seed: {"stage": np.array([float(seed), 1.0])}, squares=squares)
+    assert squares.seeds == SEEDS
+    expected = [sum(seed**2 for seed in range(SEEDS)) / SEEDS, 1.0]
+    assert squares.mean()["stage"].tolist() == expected
