@@ -122,8 +122,11 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(inputs[0].shape[axis] for axis in contracted)
-        smaller = int(math.prod(inputs[1].shape) < math.prod(inputs[0].shape))
-        inputs[smaller] = signs.moved(inputs[smaller], _sum_units(terms) * unit)
+        # Integers, such as a mask of heads, are exact: a perturbed 1 would be cut to 0.
+        real = [i for i in (0, 1) if jnp.issubdtype(inputs[i].dtype, jnp.inexact)]
+        if real:
+            smaller = min(real, key=lambda i: math.prod(inputs[i].shape))
+            inputs[smaller] = signs.moved(inputs[smaller], _sum_units(terms) * unit)
     elif name == "conv_general_dilated":
         features = eqn.params["dimension_numbers"].rhs_spec[0]
         terms = math.prod(inputs[1].shape) // max(1, inputs[1].shape[features])

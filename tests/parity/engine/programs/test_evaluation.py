@@ -790,3 +790,21 @@ def test_one_mark_may_be_replaced_and_another_one_offset():
     assert (float(result), float(marks["a"]), float(marks["b"])) == (15.0, 3.0, 4.0)
     result, marks = capture(function, offsets={"a": 1.0})(jnp.float32(1.0))
     assert (float(result), float(marks["b"])) == (12.0, 4.0)
+
+
+@pytest.mark.parametrize("integers_first", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+def test_integers_in_a_product_are_exact(integers_first: bool, wide: bool):
+    """A mask of heads may be an integer array: one that was perturbed would be cut to 0."""
+    mask = np.ones((3, 8) if wide else (3,), np.int32)
+    x = np.linspace(0.5, 2.0, 3 if wide else 12, dtype=np.float32).reshape(3, -1)
+
+    def product(mask, x):
+        first, second = (mask, x) if integers_first else (x, mask)
+        return jax.lax.dot_general(
+            first, second, (((), ()), ((0,), (0,))), preferred_element_type=jnp.float32
+        )
+
+    exact, _ = widened(product, mask, x)
+    moved, notices = widened(product, mask, x, signs=Signs(pool(0, 64)))
+    assert 0 < relative_l2(moved, exact) < roundoff(8) and not notices
