@@ -33,7 +33,7 @@ from parity.port.compare import Port, compare, floating
 from parity.port.ledger import has_output
 from parity.port.report import Report, first_use
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Side, SideError, TakesParameters, Trace
+from parity.sides.side import Precision, Run, Side, SideError, TakesParameters, Trace
 
 TRIES = 48
 """Largest number of comparisons with another construction; each runs both programs several
@@ -175,9 +175,15 @@ class Search:
 
     def _test_effects(self, report: Report) -> None:
         """Find the parameters on which results depend: changed alone, they break a tolerance."""
-        edge = PortEdge.PORT32_ORIGINAL32
-        rows = [r for r in report.measurements if r.edge == edge and r.metric == "rel_l2"]
-        bounds = {row.quantity: row.tolerance for row in rows if row.verdict is Verdict.PASS}
+        # In float64 if possible: a bound of float32 may hide a parameter with a small effect.
+        found: dict[PortEdge, dict[str, float]] = {}
+        for row in report.measurements:
+            if row.metric == "rel_l2" and row.verdict is Verdict.PASS:
+                found.setdefault(PortEdge(row.edge), {})[row.quantity] = row.tolerance
+        wide = PortEdge.PORT64_ORIGINAL64 in found
+        edge = PortEdge.PORT64_ORIGINAL64 if wide else PortEdge.PORT32_ORIGINAL32
+        bounds = found.get(edge, {})
+        how = Run(Precision.FLOAT64) if wide else Run()
         side = self._converted(self.theirs)
         pieces = [
             (name, piece.place)
@@ -189,21 +195,21 @@ class Search:
         values = floating(side.parameters())
         without: set[str] = {name for name, _ in pieces[MOST_RUNS:]}
         try:
-            base = side.run()
+            base = side.run(how)
             for name, place in pieces[:MOST_RUNS]:
                 changed = _changed(values[name], place)
-                if not _differs(side, {name: changed}, base, bounds):
+                if not _differs(side, {name: changed}, how, base, bounds):
                     without.add(name)
             self.effective = frozenset(self.pairs.keys() - without)
             used = {name for pair in self.pairs.values() for name in pair.originals}
             # A table that varies is recomputed by the port, or a stage differs.
             fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
             if fresh:
-                base = self.original.run()
+                base = self.original.run(how)
                 bound = dict.fromkeys(base.outputs, max(bounds.values(), default=math.inf))
             self.lost = frozenset(
                 n for n in fresh
-                if _differs(self.original, {n: _changed(self.theirs[n])}, base, bound)
+                if _differs(self.original, {n: _changed(self.theirs[n])}, how, base, bound)
             )  # fmt: skip
         except SideError as error:
             self.notices.append(f"which parameters the results depend on is unknown: {error}")
@@ -614,18 +620,21 @@ def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
     return other.astype(x.dtype)
 
 
-def _differs(side: Side, values: Arrays, base: Trace, bounds: Mapping[str, float]) -> bool:
+def _differs(
+    side: Side, values: Arrays, how: Run, base: Trace, bounds: Mapping[str, float]
+) -> bool:
     """Return whether a result of `side` with other parameters leaves its bound around `base`.
 
     Args:
         side: a side that can run with other parameters; if it cannot, nothing differs.
         values: the other values, by name.
+        how: settings of the runs.
         base: a run with the side's own parameters.
         bounds: relative L2 bounds by output.
     """
     if not isinstance(side, TakesParameters):
         return False
-    moved = side.with_parameters(values).run()
+    moved = side.with_parameters(values).run(how)
     return any(
         not relative_l2(moved.stages[name], base.stages[name]) <= bounds[name]
         for name in base.outputs
