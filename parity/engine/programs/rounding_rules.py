@@ -105,6 +105,10 @@ def rounded(
     )
     if name in EXACT and not narrower:
         return outputs
+    if narrower and not jnp.issubdtype(inputs[0].dtype, jnp.inexact):
+        # An integer below 1 / unit is a number of the narrower dtype, such as the 1 of a mask.
+        exact = jnp.abs(outputs[0]) <= 1 / unit
+        return [jnp.where(exact, outputs[0], signs.moved(outputs[0], unit))]
     units = ELEMENTARY_UNITS if name in ELEMENTARY or _is_power(eqn) else 1.0
     return [
         signs.moved(x, unit * units, counted=counted) if jnp.issubdtype(x.dtype, jnp.inexact) else x

@@ -808,3 +808,14 @@ def test_integers_in_a_product_are_exact(integers_first: bool, wide: bool):
     exact, _ = widened(product, mask, x)
     moved, notices = widened(product, mask, x, signs=Signs(pool(0, 64)))
     assert 0 < relative_l2(moved, exact) < roundoff(8) and not notices
+
+
+def test_an_integer_that_fits_into_its_float_is_exact():
+    """As the mask of `scores - 1e30 * (1.0 - mask)`, whose 1 must not become 1 + 6e-8."""
+    numbers = np.array([0, 1, -7, 2**24 - 1, 2**24 + 2, -(2**28 + 64)], np.int32)
+    signs = Signs(pool(0, 64))
+    moved, _ = widened(lambda x: x.astype(jnp.float32), numbers, signs=signs)
+    assert (moved == numbers).tolist() == [True, True, True, True, False, False]
+    assert np.all(np.abs(moved - numbers) <= roundoff(2) * np.abs(numbers))
+    on, _ = widened(lambda x: x.astype(jnp.float32), np.array([True, False]), signs=signs)
+    assert on.tolist() == [1.0, 0.0]
