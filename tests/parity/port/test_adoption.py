@@ -140,14 +140,14 @@ def test_what_no_result_depends_on_and_what_has_no_original_are_questions(tmp_pa
     found = adopt(case, file)
     assert not found.holds
     assert len(found.confirmed) == 9
-    open_ = json.loads(file.read_text())
+    open_ = json.loads(file.read_text(encoding="utf-8"))
     assert open_["answers"] == {}
     assert open_["questions"].keys() == {"idle.table", "norm.spare"}
     open_["answers"] = {"idle.table": None, "norm.spare": None}
-    file.write_text(json.dumps(open_))
+    file.write_text(json.dumps(open_), encoding="utf-8")
     answered = adopt(case, file)
     assert answered.holds
-    kept = json.loads(file.read_text())
+    kept = json.loads(file.read_text(encoding="utf-8"))
     assert kept == {**open_, "questions": {}}
 
 
@@ -160,13 +160,13 @@ def test_an_answer_replaces_the_proposal_and_is_not_changed_by_a_comparison(
         "wq.kernel": "value.kernel",
         "wv.kernel": {"of": "key.kernel", "transposed": True},
     }
-    file.write_text(json.dumps({"answers": said}))
+    file.write_text(json.dumps({"answers": said}), encoding="utf-8")
     found = adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
     source = parameters("query", "key", "value", "out")
     assert not found.holds
     assert np.array_equal(found.parameters["wq.kernel"], source["value"]["kernel"])
     assert np.array_equal(found.parameters["wv.kernel"], source["key"]["kernel"].T)
-    assert json.loads(file.read_text())["answers"] == said
+    assert json.loads(file.read_text(encoding="utf-8"))["answers"] == said
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -334,10 +334,10 @@ def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
 ) -> None:
     file = tmp_path / "answers.json"
     text = json.dumps({"answers": answer})
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(AnswerError, match=says):
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
-    assert file.read_text() == text
+    assert file.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
 )
 def test_a_file_that_is_no_file_of_answers_is_refused(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "answers.json"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(AnswerError, match=says):
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
 
@@ -424,20 +424,20 @@ def test_the_command_writes_the_conversion_and_exits_with_what_is_left(tmp_path:
     done = cli("adopt", file, "--write", written, "--answers", tmp_path / "answers.json")
     assert done.exit_code == 0, done.output
     assert "3 of 3 parameters of the port are confirmed" in done.output
-    assert "def convert(original" in written.read_text()
-    assert json.loads((tmp_path / "answers.json").read_text())["questions"] == {}
+    assert "def convert(original" in written.read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))["questions"] == {}
 
 
 @pytest.mark.parametrize(("change", "code"), [("approximate=True", 1), ("idle", 3)])
 def test_a_conversion_that_is_not_confirmed_is_no_success(
     change: str, code: int, tmp_path: Path
 ) -> None:
-    source = (ROOT / "docs/examples/my_port.py").read_text()
+    source = (ROOT / "docs/examples/my_port.py").read_text(encoding="utf-8")
     if change == "idle":
         source = source.replace("    x = rng", '    transposed["idle"] = x = rng')
     else:
         source = source.replace("approximate=APPROXIMATE", change)
-    (tmp_path / "port.py").write_text(source)
+    (tmp_path / "port.py").write_text(source, encoding="utf-8")
     assert cli("adopt", tmp_path / "port.py").exit_code == code
 
 

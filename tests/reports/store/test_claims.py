@@ -350,7 +350,7 @@ def test_a_run_json_sent_before_the_name_was_taken_away_is_deleted(tmp_path: Pat
 def test_an_unsent_run_has_the_id_that_its_note_names(token: str | None, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a")
     unsent.set_name(folder, unsent.Note(f"{NAME}-2", token))
-    assert json.loads((folder / MANIFEST).read_text())["id"] == f"{NAME}-2"
+    assert json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["id"] == f"{NAME}-2"
 
 
 def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -> None:
