@@ -327,6 +327,7 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
         ({"wq.kernel": {"of": "query.kernel", "rows": [3, 9]}}, "has the rows 3 to 9"),
         ({"wq.bias": {"of": "query.bias", "transposed": True}}, "is for matrices only"),
         (["wq.kernel"], "expected under `answers` an object"),
+        ([], "expected under `answers` an object"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(

@@ -183,6 +183,7 @@ def test_the_exit_status_is_pytest_s_where_that_is_asked_for(tmp_path: Path) -> 
     assert {m.case: m.value for m in stored.run.measurements} == KEPT
     assert stored.decision.word is Word.REGRESSED
     assert (result.returncode, "exit status" in result.stdout) == (0, False)
+    assert "REGRESSED" in result.stdout and "runs" in result.stdout
 
 
 @pytest.mark.sweep

@@ -1056,6 +1056,11 @@ def test_a_run_whose_name_begins_like_that_of_a_pinned_one_is_not_pinned(tmp_pat
     pin_run(first, "why")
     assert find_run(root, "pinned") == first
     assert [is_pinned(root, read_run(it).manifest) for it in (first, second)] == [True, False]
+    # A pin of another version is no baseline, and still protects its run.
+    (file,) = pins.home(root, read_run(first).manifest).glob("*.json")
+    pin = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(pin | {"schema": 0}), encoding="utf-8")
+    assert is_pinned(root, read_run(first).manifest)
 
 
 def test_gates_that_held_are_counted_edge_by_edge_the_mathematics_first(tmp_path: Path) -> None:

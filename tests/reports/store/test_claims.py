@@ -353,6 +353,18 @@ def test_an_unsent_run_has_the_id_that_its_note_names(token: str | None, tmp_pat
     assert json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["id"] == f"{NAME}-2"
 
 
+def test_the_object_that_shows_the_time_is_deleted_also_if_it_cannot_be_read() -> None:
+    store, below = storage()
+
+    def fails(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    store.modified = fails  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(FileNotFoundError):
+        below.now()
+    assert not below.inside("")
+
+
 def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -> None:
     store, below = storage()
     store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", b"{}")
