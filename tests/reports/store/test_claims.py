@@ -362,7 +362,7 @@ def test_the_object_that_shows_the_time_is_deleted_also_if_it_cannot_be_read() -
     store.modified = fails  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(FileNotFoundError):
         below.now()
-    assert not below.inside("")
+    assert not store.find(ROOT)
 
 
 def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -> None:
