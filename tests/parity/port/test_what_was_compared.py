@@ -24,6 +24,7 @@ from parity.engine.measure.quantity import stage_kind
 from parity.engine.pairing.alignment import AlignmentError
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import ExitError
+from parity.port import exact
 from parity.port.compare import _digest
 from parity.port.exact import compare_exactly, exact_partners
 from parity.port.ledger import (
@@ -629,3 +630,12 @@ def test_what_is_not_trained_and_what_a_call_updates_is_in_the_ledger(tmp_path):
     assert {e.name: (e.role, e.reason) for e in captured.left_out} == left
     # Restored: a port whose arrays share the module's memory would follow.
     assert not any(getattr(module, name).any() for name in names)
+
+
+@pytest.mark.parametrize("dtypes", [(np.int64, np.uint8), (np.uint8, np.int32)])
+def test_whole_numbers_of_two_dtypes_are_compared_and_bools_only_with_bools(dtypes) -> None:
+    theirs, ours = dtypes
+    mismatch = exact._mismatch
+    assert mismatch(np.arange(3, dtype=ours), np.arange(3, dtype=theirs)) == ""
+    assert mismatch(np.zeros(3, bool), np.zeros(3, bool)) == ""
+    assert "received bool" in mismatch(np.zeros(3, bool), np.zeros(3, theirs))
