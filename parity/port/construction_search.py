@@ -128,7 +128,7 @@ class Search:
         self.original = self._with_noise()
         self.theirs = floating(self.original.parameters())
         self.report: Report | None = None
-        """The last comparison: of the original as it is if `agreed`, else of the one with noise."""
+        """The last comparison: without noise, once the programs agree with it."""
         self.agreed = False
         """Whether both programs agree with noise and without it."""
         self.effective: frozenset[str] = frozenset()
