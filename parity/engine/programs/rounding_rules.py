@@ -105,7 +105,7 @@ def rounded(
     )
     if name in EXACT and not narrower:
         return outputs
-    if narrower and not jnp.issubdtype(inputs[0].dtype, jnp.inexact):
+    if narrower and not _is_real(eqn.invars[0]):
         # An integer below 1 / unit is a number of the narrower dtype, such as the 1 of a mask.
         exact = jnp.abs(outputs[0]) <= 1 / unit
         return [jnp.where(exact, outputs[0], signs.moved(outputs[0], unit))]
@@ -127,7 +127,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(inputs[0].shape[axis] for axis in contracted)
         # Integers, such as a mask of heads, are exact: a perturbed 1 would be cut to 0.
-        real = [i for i in (0, 1) if jnp.issubdtype(inputs[i].dtype, jnp.inexact)]
+        real = [i for i in (0, 1) if _is_real(eqn.invars[i])]
         if real:
             smaller = min(real, key=lambda i: math.prod(inputs[i].shape))
             inputs[smaller] = signs.moved(inputs[smaller], _sum_units(terms) * unit)
@@ -150,6 +150,11 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
         terms = math.prod(eqn.params["fft_lengths"])
         inputs[0] = signs.moved(inputs[0], _sum_units(terms) * unit)
     return inputs
+
+
+def _is_real(operand: Any) -> bool:
+    """Return whether an operand is no integer and no bool, of which a literal is a Python number."""
+    return jnp.issubdtype(aval(operand).dtype, jnp.inexact)
 
 
 def _sum_units(terms: int) -> float:

@@ -819,3 +819,12 @@ def test_an_integer_that_fits_into_its_float_is_exact():
     assert np.all(np.abs(moved - numbers) <= roundoff(2) * np.abs(numbers))
     on, _ = widened(lambda x: x.astype(jnp.float32), np.array([True, False]), signs=signs)
     assert on.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("literal", [True, 3])
+def test_a_literal_that_is_cast_is_exact(literal: bool | int):
+    cast = jax.jit(lambda n: jax.lax.convert_element_type(n, jnp.float32))
+    moved, notices = widened(
+        lambda x: x + cast(literal) - cast(literal), X, signs=Signs(pool(0, 64))
+    )
+    assert relative_l2(moved, np.float64(X)) < roundoff(16) and not notices
