@@ -48,6 +48,7 @@ RELATIVE = 0.1
 """Largest relative noise on the original's parameters while the proposal is tested."""
 ABSOLUTE = 0.02
 """Largest absolute noise on the original's parameters while the proposal is tested."""
+# A number of bfloat16 has some 25 values within the noise: eight agree by chance once in 1e11.
 TIED = 8
 """Number of elements from which equal values with noise show that parameters are tied."""
 MOST_RUNS = 1024
@@ -152,6 +153,7 @@ class Search:
                 return self._matching()
             (sentence, constructions), self.report = better
             self.changed.append(sentence)
+            refused.clear()
             self.pairs = self._with(constructions)
         self._test_effects(self.report)
         # Values that the noise moved away, such as a guard against 0, count too.
@@ -194,6 +196,11 @@ class Search:
             self.notices.append(f"only the first {MOST_RUNS} of {len(pieces)} pieces were tested")
         values = floating(side.parameters())
         without: set[str] = {name for name, _ in pieces[MOST_RUNS:]}
+        used = {name for pair in self.pairs.values() for name in pair.originals}
+        # A table that varies is recomputed by the port, or a stage differs.
+        fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
+        # Needed, until a run shows that no result depends on them.
+        self.lost = frozenset(fresh)
         try:
             base = side.run(how)
             for name, place in pieces[:MOST_RUNS]:
@@ -201,16 +208,18 @@ class Search:
                 if not _differs(side, {name: changed}, how, base, bounds):
                     without.add(name)
             self.effective = frozenset(self.pairs.keys() - without)
-            used = {name for pair in self.pairs.values() for name in pair.originals}
-            # A table that varies is recomputed by the port, or a stage differs.
-            fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
-            if fresh:
+            if fresh and bounds and isinstance(self.original, TakesParameters):
                 base = self.original.run(how)
-                bound = dict.fromkeys(base.outputs, max(bounds.values(), default=math.inf))
-            self.lost = frozenset(
-                n for n in fresh
-                if _differs(self.original, {n: _changed(self.theirs[n])}, how, base, bound)
-            )  # fmt: skip
+                bound = dict.fromkeys(base.outputs, max(bounds.values()))
+                self.lost = frozenset(
+                    n for n in fresh
+                    if _differs(self.original, {n: _changed(self.theirs[n])}, how, base, bound)
+                )  # fmt: skip
+            elif fresh:
+                self.notices.append(
+                    f"whether results depend on {', '.join(fresh)}, which the port does not have, "
+                    "is unknown; they count as needed"
+                )
         except SideError as error:
             self.notices.append(f"which parameters the results depend on is unknown: {error}")
 
@@ -470,7 +479,7 @@ class Search:
                     if not {left, right} & self.fixed and self._same_shape(left, right):
                         made[left] = self.pairs[right].construction
                         made[right] = self.pairs[left].construction
-            names = [f"{_shown(name)}" for name in (parameter, other)]
+            names = [_shown(name) for name in (parameter, other)]
             if beside:
                 names = [naming.parent(name) for name in names]
             yield f"{' and '.join(sorted(names))} exchanged", made

@@ -178,8 +178,8 @@ class _Aligner:
         Stages with fewer than three distinct values are left out.
         """
         worth, misnumbered = self._worth_of_values(), self._misnumbered()
-        wrong = len(_best_in_order(np.where(misnumbered, worth, 0.0)))
-        right = len(_best_in_order(np.where(misnumbered, 0.0, worth)))
+        wrong = len(best_in_order(np.where(misnumbered, worth, 0.0)))
+        right = len(best_in_order(np.where(misnumbered, 0.0, worth)))
         if wrong <= MISNUMBERED * max(right, 1):
             worth[misnumbered] = 0.0
         self._pair_in_order(worth, AlignedBy.VALUE)
@@ -247,7 +247,7 @@ class _Aligner:
         spine = self._spine()
         for i, j in spine:
             worth[i, :], worth[:, j], worth[i, j] = 0.0, 0.0, FIXED
-        for i, j in _best_in_order(worth):
+        for i, j in best_in_order(worth):
             self._pair(i, j, by)
 
     def _pair_in_any_order(self, worth: np.ndarray, by: AlignedBy) -> None:
@@ -287,7 +287,7 @@ class _Aligner:
         worth = np.zeros(self.barred.shape)
         for i, j in self.partners.items():
             worth[i, j] = 1.0
-        return _best_in_order(worth)
+        return best_in_order(worth)
 
     def _pair(self, i: int, j: int, by: AlignedBy) -> None:
         if i in self.partners:
@@ -355,7 +355,7 @@ def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.n
     return alike + np.where(telling, digits / 4, 0.0)
 
 
-def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
+def best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
     """Return the cells (row, column), increasing in both, with the largest total worth.
 
     Cells of worth 0 are never chosen.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from parity.engine.pairing import naming
+from parity.engine.pairing.alignment import best_in_order
 from parity.engine.pairing.constructions import Construction, laid_out
 from parity.engine.pairing.conventions import Conventions
 from parity.engine.pairing.layouts import Shape
@@ -31,22 +32,9 @@ def paired_in_order(
     theirs, mine = _modules(original), _modules(port)
     conventions = Conventions({}, original, port)
     fits = [[_partners(a, b, original, port, conventions) for b in mine] for a in theirs]
-    # Largest number of pairs among the first i and the first j modules.
-    most = np.zeros((len(theirs) + 1, len(mine) + 1), int)
-    for i in range(len(theirs)):
-        for j in range(len(mine)):
-            most[i + 1, j + 1] = max(most[i, j + 1], most[i + 1, j], most[i, j] + bool(fits[i][j]))
-    made: dict[str, Construction] = {}
-    i, j = len(theirs), len(mine)
-    while i and j:
-        if most[i, j] == most[i - 1, j]:
-            i -= 1
-        elif most[i, j] == most[i, j - 1]:
-            j -= 1
-        else:
-            i, j = i - 1, j - 1
-            made |= fits[i][j]
-    return made
+    worth = np.array([[float(bool(made)) for made in row] for row in fits])
+    pairs = best_in_order(worth.reshape(len(theirs), len(mine)))
+    return {name: made for i, j in pairs for name, made in fits[i][j].items()}
 
 
 def _modules(shapes: Mapping[str, Shape]) -> list[list[str]]:

@@ -45,7 +45,7 @@ from parity.engine.measure.rounding_noise import (
     summed,
 )
 from parity.engine.measure.where import Axis
-from parity.engine.pairing.alignment import HORIZON, _best_in_order, _share, align
+from parity.engine.pairing.alignment import HORIZON, _share, align, best_in_order
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.constructions import (
     Construction,
@@ -526,11 +526,11 @@ def test_the_best_cells_in_order_are_worth_most_together(seed: int):
         for some in itertools.combinations(cells, n)
         if all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(some))
     )
-    found = _best_in_order(worth)
+    found = best_in_order(worth)
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(found))
     assert all(worth[c] > 0 for c in found)
     assert sum(worth[c] for c in found) == pytest.approx(best)
-    assert _best_in_order(np.zeros((0, 3))) == _best_in_order(np.zeros((3, 0))) == []
+    assert best_in_order(np.zeros((0, 3))) == best_in_order(np.zeros((3, 0))) == []
 
 
 def test_a_share_is_of_the_first_telling_stages():
@@ -651,7 +651,7 @@ def test_outputs_pair_with_outputs_whatever_else_has_their_values():
     even = even + even.T + 1e-3 * draw(6, 6, seed=4)
     [turned] = align({"out": even}, {"out": even.T}, outputs=(["out"], ["out"])).pairs
     assert turned.layout.is_identity and turned.by is AlignedBy.ORDER
-    assert EQUAL < turned.distance < 0.1
+    assert turned.distance > EQUAL
     # Under one name both sides' results are one result.
     swapped = {"a": draw(4, 6, seed=1), "b": draw(4, 6, seed=2)}
     turned = {"a": swapped["b"], "b": swapped["a"]}

@@ -308,6 +308,14 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
     found = adopt(replace(case, original=Fixed(case.original)))
     assert found.confirmed == {f"{name}.kernel" for name in ("query", "key", "value", "out")}
     assert any("cannot be changed" in notice for notice in found.notices)
+    assert found.agrees and not found.lost
+    port = parameters("query", "key", "value", "out")
+    del port["norm"]["bias"]
+    lacking = given(lambda p, x: original({**p, "norm": {**p["norm"], "bias": 0.0}}, x), port)
+    unknown = adopt(replace(lacking, original=Fixed(lacking.original), gradients=False))
+    # Nothing could show that no result depends on it.
+    assert unknown.lost == ("norm.bias",) and not unknown.holds
+    assert any("count as needed" in notice for notice in unknown.notices)
     with pytest.raises(PortError, match="parameters can be set"):
         adopt(replace(case, port=Fixed(case.port)))
 
