@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-EXTRA_OF = {"torch": "torch", "flax": "flax"}
+EXTRA_OF = {"torch": "torch", "flax": "flax", "onnx": "onnx", "onnxruntime": "onnx"}
 """Extra that installs a package which a user's own file may import."""
 _CHECKOUT = Path(__file__).resolve().parents[1]
 

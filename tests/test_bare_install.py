@@ -91,7 +91,7 @@ def test_without_the_extra_the_rest_of_the_packages_imports(bare: Path) -> None:
     assert done.returncode == 0, done.stderr
     missing = {line.split(".")[0].split()[0] for line in done.stdout.splitlines()}
     # Sides and tools of other libraries; the store's and the page's are not among them.
-    assert missing <= {"flax", "ray", "torch", "transformers", "TorchSide"}
+    assert missing <= {"flax", "onnx", "ray", "torch", "transformers", "TorchSide"}
 
 
 def test_extras_that_need_runs_bring_them() -> None:

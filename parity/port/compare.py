@@ -55,7 +55,7 @@ from parity.port.side_runs import SideRuns
 from parity.port_tolerances import STUDENT, PortEdge
 from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
-from parity.sides.side import Rounding, Side, SideError, Trace
+from parity.sides.side import HoldsMade, Rounding, Side, SideError, Trace
 
 FORCED = "rel_l2_forced"
 """Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
@@ -64,6 +64,8 @@ The metric is a gate that exists only if the port can run in float64 and the ori
 """
 CANCELLED = "0 up to rounding: the error is relative to the terms that cancel"
 """Note on the gate of a quantity whose terms cancel."""
+MADE = "computed when the model was exported, and compared by what they compute only"
+"""Start of the notice that lists parameters with values of their own (`HoldsMade`)."""
 
 
 class PortError(ValueError):
@@ -151,8 +153,11 @@ def _compare(port: Port, *, again: bool) -> Report:
     matching = both.names.matching
     lost = both.lost(port.original, noise)
     shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
-    rows.insert(0, _weights(work, bounds, matching, port.device, lost, shown))
+    made = both.made(shown, rows)
+    rows.insert(0, _weights(work, bounds, matching, port.device, lost, {*shown, *made}))
     notices = (*original.notices, *ours.notices, *both.alone(), *notices)
+    if made:
+        notices = (*notices, f"{MADE}: {', '.join(made)}")
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
     # Relative floors mean nothing for a quantity that is 0 up to rounding: its norm is rounding.
     known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
@@ -358,6 +363,26 @@ class _Both:
             for name in fresh
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
+
+    def made(self, shown: Collection[str], rows: Sequence[Measurement]) -> list[str]:
+        """Return the port's parameters that an exporter computed from the trained ones, and that
+        the stages test (`HoldsMade`).
+
+        If a gate fails, a parameter with the name of one of the original's is not among them: it
+        may be the cause.
+
+        Args:
+            shown: parameters that already count as equal.
+            rows: the other measurements.
+        """
+        side = self.port.side
+        if not isinstance(side, HoldsMade):
+            return []
+        other = [n for n in _not_the_original_s(self.names.matching) if n not in shown]
+        if not _all_hold(rows):
+            theirs = self.original.side.parameters()
+            other = [name for name in other if name not in theirs]
+        return side.made(other)
 
     def misconverted(
         self, rows: Sequence[Measurement], port: Port, place: Place, again: bool
@@ -840,18 +865,24 @@ def _weights(
         matching: the pairs of parameters.
         device: class of the device, "cpu" or "cuda".
         lost: the original's parameters that the port lacks and will need (`_Both.lost`).
-        shown: the port's parameters that hold the original's values in another order, such as that
-            of an LSTM's gates, and count as equal (`_Both.shown_by_derivatives`).
+        shown: the port's parameters that count as equal: they hold the original's values in another
+            order, such as that of an LSTM's gates (`_Both.shown_by_derivatives`), or an exporter
+            computed them (`_Both.made`).
     """
     edge = PortEdge.PORT32_ORIGINAL32
-    other = [p.port for p in matching.pairs if not (p.is_equal or p.port in shown)]
-    other += [entry.name for entry in matching.unmatched_port]
+    other = [name for name in _not_the_original_s(matching) if name not in shown]
     row = Comparison(work, edge, bounds, "float32", device).judged(
         WEIGHTS, "unmatched", float(len(other) + len(lost))
     )
     notes = [f"not the original's: {', '.join(other)}"] if other else []
     notes += [f"the original's that the port does not have: {', '.join(lost)}"] if lost else []
     return replace(row, note="; ".join(notes)) if notes else row
+
+
+def _not_the_original_s(matching: Matching) -> list[str]:
+    """Return the port's parameters that hold other values than the original's."""
+    other = [pair.port for pair in matching.pairs if not pair.is_equal]
+    return other + [entry.name for entry in matching.unmatched_port]
 
 
 def _all_hold(rows: Sequence[Measurement]) -> bool:

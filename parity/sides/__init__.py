@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from parity.sides.flax_side import FlaxSide
     from parity.sides.jax_side import FunctionSide, JaxSide
     from parity.sides.nnx_side import NNXSide
+    from parity.sides.onnx_side import OnnxSide
     from parity.sides.torch_side import TorchSide
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "FunctionSide": "jax_side",
     "JaxSide": "jax_side",
     "NNXSide": "nnx_side",
+    "OnnxSide": "onnx_side",
     "TorchSide": "torch_side",
     "capture": "captured",
     "comparison_runs": "captured",
@@ -51,6 +53,7 @@ __all__ = [
     "FunctionSide",
     "JaxSide",
     "NNXSide",
+    "OnnxSide",
     "Precision",
     "Rounding",
     "Run",

@@ -245,6 +245,20 @@ class TellsResults(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsMade(Protocol):
+    """A side whose parameters an exporter may have computed from the trained ones, such as the
+    weights of a convolution into which a norm was folded."""
+
+    def made(self, names: Collection[str]) -> list[str]:
+        """Return those of the parameters `names` of which every element takes part in the results.
+
+        They need not equal a parameter of the other side: if one of their elements were wrong, a
+        stage would be wrong.
+        """
+        ...
+
+
 def check_parameters(values: Arrays, known: Arrays) -> None:
     """Check that the arrays `values` have names and shapes of the parameters `known`.
 

@@ -424,3 +424,13 @@ def test_tensors_that_are_not_dense_are_left_out_with_a_notice(store, result) ->
 def test_a_nested_result_is_refused_with_what_to_return() -> None:
     with pytest.raises(SideError, match=r"output, a nested tensor: return .*to_padded_tensor"):
         TorchSide(Between(lambda x: x, nested), torch.ones(3, 4)).run()
+
+
+@pytest.mark.parametrize("given", [None, 1e-3])
+def test_a_norm_without_epsilon_keeps_that_of_float32_in_float64(given):
+    """torch's default is that of the dtype, so a wider run would be another program."""
+    x = 1e-3 * torch.as_tensor(X)
+    side = TorchSide(torch.nn.RMSNorm(8, eps=given), x)
+    eps = torch.finfo(torch.float32).eps if given is None else given
+    wanted = torch.nn.functional.rms_norm(x.double(), (8,), eps=eps)
+    np.testing.assert_array_equal(side.run(WIDE).stages[OUTPUT], wanted.numpy())
