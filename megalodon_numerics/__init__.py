@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import stability
     from parity import (
         Adoption,
+        AutocastSide,
         CapturedSide,
         Deployment,
         EquinoxSide,
@@ -65,6 +66,7 @@ PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 _HOMES = {
     "parity": (
         "Adoption",
+        "AutocastSide",
         "CapturedSide",
         "Deployment",
         "EquinoxSide",
@@ -105,6 +107,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adoption",
+    "AutocastSide",
     "CapturedSide",
     "Deployment",
     "EquinoxSide",

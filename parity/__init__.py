@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from parity.port import Adoption, Port, PortError, Report, adopt, compare
     from parity.self_agreement import batch_agreement, stream_agreement
     from parity.sides import (
+        AutocastSide,
         CapturedSide,
         EquinoxSide,
         FlaxSide,
@@ -36,6 +37,7 @@ _ROOMS = {
     "parity.port": ("Adoption", "Port", "PortError", "Report", "adopt", "compare"),
     "parity.self_agreement": ("batch_agreement", "stream_agreement"),
     "parity.sides": (
+        "AutocastSide",
         "CapturedSide",
         "EquinoxSide",
         "FlaxSide",
@@ -51,6 +53,7 @@ _ROOMS = {
 }
 __all__ = [
     "Adoption",
+    "AutocastSide",
     "CapturedSide",
     "Deployment",
     "EquinoxSide",

@@ -55,7 +55,7 @@ from parity.port.side_runs import SideRuns
 from parity.port_tolerances import STUDENT, PortEdge
 from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
-from parity.sides.side import HoldsMade, Rounding, Side, SideError, Trace
+from parity.sides.side import HoldsMade, LowPrecision, Rounding, Side, SideError, Trace
 
 FORCED = "rel_l2_forced"
 """Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
@@ -161,7 +161,8 @@ def _compare(port: Port, *, again: bool) -> Report:
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
     # Relative floors mean nothing for a quantity that is 0 up to rounding: its norm is rounding.
     known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
-    if dear := costly(own[0], {n: x for n, x in own[1].items() if n in known}):
+    dear = costly(own[0], {n: x for n, x in own[1].items() if n in known})
+    if dear and not isinstance(port.port, LowPrecision):
         notices = (*notices, dear)
     alignment = both.names.alignment
     outputs = {*original.best.outputs, *ours.best.outputs}

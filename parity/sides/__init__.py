@@ -23,6 +23,7 @@ from parity.sides.side import (
 )
 
 if TYPE_CHECKING:
+    from parity.sides.autocast_side import AutocastSide
     from parity.sides.captured import CapturedSide, capture, comparison_runs
     from parity.sides.equinox_side import EquinoxSide
     from parity.sides.flax_side import FlaxSide
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from parity.sides.torch_side import TorchSide
 
 _HOMES = {
+    "AutocastSide": "autocast_side",
     "CapturedSide": "captured",
     "EquinoxSide": "equinox_side",
     "FlaxSide": "flax_side",
@@ -47,6 +49,7 @@ _HOMES = {
 __all__ = [
     "AS_IS",
     "OUTPUT",
+    "AutocastSide",
     "CapturedSide",
     "EquinoxSide",
     "FlaxSide",

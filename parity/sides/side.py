@@ -246,6 +246,15 @@ class TellsResults(Protocol):
 
 
 @runtime_checkable
+class LowPrecision(Protocol):
+    """A side that computes in a low precision on purpose, so that a large noise floor is no
+    remark."""
+
+    autocast: Any
+    """The low precision, a dtype of the side's library."""
+
+
+@runtime_checkable
 class HoldsMade(Protocol):
     """A side whose parameters an exporter may have computed from the trained ones, such as the
     weights of a convolution into which a norm was folded."""

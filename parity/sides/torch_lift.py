@@ -88,9 +88,9 @@ class Lift(TorchDispatchMode):
             # A maximum norm returns an element unchanged. Its derivative searches for that element,
             # so the result must not be perturbed.
             name = "amax"
-        args, named = tree_map(_widen, args), tree_map(_widen, kwargs or {})
+        args, named = tree_map(widen, args), tree_map(widen, kwargs or {})
         if self.signs is not None:
-            args = self._summands(name, _inside(name, args))
+            args = self.summands(name, args)
         if self.results is not None:
             self._run_in_steps(func, args, named)
         result = func(*args, **named)
@@ -144,11 +144,13 @@ class Lift(TorchDispatchMode):
             return x.copy_(self.moved(x, units))
         return self.moved(x, units)
 
-    def _summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the operands of a summing operation, perturbed as by the rounding of partial sums.
+    def summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the operands of an operation, reflected into its domain; those of a sum are
+        perturbed as by the rounding of partial sums.
 
         One factor of each term is perturbed.
         """
+        args = _inside(name, args)
         which, terms = _terms(name, args)
         if which is None or args[which].dtype not in NARROW:
             return args
@@ -294,7 +296,9 @@ class Epsilon(TorchFunctionMode):
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
-def _widen(x: Any) -> Any:
+def widen(x: Any) -> Any:
+    """Return a tensor in float64 if it is narrower, the dtype that replaces a narrower one, and
+    anything else unchanged."""
     if isinstance(x, torch.dtype):
         return WIDE.get(x, x)
     if isinstance(x, torch.Tensor) and x.dtype in WIDE:

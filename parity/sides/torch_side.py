@@ -207,7 +207,8 @@ class TorchSide:
             raise
 
     def _run(self, how: Run) -> Trace:
-        module = self._in(how.precision)
+        precision = self._precision(how)
+        module = self._in(precision)
         if how.rounding is Rounding.CONSTANTS:
             module = _with_moved_tables(module, how, self._shared)
         stages: dict[str, torch.Tensor] = {}
@@ -216,11 +217,9 @@ class TorchSide:
             stack.enter_context(full_precision())
             kept = stack.enter_context(_unchanged(module))
             unseen = stack.enter_context(_watched(module, stages, how.forced))
-            if how.precision is Precision.FLOAT64:
-                seed = how.seed if how.rounding is Rounding.OPERATIONS else None
-                stack.enter_context(lifted(seed, self._unseen))
+            stack.enter_context(self._computing(how))
             stack.enter_context(torch.set_grad_enabled(gradients))
-            inputs, keywords = _map(self.arguments, lambda x: _cast(x, DTYPES[how.precision]))
+            inputs, keywords = _map(self.arguments, lambda x: _cast(x, DTYPES[precision]))
             try:
                 call = self.call or (lambda m, *a, **k: m(*a, **k))
                 result = call(module, *inputs, **keywords)
@@ -241,7 +240,7 @@ class TorchSide:
                 raise SideError(no_derivative(how.cotangents))
             derivatives = _gradients(module, outputs, how) if gradients else {}
             updated = tuple(_changed(module, kept))
-        arrays = {name: _array(x) for name, x in (stages | outputs).items()}
+        arrays = {name: self._read(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
         for reason in dict.fromkeys(unseen.values()):
@@ -262,6 +261,20 @@ class TorchSide:
             frozen=tuple(name for name, is_trained in trained if not is_trained),
             updated=updated,
         )
+
+    def _precision(self, how: Run) -> Precision:
+        """Return the precision of parameters and inputs in a run."""
+        return how.precision
+
+    def _computing(self, how: Run) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the module computes in the precision of a run."""
+        if how.precision is not Precision.FLOAT64:
+            return contextlib.nullcontext()
+        return lifted(how.seed if how.rounding is Rounding.OPERATIONS else None, self._unseen)
+
+    def _read(self, x: torch.Tensor) -> np.ndarray:
+        """Return the value of a stage or output of the run that just ended."""
+        return _array(x)
 
     def _in(self, precision: Precision) -> torch.nn.Module:
         floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))

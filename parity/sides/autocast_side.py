@@ -1,0 +1,184 @@
+"""A torch module under autocast, with noise floors of the dtypes that autocast chooses.
+
+Autocast chooses the dtype of each operation. A perturbed run therefore computes everything twice:
+under autocast as the program does, and in float64 on shadows of the tensors, which are perturbed by
+the roundoff of the dtype that the program used there.
+Source: docs/your-own-port.md "Under autocast".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.programs.rounding_rules import ELEMENTARY_UNITS, UNITS
+from parity.sides.side import AS_IS, Precision, Rounding, Run, SideError, Trace
+from parity.sides.torch_lift import ELEMENTARY, EXACT, WIDE, Lift, widen
+from parity.sides.torch_side import TorchSide
+
+_CASTS = frozenset(("_to_copy", "copy_"))
+"""Operations that round if their result is narrower than their operand."""
+
+
+class AutocastSide(TorchSide):
+    """A torch module that runs under `torch.autocast`; stages as in `TorchSide`.
+
+    Its float64 run is that of the module without autocast. Only the forward pass can be compared:
+    use `Port(..., gradients=False, bfloat16=False)`.
+
+    Args:
+        module: the module with float32 parameters, in the mode to be compared.
+        inputs: positional arguments of the call, as in `TorchSide`.
+        autocast: the low precision, `torch.bfloat16` or `torch.float16`.
+        call: function `call(module, *inputs, **keywords)`; None: `module(...)`.
+        keywords: keyword arguments of the call.
+
+    Raises:
+        SideError: `module` is no `torch.nn.Module`, or `autocast` is another dtype.
+    """
+
+    kind = "torch under autocast"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *inputs: Any,
+        autocast: torch.dtype = torch.bfloat16,
+        call: Callable[..., Any] | None = None,
+        **keywords: Any,
+    ) -> None:
+        if autocast not in (torch.bfloat16, torch.float16):
+            raise SideError(f"expected torch.bfloat16 or torch.float16 as autocast, got {autocast}")
+        super().__init__(module, *inputs, call=call, **keywords)
+        self.autocast = autocast
+        self._shadows: Shadows | None = None
+        """Shadows of the perturbed run that is going on or just ended; None for another run."""
+
+    def run(self, how: Run = AS_IS) -> Trace:
+        """Run once with these settings.
+
+        Raises:
+            SideError: as for `TorchSide`, or derivatives or a run in bfloat16 are asked for.
+        """
+        if how.cotangents is not None:
+            raise SideError(
+                "the derivatives of a side under autocast are not compared: pass "
+                "Port(..., gradients=False)"
+            )
+        if how.precision is Precision.BFLOAT16:
+            raise SideError("a side under autocast has no run in bfloat16: pass bfloat16=False")
+        return super().run(how)
+
+    def _precision(self, how: Run) -> Precision:
+        """Return float32 for a perturbed run too, whose shadows are float64."""
+        return Precision.FLOAT32 if how.rounding is Rounding.OPERATIONS else how.precision
+
+    @contextlib.contextmanager
+    def _computing(self, how: Run) -> Iterator[Any]:
+        self._shadows = None
+        if self._precision(how) is Precision.FLOAT64:
+            with super()._computing(how) as lift:
+                yield lift
+            return
+        devices = {x.device.type for x in (*self.module.parameters(), *self.module.buffers())}
+        device = devices.pop() if len(devices) == 1 else "cpu"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autocast(device, self.autocast))
+            if how.rounding is Rounding.OPERATIONS:
+                # The intermediate values of a fused kernel cannot be perturbed.
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                self._shadows = stack.enter_context(Shadows(how.seed))
+            yield self._shadows
+
+    def _read(self, x: torch.Tensor) -> np.ndarray:
+        if self._shadows is not None:
+            return super()._read(self._shadows.of(x))
+        # Values of a lower precision are exact in float32.
+        return super()._read(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
+
+
+class Shadows(TorchDispatchMode):
+    """Dispatch mode that repeats every operation in float64 on shadows of its operands.
+
+    A shadow is the float64 value of a tensor, perturbed by the roundoff of each operation that the
+    program rounded. A tensor that no operation made, such as a parameter, is its own value.
+
+    Args:
+        seed: seed of the perturbation's signs.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.lift = Lift(torch.Generator().manual_seed(seed))
+        self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def of(self, x: Any) -> Any:
+        """Return the shadow of a tensor; anything else that is not floating unchanged."""
+        known = self._made.get(x) if isinstance(x, torch.Tensor) else None
+        return widen(x) if known is None else known
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation as the program does, and on the shadows of its operands."""
+        name, named = func.overloadpacket.__name__, kwargs or {}
+        before = [x.dtype for x in tree_leaves((args, named)) if _is_float(x)]
+        # Before the operation, which may write to its operands.
+        shadows = tree_map(self.of, args), tree_map(self.of, named)
+        real = func(*args, **named)
+        results = [x for x in tree_leaves(real) if _is_float(x)]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            # A second draw would be another program. In place, the shadow of the old values ends.
+            for x in results:
+                if x in self._made:
+                    self._made[x].copy_(x)
+            return real
+        if not results or not before:
+            return real
+        wide = func(*self.lift.summands(name, shadows[0]), **shadows[1])
+        for x, shadow in zip(results, (w for w in tree_leaves(wide) if _is_float(w)), strict=True):
+            units = self._units(func, name, before, x.dtype)
+            if units and shadow.numel():
+                moved = self.lift.moved(shadow, units)
+                # In place: views of the tensor have shadows that share its memory.
+                shadow = shadow.copy_(moved) if name.endswith("_") else moved
+            self._made[x] = shadow
+        return real
+
+    def _units(self, func: Any, name: str, before: list[torch.dtype], after: torch.dtype) -> float:
+        """Return the error of a result in unit roundoffs of float32; 0 for an exact operation.
+
+        Args:
+            func: the operation.
+            name: its name.
+            before: dtypes of its floating-point operands.
+            after: dtype of the result.
+        """
+        own = UNITS[str(after).removeprefix("torch.")] / UNIT_ROUNDOFF
+        if name in _CASTS:
+            return own if any(_roundoff(x) < _roundoff(after) for x in before) else 0.0
+        if name in EXACT or func.is_view:
+            return 0.0
+        # In a low precision an elementary function is computed in float32 and rounded once.
+        return max(own, ELEMENTARY_UNITS if name in ELEMENTARY else 1.0)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in (*WIDE, torch.float64, torch.complex128)
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
