@@ -8,7 +8,7 @@ import numpy as np
 
 from megalodon_jax import generate
 from megalodon_jax.convert import load_from_pretrained
-from parity import LanguageModel, greedy_agreement, text_agreement
+from parity import LanguageModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,16 +24,11 @@ def language_model(name, dtype):
     return LanguageModel(name, lambda ids: logits(model, ids), continued)
 
 
-def main():
-    """Print both comparisons."""
-    text = np.frombuffer((ROOT / "LICENSE").read_bytes(), np.uint8)
-    both = language_model("float32", jnp.float32), language_model("bfloat16", jnp.bfloat16)
-    agreement = text_agreement(*both, text, window=256, rows=8)
-    print(agreement.text())
-    print(f"within 0.01 nats per token: {agreement.within(0.01)}")
-    prompts = [text[start : start + 64] for start in range(0, 64 * 40, 128)]
-    print(greedy_agreement(*both, prompts, new_tokens=32).text())
+def models():
+    """Return the two models to compare."""
+    return language_model("float32", jnp.float32), language_model("bfloat16", jnp.bfloat16)
 
 
-if __name__ == "__main__":
-    main()
+def ids():
+    """Return the text: the bytes of a file, which are this model's tokens."""
+    return np.frombuffer((ROOT / "LICENSE").read_bytes(), np.uint8)

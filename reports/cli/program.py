@@ -34,6 +34,7 @@ from reports.cli import runs as run_commands
 from reports.cli import stability as stability_commands
 from reports.cli import store as store_commands
 from reports.cli import subjects as subject_commands
+from reports.cli import tasks as task_commands
 from reports.cli.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
 from reports.printable import printable
 
@@ -79,6 +80,7 @@ SECTIONS = {
         "stability": "effects of storage in few bits on a checkpoint",
         "activations": "values of a step outside narrow formats",
         "mesh": "a step on one device and on meshes of many",
+        "tasks": "two language models, or one with itself, on a text",
         "same": "the first value that differs in two runs of a training",
         "adopt": "convert an original's parameters for its port",
         "capture": "what one side of a port computes, as files",
@@ -209,7 +211,7 @@ for module in (
     measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
     store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands,
-    demo_commands, case_commands, repeat_commands, export_commands, deploy_commands,
+    demo_commands, case_commands, repeat_commands, task_commands, export_commands, deploy_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

@@ -55,6 +55,7 @@ HEAVY = {
     # It writes into the installed package.
     "pin": ["reports.registry.pin.pin_run"],
     "port": ["reports.ports.compare_ports", "reports.cli.ports.run_again"],
+    "tasks": ["reports.cli.views.tasks.agreements"],
     "stability": ["reports.cli.views.diagnosis.diagnose", "stability.moe.examine.examine"],
     "subject emergency": ["stability.moe.fit.emergency"],
     "subject fit": ["stability.moe.fit.fit"],
