@@ -162,6 +162,17 @@ def stream_agreement(
     return replace(_agreement(whole, steps, ids), title=title)
 
 
+def change_of(first: LanguageModel, second: LanguageModel, ids: np.ndarray) -> Agreement:
+    """Compare a second model's log-probabilities with a first one's, on token ids (B, L).
+
+    Raises:
+        TaskError: the arguments are not as described, or logits are NaN or +inf.
+    """
+    ids = _checked(ids)
+    found = _agreement(first.log_probabilities(ids), second.log_probabilities(ids), ids)
+    return replace(found, title=f"{first.name} and {second.name}")
+
+
 def _checked(ids: np.ndarray) -> np.ndarray:
     found = np.asarray(ids)
     if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.integer):

@@ -21,6 +21,7 @@ from stability.core.parameter_leaves import kind_of
 from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
 from stability.dtype_audit.pinned_rows import PROBE
 from stability.products import what_if
+from stability.repeat import agreement
 from stability.storage import ema_pole_findings, embedding_rows
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.remedies import try_remedies
@@ -73,10 +74,14 @@ class Checkpoint:
 
     def batches(self) -> np.ndarray:
         """Return token ids, int32 (STEPS, BATCH_SIZE, LENGTH), from evenly spaced windows."""
-        text = np.frombuffer(self.text.read_bytes(), np.uint8)
-        starts = np.linspace(0, len(text) - LENGTH, STEPS * BATCH_SIZE).astype(int)
-        ids = text[starts[:, None] + np.arange(LENGTH)].astype(np.int32)
+        ids = self.windows(STEPS * BATCH_SIZE, LENGTH)
         return ids.reshape(BATCH_SIZE, STEPS, LENGTH).swapaxes(0, 1)
+
+    def windows(self, count: int, length: int) -> np.ndarray:
+        """Return evenly spaced windows of the text, token ids int32 (count, length)."""
+        text = np.frombuffer(self.text.read_bytes(), np.uint8)
+        starts = np.linspace(0, len(text) - length, count).astype(int)
+        return text[starts[:, None] + np.arange(length)].astype(np.int32)
 
 
 @dataclass
@@ -224,6 +229,12 @@ def _what_if(
     return what_if.findings(costs), what_if.rows(costs)
 
 
+def _agreement(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> ProbeAnswer:
+    return agreement.findings(model, checkpoint.windows(agreement.ROWS, agreement.LENGTH)), None
+
+
 PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], ProbeAnswer]] = {
     "survival": _survival,
     "poles": _poles,
@@ -231,6 +242,7 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Pro
     "remedies": _remedies,
     "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
+    "agreement": _agreement,
 }
 """Functions that run the probes of a night, by name and in order: "remedies" uses findings of
 "survival". Slow measurements are not repeated every night; their results are committed documents

@@ -22,6 +22,7 @@ _MORE_TITLES = {
     "embedding_rows": "Embedding rows",
     "dtype_golden": "Dtype audits against the committed ones",
     "what_if": "Low-precision products",
+    "agreement": "Agreement with itself",
 }
 
 
