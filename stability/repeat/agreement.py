@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -99,8 +100,8 @@ def _row_by_row(model: LanguageModel) -> LanguageModel:
 
 def _wide(model: MegalodonForCausalLM) -> Callable[[np.ndarray], np.ndarray]:
     stored = {name: np.asarray(leaf) for name, leaf in named_leaves(model).items()}
-    options = known_options(RUN_ONCE)
-    run = eqx.filter_jit(lambda model, ids: model(ids)[0], compiler_options=options)
+    options: Any = {"compiler_options": known_options(RUN_ONCE)}
+    run = eqx.filter_jit(lambda model, ids: model(ids)[0], **options)
 
     def logits(ids: np.ndarray) -> np.ndarray:
         with jax.enable_x64(True):
