@@ -71,7 +71,11 @@ def server() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+# A server takes seconds for what a folder does at once, so a day's run has a part of these.
+ON_A_SERVER = [pytest.mark.s3, pytest.mark.sweep]
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=ON_A_SERVER)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, machine: Any) -> str:
     """Address of an empty folder on each kind of storage."""
     if request.param == "file":
