@@ -422,13 +422,15 @@ class _Search:
         """Return the pair of a vector, reordered like the matrices of its module.
 
         Zero biases of a recurrent cell equal the original's in any order of the gates, but their
-        derivatives have the order of the gates. The pair is returned unchanged if its values do not
-        allow that order, if the matrices of its module are not reordered, or if they are reordered
-        in several ways.
+        derivatives have the order of the gates. Biases of which some gates are equal, such as 1 for
+        the forget gate and 0 for the others, have values that no order of their own explains, and
+        are reordered if they are equal in the order of the matrices. The pair is returned unchanged
+        if its values do not allow that order, if the matrices of its module are not reordered, or
+        if they are reordered in several ways.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces
-        if pair.means is Means.REORDERED or not pair.is_equal or len(shape) != 1:
+        if pair.means is Means.REORDERED or len(shape) != 1:
             return pair
         if not all(p.part.is_whole and p.place.is_whole for p in pieces):
             return pair
@@ -453,7 +455,10 @@ class _Search:
         held = found.from_original({name: np.asarray(self.original[name]) for name in names})
         if not same_values(held.astype(self.port[pair.port].dtype), self.port[pair.port]):
             return pair
-        note = "; ".join(filter(None, (pair.note, f"in the order of {like.port}")))
+        note = f"in the order of {like.port}"
+        if not pair.is_equal:
+            return replace(pair, construction=found, means=Means.REORDERED, note=note)
+        note = "; ".join(filter(None, (pair.note, note)))
         return replace(pair, construction=found, note=note)
 
     def unmatched(

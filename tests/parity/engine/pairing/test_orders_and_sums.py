@@ -204,3 +204,53 @@ def test_a_converter_adds_and_reorders() -> None:
         port = space["convert"](original)
         np.testing.assert_array_equal(port["w"], gates(GATES, order))
         np.testing.assert_array_equal(port["b"], gates(BIASES[0] + BIASES[1], order))
+
+
+ZEROS = np.zeros(3 * HIDDEN, np.float32)
+
+
+def orders_with(original: dict[str, np.ndarray], port: dict[str, np.ndarray]) -> dict[str, str]:
+    """Return the constructions of a port whose cell has its gates in another order."""
+    cells = {"cell.weight": GATES, "cell.bias": ZEROS}
+    ported = {"cell.kernel": gates(GATES), "cell.bias": ZEROS}
+    found = match_parameters(cells | original, ported | port)
+    assert found.by_port["cell.kernel"].means is Means.REORDERED
+    return {pair.port: pair.construction.text() for pair in found.pairs}
+
+
+def test_a_constant_bias_follows_the_matrix_of_its_length_alone() -> None:
+    alone = orders_with({}, {})["cell.bias"]
+    assert alone != "cell.bias"
+    beside = orders_with({"cell.out": ROWS}, {"cell.out": halves(ROWS, 3)})
+    assert beside["cell.out"] != "cell.out" and beside["cell.bias"] == alone
+
+
+def test_a_constant_bias_follows_no_matrix_of_another_module_of_the_original() -> None:
+    """The port keeps it beside its own matrix and beside one that is elsewhere in the original."""
+    alone = orders_with({}, {})["cell.bias"]
+    other = RNG.normal(size=GATES.shape).astype(np.float32)
+    moved = gates(other, (2, 0, 1))
+    beside = orders_with({"head.weight": other}, {"cell.other": moved})
+    assert beside["cell.other"] != "head.weight" and beside["cell.bias"] == alone
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_bias_of_which_some_gates_are_equal_has_the_order_of_its_matrix(same: bool) -> None:
+    """As that of an LSTM: 1 for the gate that forgets, 0 for the others."""
+
+    def moved(x: np.ndarray, *order: int) -> np.ndarray:
+        return np.concatenate([np.split(x, 4)[i] for i in order])
+
+    weight = RNG.normal(size=(4 * HIDDEN, WIDTH)).astype(np.float32)
+    bias = np.repeat(np.float32([0, 1, 0, 0]), HIDDEN)
+    held = moved(bias, 0, 2, 1, 3) if same else moved(bias, 1, 0, 2, 3)
+    assert rearranged("b", bias, held) is None
+    port = {"c.w": moved(weight, 0, 2, 1, 3), "c.b": held}
+    pair = match_parameters({"c.w": weight, "c.b": bias}, port).by_port["c.b"]
+    if not same:
+        assert pair.means is Means.SLICE and pair.construction.text() == "c.b"
+        return
+    assert (pair.means, pair.note) == (Means.REORDERED, "in the order of c.w")
+    places = np.arange(len(bias))
+    found = pair.construction.from_original({"c.b": places})
+    np.testing.assert_array_equal(found, moved(places, 0, 2, 1, 3))
