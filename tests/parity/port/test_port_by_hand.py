@@ -762,6 +762,26 @@ def test_parameters_in_one_anothers_place_are_listed_in_the_order_of_the_port(mo
     assert conversion.misplaced(Matching(pairs), values, side, holds) == {}  # pyright: ignore
 
 
+def test_three_matrices_that_are_wrong_together_are_all_named():
+    """No one of them, and no two, correct the stage."""
+    known = {name: SQUARE + n for n, name in enumerate(("b.q", "b.k", "b.v"))}
+
+    def compute(held: dict[str, np.ndarray], how: Run) -> Trace:
+        return trace(b=held["b.q"] + 2 * held["b.k"] + 4 * held["b.v"], out=FOUR)
+
+    right = sum(2**n * x.T for n, x in enumerate(known.values()))
+    side = Kernel(refusing(), compute=compute, held=known)
+    pairs = tuple(Pair(name, copied(name, (2, 2)), Means.VALUE) for name in known)
+    stages = (StagePair("b", "b", identity((2, 2)), AlignedBy.NAME, 0.0),)
+    names = Correspondence(Alignment(stages, {}, {}), Matching(pairs))
+    original = SideRuns(Scripted(lambda how: trace(b=right, out=FOUR)), None)
+    wrong = Place(WIDE, (Stage("b", 1.0, 1.0, 2.0**-20),))
+    found = untransposed(wrong, names, original, SideRuns(side, None))
+    assert side.tried == [("b.q",), ("b.k",), ("b.v",), ("b.q", "b.k", "b.v")]
+    assert list(found) == ["b.q", "b.k", "b.v"]
+    assert all(" and the other matrices listed here transposed" in note for note in found.values())
+
+
 def test_a_matrix_with_which_the_port_stops_is_not_named():
     def compute(held: dict[str, np.ndarray], how: Run) -> Trace:
         if held["b.w"] is not known["b.w"]:
