@@ -187,8 +187,9 @@ class Report:
         if at < 0:
             return ""
         rows = (m for m in self._gates() if Quantity(m.quantity).role is Role.GRADIENT)
-        right = {Quantity(m.quantity).name for m in rows} - {*self.wrong_derivatives}
-        later = [use for name in right if (use := first_use(name, stages)) > at]
+        # No parameter that is used later has a wrong derivative.
+        names = {Quantity(m.quantity).name for m in rows}
+        later = [use for name in names if (use := first_use(name, stages)) > at]
         rest = f"; those from {stages[min(later)]} on hold" if later else ""
         return f"; look at what uses {stages[at]}{rest}"
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from parity.engine.measure.arrays import Arrays
-from parity.engine.measure.bounds import EXACT_ENOUGH, bound_from, rule
+from parity.engine.measure.bounds import EXACT_ENOUGH, rule
 from parity.engine.measure.compare import Work
 from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
@@ -303,9 +303,10 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
     """Return the largest relative L2 that passes, for a quantity with this relative noise floor."""
     row = rule(PORTS, edge, kind)
-    if row is None or row.noise_factor:
-        return bound_from(row, floor)
-    # Float64 against float64: the floor covers values that stay float32 on either side.
+    if row is None:
+        return math.nan
+    # Float64 against float64 has a factor too: its floor covers values that stay float32 on either
+    # side.
     bound = max(row.absolute, _factor(kind, edge) * floor)
     return bound if not math.isnan(floor) else math.nan
 

@@ -180,7 +180,7 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
         # An intact copy of a readable run does not count. Another run with the same id does: two
         # machines may begin in the same second.
         own = checksum(read_bytes(folder / MANIFEST))
-        twins = (r.folder for r in stored if r.manifest.id == manifest.id and r.folder != folder)
+        twins = (r.folder for r in stored if r.manifest.id == manifest.id)
         copied = any(checksum(read_bytes(twin / MANIFEST)) == own for twin in twins)
         return manifest.created >= created and not copied
     if dates := _dates_of(folder):

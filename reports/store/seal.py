@@ -23,8 +23,7 @@ FIRST_SEALED = 5
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of run.json with its seal, which replaces any earlier seal in it."""
-    content = {name: value for name, value in document.items() if name != SEAL}
-    return {**content, SEAL: _digest(content)}
+    return {**document, SEAL: _digest(document)}
 
 
 def text_of(document: Mapping[str, Any]) -> str:

@@ -92,7 +92,7 @@ def _same(a: float, b: float) -> bool:
 
 
 def _change(what: What, m: Measurement, before: Measurement | None, note: str = "") -> Change:
-    if before is not None and not note and not _same(before.tolerance, m.tolerance):
+    if before is not None and not _same(before.tolerance, m.tolerance):
         note = tolerance_note(before.tolerance, m.tolerance)
     return Change(
         what=what,

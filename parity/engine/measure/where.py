@@ -253,7 +253,7 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
     blocks = np.unique(indices // axis.size)
     names = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(blocks))
     last, short = -(-n // axis.size) - 1, n % axis.size
-    alone = blocks.size == 1 and blocks[0] == last and short
+    alone = blocks[0] == last and short
     tail = f", the tail of {short}" if alone else ""
     if indices.size == sum(min(axis.size, n - b * axis.size) for b in blocks):
         return f"{axis.block}{'s' if blocks.size > 1 else ''} {names}{tail}"

@@ -56,7 +56,7 @@ class Conventions:
         for port, original in pairs.items():
             source, target = originals[original], ports[port]
             axes = _fitting(source, target)
-            if len(axes) == 1 and len(set(source)) > 1:
+            if len(axes) == 1:
                 for key in self._keys(original, port, len(source)):
                     self.votes[key][axes[0]] += 1
 

@@ -217,7 +217,7 @@ class Search:
             why += f": the bug is in it or in a later operation, up to {last}"
         if callers:
             why += f"; called from {', '.join(callers)}"
-        found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
+        found = {frame: CALLS} | {source: why}
         if partly is not None:
             found.setdefault(self._source(partly.index), PARTLY)
         # In order of execution: what is wrong as a whole early on makes the rest wrong.
