@@ -189,6 +189,15 @@ def test_the_doctor_creates_nothing_and_names_what_is_missing(
     assert advice.advice.endswith("`pip install playwright`")
 
 
+def test_the_doctor_names_a_damaged_run_and_does_not_count_it(tmp_path: Path) -> None:
+    write_run(tmp_path, run(measurement(), id="good"))
+    (write_run(tmp_path, run(measurement(), id="bad")) / "run.json").write_text(
+        "{", encoding="utf-8"
+    )
+    there = {line.topic: line for line in examine(tmp_path)}["folder of runs"]
+    assert there.value == f"{tmp_path}: 1 run" and there.advice == "unreadable: bad"
+
+
 @pytest.mark.parametrize(("package", "told"), [("torch", "[torch]"), ("optax", "brings it")])
 def test_the_doctor_names_a_package_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, told: str

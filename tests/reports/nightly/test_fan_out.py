@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 
+from parity.device import device_kind
 from parity.engine.measure.contract import Gate
 from parity.executors.identity import Identity
 from parity.executors.item import Answer, Item, ItemError, lost, no_device, not_run, perform
@@ -218,6 +219,34 @@ def test_two_drivers_of_one_night_do_not_mix(options: Options) -> None:
     fan_out(options, Second(), quiet)
     assert len(list_runs(options.out)[0]) == 2
     assert all((options.out / UNFINISHED).iterdir())
+
+
+def test_parts_that_are_kept_are_those_of_a_night_with_the_same_options(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another night of the same parts neither takes nor discards them."""
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "store", killed)
+        fan_out(options, Inline(), quiet)
+    other, same = Inline(), Inline()
+    fan_out(replace(options, device=device_kind()), other, quiet)
+    fan_out(options, same, quiet)
+    assert (len(other.ran), len(same.ran)) == (3, 0)
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_a_night_is_measured_on_the_device_that_was_asked_for(
+    options: Options, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    monkeypatch.setattr("reports.nightly.run.device_kind", lambda: there)
+    asked = {"cpu": "cuda", "cuda": "cpu"}[there]
+    with pytest.raises(RuntimeError, match=f"measure on {asked}, but JAX computes on {there} here"):
+        nightly(replace(options, device=asked), quiet)
+    assert list_runs(options.out) == ([], [])
 
 
 def on(*hosts: str, value: float = 1e-6) -> Run:

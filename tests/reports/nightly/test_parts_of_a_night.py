@@ -30,6 +30,7 @@ from parity.megalodon.suite import Reference
 from parity.port import Report
 from reports.nightly import accounts, fan_out, suites
 from reports.nightly import run as nights
+from reports.nightly.document import known_differences
 from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
 from reports.nightly.fan_out import _environment, _part, _same_night, items_of
 from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
@@ -82,6 +83,7 @@ def drawn(rng: random.Random, count: int) -> list[Run]:
             durations={name: rng.randrange(9) / 7 for name in names},
             times=[{"suite": "s", "case": str(index), "edge": "e", "seconds": 1.0 * index}],
             cases=[{"name": part} for part in PLAN[index - 1 :: count] if part[0] != "("][::-1],
+            seams=[{"id": f"of shard {index}"}],
         )
         shards.append(replace(made, explanations=(explained(str(index)),)))
     return shards
@@ -110,7 +112,8 @@ def test_a_merged_night_is_the_sum_of_its_shards(seed: int, tmp_path: Path) -> N
     assert merged.findings == tuple(f for it in kept for f in it.findings)
     assert [t.case for t in merged.tensors] == [t.case for it in kept for t in it.tensors]
     assert merged.explanations == tuple(e for it in kept for e in it.explanations)
-    assert manifest.plan == PLAN and manifest.tolerances and manifest.seams
+    assert manifest.plan == PLAN and manifest.tolerances
+    assert manifest.seams == known_differences(merged.measurements)
     there = {case.name for m in manifests for case in m.cases}
     assert [case.name for case in manifest.cases] == [p for p in PLAN if p in there]
     assert manifest.times == tuple(t for m in manifests for t in m.times)

@@ -199,6 +199,10 @@ def test_values_of_a_quantity_come_edge_by_edge_and_metric_by_metric(tmp_path: P
     rows = look_back(str(tmp_path), "baseline", "logits").rows
     found = [(row["edge"], row["metric"], row["id"]) for row in rows]
     assert found == [(*key, name) for key in sorted(keys) for name in "bac"]
+    gates = look_back(str(tmp_path)).rows
+    assert [(row["edge"], row["metric"], row["runs"]) for row in gates] == [
+        (*key, 3) for key in sorted(keys)
+    ]
 
 
 def test_a_value_without_a_tolerance_is_no_value_of_a_gate(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_a_field_that_is_none_costs_the_file_and_protects_its_run(
     found = load("cpu", path.parent)
     assert found.pins == () and len(found.unusable) == 1
     assert found.unusable[0].startswith(f"{path.name} is not used: expected a pinned baseline")
+    for field in changes.keys() & {"run", "reason", "commit"}:
+        assert f"{field} is {changes[field]!r}: expected a text" in found.unusable[0]
     name = json.loads(path.read_text(encoding="utf-8"))["run"]
     named = {name} if isinstance(name, str) and name else set()
     assert pinned_ids(path.parent) == named

@@ -42,7 +42,15 @@ from reports.verdict.drift import (
     limit,
 )
 from reports.verdict.history import Past
-from reports.verdict.levels import RECENT, STILL, level_of, levels, pooled, spread_of
+from reports.verdict.levels import (
+    RECENT,
+    STILL,
+    level_of,
+    levels,
+    over_meshes,
+    pooled,
+    spread_of,
+)
 from reports.verdict.noise import step
 from reports.verdict.pins import Pin, pin_of
 from reports.verdict.several import _cells
@@ -644,6 +652,14 @@ def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
     common = "mesh net"
     assert {group[0] for group in ours} == {common, names[2]}
     assert {group[0] for group in theirs.groups} == {common}
+
+
+def test_a_comparison_without_a_mesh_in_its_name_is_pooled_with_none() -> None:
+    names = ["mesh net", "mesh net data=2", "mesh net data=4"]
+    rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
+    [(common, own)] = over_meshes(levels_of(run(*rows), {})).items()
+    assert common[0] == "mesh net" and [group[0] for group in own] == names[1:]
+    assert not over_meshes(levels_of(run(*rows[:2]), {}))
 
 
 def test_a_fact_that_is_no_number_any_more_changed() -> None:
