@@ -224,7 +224,7 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
     return found
 
 
-def _group(parts: Sequence[str]) -> Group:
+def _group(parts: Sequence[Any]) -> Group:
     case, edge, kind = parts
     if not all(isinstance(part, str) for part in parts) or not case or not edge:
         raise ValueError(f"expected case, comparison and kind, received {parts}")

@@ -651,6 +651,25 @@ def test_damage_of_every_batch_of_new_runs_is_told(
     assert [folder.name for folder, _ in unreadable] == ["run0", "run2", "run3", "run4"]
 
 
+def test_runs_of_every_batch_that_wait_for_their_verdicts_are_listed(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    names = [
+        write_run(
+            shared.open_copy(address),
+            earlier(measurement(), suites=SUITES, created=created, id=f"run{n}"),
+        ).name
+        for n in range(3)
+    ]
+    machine("second")
+    monkeypatch.setattr(shared_index, "TOGETHER", 1)
+    found, unreadable = listed(address)
+    assert (sorted(found), unreadable) == (names, [])
+
+
 def test_what_was_deleted_is_in_no_list_though_the_storage_has_its_line(
     tmp_path: Path, machine: Any
 ) -> None:

@@ -202,6 +202,14 @@ def test_a_retirement_needs_a_reason_and_something_to_retire(tmp_path, pinned) -
     assert not (pinned / FILE).exists()
 
 
+def test_a_retired_group_of_other_than_texts_is_named(pinned) -> None:
+    pinned.mkdir()
+    for entry in (WHOLE.replace('"logits"', "7"), WHOLE.replace('["b", ', "[7, ")):
+        (pinned / FILE).write_text(f'{{"schema": 1, "retired": [{entry}]}}', encoding="utf-8")
+        found, why = read_retired(pinned)
+        assert found == () and "expected case, comparison and kind, received [" in why
+
+
 DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
 ENTRY = '{"name": "b", "until": "soon", "reason": "x", "suites": [], "groups": []}'
 EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-10T00:00:00+00:00")
