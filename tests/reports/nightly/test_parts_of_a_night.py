@@ -44,7 +44,15 @@ from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult, Time
 from reports.store.runs import Run, write_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
 from tests.helpers import double
-from tests.reports.nights import described, explained, failing, finding, measurement, run
+from tests.reports.nights import (
+    contracted,
+    described,
+    explained,
+    failing,
+    finding,
+    measurement,
+    run,
+)
 
 PLAN = ("plain", "stream", "adamw", "(seams)", "(products)", "(mesh)", "(probes)")
 
@@ -84,6 +92,8 @@ def drawn(rng: random.Random, count: int) -> list[Run]:
             times=[{"suite": "s", "case": str(index), "edge": "e", "seconds": 1.0 * index}],
             cases=[{"name": part} for part in PLAN[index - 1 :: count] if part[0] != "("][::-1],
             seams=[{"id": f"of shard {index}"}],
+            # What each of them planned is missing as often as none of them measured it.
+            contract=contracted([*rows, measurement(case="planned by each")]),
         )
         shards.append(replace(made, explanations=(explained(str(index)),)))
     return shards

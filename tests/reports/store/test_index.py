@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import itertools
@@ -633,3 +634,14 @@ def test_the_index_knows_the_machine_of_a_run_without_suites(tmp_path: Path) -> 
     index._seen.clear()
     thrice = summarise_runs(tmp_path)[0]
     assert once == twice == thrice and once[0].device == "cpu" and once[0].reference
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO])
+def test_a_folder_that_cannot_be_listed_is_another_one_with_another_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(error, "refused")
+
+    monkeypatch.setattr(index.os, "scandir", refuse)
+    assert index.signature_of(tmp_path) == f"unreadable: {error}"
