@@ -35,8 +35,8 @@ SELECT * EXCLUDE (identity, newest) FROM (
            arg_min(value, run) AS first, median(value) AS median, arg_max(value, run) AS last,
            arg_max(tolerance, run) AS tolerance, arg_max(fraction, run) AS share,
            list_reverse(arg_max(value, run, 24)) AS recent,
-           max(run) FILTER (run >= $since AND verdict <> 'info') AS newest
-    FROM measurements WHERE $case IS NULL OR "case" = $case
+           max(run) FILTER (run >= $since) AS newest
+    FROM measurements WHERE verdict <> 'info' AND ($case IS NULL OR "case" = $case)
     GROUP BY ALL
 ) WHERE newest IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY "case", edge, quantity, metric ORDER BY newest DESC) = 1

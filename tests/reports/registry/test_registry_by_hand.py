@@ -208,11 +208,16 @@ def test_values_of_a_quantity_come_edge_by_edge_and_metric_by_metric(tmp_path: P
 def test_a_value_without_a_tolerance_is_no_value_of_a_gate(tmp_path: Path) -> None:
     """Runs that told it alone are left out of the history of the gate."""
     fact = measurement(value=3e-6, tolerance=math.nan, verdict=Verdict.INFO)
-    for name, row in (("a", measurement()), ("b", fact), ("c", failing())):
-        write_run(tmp_path, earlier(row, id=name, day=1 + "abc".index(name)))
+    other = replace(fact, identity="other")
+    for day, (name, row) in enumerate(
+        (("a", measurement()), ("b", other), ("c", failing()), ("d", fact)), 1
+    ):
+        write_run(tmp_path, earlier(row, replace(fact, quantity="loss"), id=name, day=day))
     for place in (str(tmp_path), f"{tmp_path}/*"):
         rows = look_back(place, "baseline", "logits").rows
         assert [(row["id"], row["value"]) for row in rows] == [("a", 1e-6), ("c", 9e-6)]
+        [gate] = look_back(place).rows
+        assert (gate["runs"], list(gate["recent"]), gate["tolerance"]) == (2, [1e-6, 9e-6], 4e-6)
 
 
 def ago(hours: float) -> str:
