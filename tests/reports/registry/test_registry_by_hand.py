@@ -29,7 +29,7 @@ from reports.registry import pin as pinning
 from reports.registry import side_by_side as pairs
 from reports.registry.gate_changes import GateName
 from reports.registry.listing import summarise_runs
-from reports.registry.lookback import look_back, measured_names, sparkline
+from reports.registry.lookback import LATEST, look_back, measured_names, sparkline
 from reports.registry.lookup import (
     AHEAD,
     Found,
@@ -203,6 +203,15 @@ def test_values_of_a_quantity_come_edge_by_edge_and_metric_by_metric(tmp_path: P
     assert [(row["edge"], row["metric"], row["runs"]) for row in gates] == [
         (*key, 3) for key in sorted(keys)
     ]
+
+
+def test_runs_with_planted_bugs_displace_no_gate_of_the_newest_nights(tmp_path: Path) -> None:
+    for turn in range(LATEST):
+        planted = earlier(measurement(), id=f"a{turn:02d}", fault="conjugate", day=1)
+        write_run(tmp_path, planted)
+    for day, quantity in ((2, "gone"), (3, "logits")):
+        write_run(tmp_path, earlier(measurement(quantity=quantity), day=day))
+    assert [row["quantity"] for row in look_back(str(tmp_path)).rows] == ["gone", "logits"]
 
 
 def test_a_value_without_a_tolerance_is_no_value_of_a_gate(tmp_path: Path) -> None:
@@ -719,6 +728,8 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     root = tmp_path / "runs [1]"
     for day in (1, 2, 3):
         write_run(root, earlier(measurement(value=1e-7 * day), day=day))
+    # No part of any history.
+    write_run(root, earlier(measurement(), id="planted", fault="conjugate", day=1))
     spoilt, source = (root / f"2026-11-{day:02d}T21-30-00Z-0000000" for day in (2, 3))
     (spoilt / MEASUREMENTS).write_bytes((source / MEASUREMENTS).read_bytes())
     pattern = f"{glob.escape(str(root))}/*"
@@ -737,7 +748,8 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
     assert len(look_back(pattern, "baseline", "logits").rows) == 3
     (spoilt / MEASUREMENTS).unlink()
     answer = look_back(pattern, "baseline", "logits")
-    assert len(answer.rows) == 2 and len(answer.unreadable) == 1
+    [(name, _)] = answer.unreadable
+    assert len(answer.rows) == 2 and name == str(spoilt / MEASUREMENTS)
     # One that should be there is not called another one.
     reseal(spoilt, schema=SCHEMA)
     [(name, why)] = look_back(pattern, "baseline", "logits").unreadable
