@@ -6,6 +6,7 @@ Source: docs/many-machines.md "Shared storage".
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -24,6 +25,8 @@ UNSENT = ".unsent"
 """Folder of a copy that holds the unsent runs."""
 NOTE = ".claim"
 """File of an unsent run that holds its `Note`; it is never sent."""
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+"""Errors of moving a folder to the place of a folder with files, or of a file."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,12 @@ def put_in(copy: Path, folder: Path, note: Note) -> Path:
     for turn in itertools.count(1):
         place = copy / UNSENT / (note.name if turn == 1 else f"{note.name}-{turn}")
         if not place.exists():
-            with suppress(FileExistsError, NotADirectoryError):
+            try:
                 return folder.rename(place)
+            except OSError as error:
+                # Another process has taken the name in the meantime.
+                if error.errno not in _TAKEN:
+                    raise
     raise AssertionError("unreachable: some name is free")
 
 

@@ -45,6 +45,7 @@ from reports.store.runs import Run, write_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
 from tests.helpers import double
 from tests.reports.nights import (
+    altered,
     contracted,
     described,
     explained,
@@ -497,12 +498,12 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
 
 def test_a_night_of_several_hosts_is_stored_without_a_host(tmp_path: Path, monkeypatch) -> None:
     """The parts of tonight tell that, not the environments of the shards."""
-    merged = run(measurement(), shards=["a"], host=dict.fromkeys(FIELDS, "known"))
+    shards = drawn(random.Random(0), 2)
+    shards[1] = altered(shards[1], host=dict.fromkeys(FIELDS, "other"))
     parts = {
         name: PartInfo(name, fingerprint=name, processor=processor, threads=2)
         for name, processor in (("plain", "P"), ("stream", "A"))
     }
-    monkeypatch.setattr(fan_out, "merge_shards", lambda *_, **__: merged)
     monkeypatch.setattr(fan_out, "_part", lambda answer, _: parts[answer.name])
     stored: list[Any] = []
 
@@ -512,9 +513,13 @@ def test_a_night_of_several_hosts_is_stored_without_a_host(tmp_path: Path, monke
 
     monkeypatch.setattr(fan_out, "store", store)
     known = {name: Answer(name, State.DONE) for name in parts}
-    folders = {name: tmp_path / name for name in ("stream", "plain")}
+    folders = {
+        name: write_run(tmp_path / name, it)
+        for name, it in zip(("stream", "plain"), shards, strict=True)
+    }
     fan_out._stored(replace(RECORDED, out=tmp_path), (), known, folders, print)
     [night] = stored
+    assert night.measurements == tuple(m for it in shards for m in it.measurements)
     environment = night.manifest.environment
     assert (environment.device.name, environment.host) == ("A + P", {})
     assert [part.name for part in night.manifest.parts] == ["plain", "stream"]
