@@ -23,6 +23,7 @@ from reports.nightly import fan_out as module
 from reports.nightly.expected import cost
 from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
+from reports.nightly.shards import CONTROLS_PART, PROBES_PART
 from reports.nightly.suites import SuiteRun
 from reports.page.sections.facts import machine
 from reports.provenance.host import FIELDS, fingerprint
@@ -33,7 +34,7 @@ from reports.store.schema import StoreError
 from reports.verdict.decide import Word, decide
 from stability.core.findings import Finding, Severity
 from tests.helpers import cli
-from tests.reports.nights import altered, measurement, run
+from tests.reports.nights import altered, finding, measurement, run
 
 CASES = ("length_c", "stream_tokens")
 
@@ -236,6 +237,19 @@ def test_parts_that_are_kept_are_those_of_a_night_with_the_same_options(
     fan_out(replace(options, device=device_kind()), other, quiet)
     fan_out(options, same, quiet)
     assert (len(other.ran), len(same.ran)) == (3, 0)
+
+
+def test_a_night_has_the_findings_of_all_its_suites(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suite(name: str) -> SuiteRun:
+        return SuiteRun(name, 1, 1, findings=[finding(probe=name)])
+
+    monkeypatch.setattr("reports.nightly.run.plan_of", lambda asked: (PROBES_PART, CONTROLS_PART))
+    monkeypatch.setattr("reports.nightly.run.run_stability", lambda *_: suite("stability"))
+    monkeypatch.setattr("reports.nightly.run.run_controls", lambda *_: suite("controls"))
+    found = read_run(nightly(options, quiet).folder)
+    assert [it.probe for it in found.findings] == ["stability", "controls"]
 
 
 @pytest.mark.parametrize("there", ["cpu", "cuda"])

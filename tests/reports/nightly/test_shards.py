@@ -204,6 +204,9 @@ def test_shards_without_a_digest_of_their_code_are_of_one_commit(tmp_path: Path)
         write_run(tmp_path / str(i), shard(i, code=None, commit=commit))
         for i, commit in enumerate(commits, start=1)
     ]
+    odd = write_run(tmp_path / "dirty", shard(2, code=None, commit=commits[1], dirty=True))
+    with pytest.raises(StoreError, match=r"differs from .*: dirty False → True"):
+        merge_shards([made[0], odd], partial=True)
     with pytest.raises(StoreError, match=r"differs from .*commit"):
         merge_shards(made)
 
