@@ -194,8 +194,10 @@ def test_the_doctor_names_a_damaged_run_and_does_not_count_it(tmp_path: Path) ->
     (write_run(tmp_path, run(measurement(), id="bad")) / "run.json").write_text(
         "{", encoding="utf-8"
     )
+    before = sorted(tmp_path.rglob("*"))
     there = {line.topic: line for line in examine(tmp_path)}["folder of runs"]
     assert there.value == f"{tmp_path}: 1 run" and there.advice == "unreadable: bad"
+    assert sorted(tmp_path.rglob("*")) == before, "an examination writes no index"
 
 
 @pytest.mark.parametrize(("package", "told"), [("torch", "[torch]"), ("optax", "brings it")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -223,6 +224,10 @@ def test_known_differences_are_measured_and_told_with_their_reason(monkeypatch):
     assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in words.values())
     grown = [replace(row, verdict=Verdict.FAIL) for row in suite.measurements]
     assert not any(entry["holds"] for entry in known_differences(grown))
+    # JSON has no such numbers.
+    for value in (math.inf, -math.inf, math.nan):
+        broken = [replace(row, value=value) for row in grown]
+        assert not any("value" in entry for entry in known_differences(broken))
 
 
 def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch):

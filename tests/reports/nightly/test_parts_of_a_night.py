@@ -20,6 +20,7 @@ import megalodon_jax
 from parity.engine.measure.contract import Gate, contract_of
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Verdict
+from parity.engine.programs.explanation import NOTE
 from parity.engine.programs.source_lines import Line
 from parity.executors.inputs import contents
 from parity.executors.item import Answer, Needs, Place, State
@@ -297,6 +298,9 @@ def test_a_checkpoint_takes_the_place_of_the_committed_one(tmp_path: Path) -> No
             assert case.why == "mine on held-out text"
         else:
             assert case is then
+    # Also where it is the case that was asked for.
+    [case] = select_cases(replace(RECORDED, checkpoint=tmp_path, cases=(own[0].name,)))
+    assert (case.name, case.checkpoint) == ("checkpoint", tmp_path)
     # The text beside the weights, or the committed one.
     committed = nights.open_checkpoint(None)
     assert nights.open_checkpoint(tmp_path).text == committed.text
@@ -494,6 +498,15 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert account.meaning == "wrong on its own, fed the original's values"
     assert (account.where, account.lines) == ("row 1", (Line("a.py:3 (f)"),))
     assert account.worst == explained().worst
+
+
+def test_the_note_of_an_account_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of many parameters has a hint for each."""
+    for culprit in (None, Stage("norm", 0.5, 0.25, 0.125)):
+        made = of_a_port([failing()], culprit)
+        monkeypatch.setattr(made, "hints", ("x" * NOTE, "y"))
+        account = accounts.of_port(made)
+        assert account is not None and account.note == "x" * NOTE
 
 
 def test_a_night_of_several_hosts_is_stored_without_a_host(tmp_path: Path, monkeypatch) -> None:

@@ -450,9 +450,10 @@ def test_a_report_without_the_fixture_measures_nothing(tmp_path: Path) -> None:
     assert [f.subject for f in made.findings] == ["t"]
     row = replace(measurement(), note="n", deterministic=False)
     told = report("u", row)
-    told.ports = ({"title": "p"},)
+    told.ports = ({"title": "p"}, {"title": "q"})
     made.pytest_runtest_logreport(told)
-    assert made.records == [("u", row)] and made.ports == [("u", {"title": "p"})]
+    assert made.records == [("u", row)]
+    assert made.ports == [("u", {"title": "p"}), ("u", {"title": "q"})]
 
 
 class SubtestReport(SimpleNamespace):

@@ -12,7 +12,7 @@ import pytest
 from reports.nightly.shards import MESH_PART, PROBES_PART, merge_shards
 from reports.nightly.suites import SuiteRun
 from reports.provenance.host import FIELDS, fingerprint
-from reports.store.runs import Run, write_run
+from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import StoreError
 from tests.reports.nights import described, explained, failing, finding, measurement, run
 
@@ -168,6 +168,8 @@ def test_a_night_of_shards_has_a_machine_only_if_all_of_them_are_of_it(
     assert (fingerprint(merged) is None) is bool(changes)
     assert (merged == own) is not bool(changes)
     if changes:
+        names = [str(read_run(it).manifest.environment.device.name) for it in folders]
+        assert merged.device.name == " + ".join(names), "which shard was where is told too"
         with pytest.raises(StoreError, match="differs from"):
             merge_shards(folders)
 

@@ -501,6 +501,22 @@ def test_only_storage_without_conditions_is_written_without_one(
     assert asked == [{"mode": "create"}, {} if unconditional else {"mode": "create"}]
 
 
+@pytest.mark.parametrize("error", [PermissionError("no"), FileNotFoundError("no bucket")])
+def test_a_definite_answer_of_the_storage_is_no_reason_to_ask_again(error: Exception) -> None:
+    asked: list[str] = []
+
+    class Files:
+        protocol = "memory"
+
+        def pipe_file(self, place: str, content: bytes, **condition: str) -> None:
+            asked.append(place)
+            raise error
+
+    with pytest.raises(type(error)):
+        Objects(Files(), "root").create("a", b"x")
+    assert asked == ["root/a"]
+
+
 def test_columns_that_older_files_lack_say_nothing(tmp_path: Path) -> None:
     tensor = Deviation("c", "e", "q", "float32", (2,), (1,), (), 5, "rows 1")
     account = replace(full_account(), where="w")

@@ -466,6 +466,20 @@ def test_rows_are_counted_however_little_each_takes(
             reader.read_table(content, Path("f"), schema, frozenset())
 
 
+def test_many_columns_of_little_text_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = pa.array(["x"] * 10).dictionary_encode()
+    table = pa.table({str(n): texts for n in range(100)})
+    most = len(texts) * texts.dictionary.nbytes
+    for columns, read in ((64, True), (65, False)):
+        monkeypatch.setattr(reader, "UNPACKED_BYTES", 64 * most)
+        some = table.select(table.column_names[:columns])
+        if read:
+            reader._check_texts(some, Path("f"))
+        else:
+            with pytest.raises(StoreError, match=f"to {65 * most:,} bytes of text"):
+                reader._check_texts(some, Path("f"))
+
+
 def test_texts_of_all_columns_count_together_and_null_counts_as_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
