@@ -163,6 +163,19 @@ def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(
     assert [m.case for m in outcome.run.measurements] == ["length_c"]
 
 
+def test_a_part_that_no_worker_can_run_leaves_the_others_too(options: Options) -> None:
+    class Without(Inline):
+        def _done(self, item: Item) -> Future[Answer]:
+            needs = replace(item.needs, gpus=float(item.name == "stream_tokens"))
+            return super()._done(replace(item, needs=needs))
+
+    outcome = fan_out(options, Without(), quiet)
+    assert outcome.decision is not None and outcome.decision.word is Word.INCOMPLETE
+    [parity] = [s for s in outcome.run.manifest.suites if s.name == "parity"]
+    assert (parity.planned, parity.executed) == (2, 1)
+    assert parity.reason.startswith("stream_tokens: ") and "no device" in parity.reason
+
+
 def test_a_night_for_a_device_that_is_not_there_is_no_run(options: Options) -> None:
     with pytest.raises(StoreError, match=r"none was measured: .*no device"):
         fan_out(replace(options, device="cuda"), Inline(), quiet)

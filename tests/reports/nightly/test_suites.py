@@ -152,6 +152,12 @@ def test_a_replay_is_measured_again(
     assert {row.deterministic for row in done.measurements} == {repeats}
 
 
+def test_a_known_difference_that_was_not_measured_is_missing(monkeypatch) -> None:
+    done = known_differences(lambda: [measurement(quantity=KNOWN_DIFFERENCES[0].id)], monkeypatch)
+    assert (done.planned, done.executed) == (len(KNOWN_DIFFERENCES), 1)
+    assert not done.result().whole
+
+
 def test_a_comparison_has_the_seconds_until_its_last_row(monkeypatch) -> None:
     now = [0.0]
 

@@ -18,7 +18,7 @@ from reports.registry.outcome import store
 from reports.store.runs import write_run
 from reports.verdict.decide import Word
 from tests.reports.nightly.test_fan_out import Inline, options, quiet
-from tests.reports.nights import failing, measurement, run
+from tests.reports.nights import earlier, failing, measurement, run
 
 __all__ = ["options"]
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1}]
@@ -81,6 +81,16 @@ def test_a_night_that_ends_early_has_no_verdict_and_is_not_renewed(
         assert "There is no verdict" in text(tmp_path / TONIGHT)
     else:
         assert "ended before this page had anything to show" in html
+
+
+def test_the_page_of_a_night_that_runs_leads_to_the_nights_before(tmp_path: Path) -> None:
+    """It lies beside their folders, and their own pages in them."""
+    before = store(tmp_path, earlier(measurement(), suites=SUITES), quiet)
+    with Tonight(tmp_path, 3, quiet) as tonight:
+        tonight.add(part(tmp_path, 1, measurement()))
+        html = tonight.page.read_text(encoding="utf-8")
+    links = {href.partition("#")[0] for href in re.findall(r'href="([^"]*report.html[^"]*)"', html)}
+    assert {(tonight.page.parent / href).resolve() for href in links} == {before.page.resolve()}
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.NOT_COMPARABLE])

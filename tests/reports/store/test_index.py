@@ -153,6 +153,23 @@ def test_many_small_files_of_values_become_one(tmp_path: Path) -> None:
     assert broken == {} and sorted(found["value"]) == values(root)
 
 
+def test_files_of_older_schemas_are_read_beside_newer_ones(tmp_path: Path) -> None:
+    """By the names of their columns: some lack one, or have them in another order."""
+    files = [write_run(tmp_path, night(day)) / MEASUREMENTS for day in (1, 2, 3)]
+    old = pq.read_table(files[0]).drop_columns("suite")
+    pq.write_table(old.select(sorted(old.column_names)), files[0])
+    with Table([str(file) for file in files]) as table:
+        answer, broken = table.ask(
+            "SELECT run, quantity, value, suite FROM measurements ORDER BY run"
+        )
+    assert not broken
+    assert list(zip(*(column.tolist() for column in answer.values()), strict=True)) == [
+        (0, "logits", 1e-6, None),
+        (1, "logits", 1e-6, "parity"),
+        (2, "logits", 1e-6, "parity"),
+    ]
+
+
 def test_the_index_forgets_no_part_of_a_manifest_that_lists_need(tmp_path: Path) -> None:
     folder = write_run(tmp_path, night(1))
     reseal(folder, fault="conjugate", selected=["plain"], schema=4, verdict="CHANGED")
