@@ -82,7 +82,7 @@ def drawn(rng: random.Random, count: int) -> list[Run]:
             findings=(finding(subject=str(index)),),
             tensors=described([failing(case=PLAN[index - 1])]),
             kind="shard",
-            id=f"2026-11-20T21-30-0{index}Z-1a2b3c4-shard-{index}-of-{count}",
+            id=f"2026-11-20T21-30-{59 - index}Z-1a2b3c4-shard-{index}-of-{count}",
             created=f"2026-11-20T21:30:{59 - index}+00:00",
             shard={"index": index, "count": count},
             plan=PLAN,
