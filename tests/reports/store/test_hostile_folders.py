@@ -84,6 +84,10 @@ def bad_address(root: Path) -> None:
     (root / ".shared").write_bytes(b"\xff\xfe s3://")
 
 
+def address_that_leads_nowhere(root: Path) -> None:
+    (root / ".shared").symlink_to("gone")
+
+
 def partial_file(root: Path) -> None:
     (root / f".partial-{run().id}").write_text("", encoding="utf-8")
     os.utime(root / f".partial-{run().id}", (0, 0))
@@ -105,6 +109,7 @@ def rows_in_a_pipe(root: Path) -> None:
         (null_value, "2026-11-17"),
         (rows_in_a_pipe, "2026-11-17"),
         (bad_address, ".shared"),
+        (address_that_leads_nowhere, ".shared"),
         (partial_file, ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -246,6 +246,10 @@ def test_no_two_ports_share_a_folder_of_pins(tmp_path: Path) -> None:
         pins.home(tmp_path / "runs", run(kind="port", suites=[{"name": name}]).manifest)
         for name in ports
     ]
+    # Two ports whose names are those of two others, read as one.
+    for length in (150, 160):
+        suites = [{"name": "n" * length}, {"name": "n" * (350 - length)}]
+        homes.append(pins.home(tmp_path / "runs", run(kind="port", suites=suites).manifest))
     assert len({*homes}) == len(homes)
     for home in homes:
         assert home.resolve().parent == tmp_path / pins.PORTS_FOLDER
