@@ -25,8 +25,8 @@ UNSENT = ".unsent"
 """Folder of a copy that holds the unsent runs."""
 NOTE = ".claim"
 """File of an unsent run that holds its `Note`; it is never sent."""
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-"""Errors of moving a folder to the place of a folder with files, or of a file."""
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+"""Errors of renaming a folder to the name of a folder with files, or of something else."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,12 @@ def put_in(copy: Path, folder: Path, note: Note) -> Path:
     (copy / UNSENT).mkdir(exist_ok=True)
     for turn in itertools.count(1):
         place = copy / UNSENT / (note.name if turn == 1 else f"{note.name}-{turn}")
-        if not place.exists():
-            try:
-                return folder.rename(place)
-            except OSError as error:
-                # Another process has taken the name in the meantime.
-                if error.errno not in _TAKEN:
-                    raise
+        # Not `exists`: another process may take the name after the answer.
+        try:
+            return folder.rename(place)
+        except OSError as error:
+            if error.errno not in TAKEN:
+                raise
     raise AssertionError("unreachable: some name is free")
 
 

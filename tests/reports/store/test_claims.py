@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import datetime, timedelta
@@ -423,7 +424,10 @@ def test_a_note_of_other_fields_is_damaged(tmp_path: Path, note: str) -> None:
 def test_unsent_runs_of_one_name_wait_beside_each_other(tmp_path: Path) -> None:
     """Also where something else has the name; what is hidden or no folder is no run."""
     place = tmp_path / unsent.UNSENT
-    for content in "abc":
+    # Of a damaged run not all is left.
+    (place / "n-5").mkdir(parents=True)
+    (place / "n-5" / "report.html").write_text("", encoding="utf-8")
+    for content in "abcd":
         kept = unsent.put_in(tmp_path, folder_of(tmp_path, content), unsent.Note("n", content))
         assert unsent.read_note(kept) == unsent.Note("n", content)
         assert b'"%s"' % content.encode() in (kept / MANIFEST).read_bytes()
@@ -431,7 +435,9 @@ def test_unsent_runs_of_one_name_wait_beside_each_other(tmp_path: Path) -> None:
             (place / "n-2").write_text("", encoding="utf-8")
     for name in (".partial-x", "m", "0"):
         (place / name).mkdir()
-    assert [path.name for path in unsent.waiting(tmp_path)] == ["0", "m", "n", "n-3", "n-4"]
+    assert [path.name for path in unsent.waiting(tmp_path)] == [
+        *("0", "m", "n", "n-3", "n-4", "n-5", "n-6")
+    ]
 
 
 @pytest.mark.parametrize("what", ["run", "file"])
@@ -521,3 +527,33 @@ def test_local_files_are_known_by_any_of_the_names_of_their_protocol() -> None:
         ("s3", False),
     ):
         assert objects._is_local(SimpleNamespace(protocol=protocol)) is local, protocol
+
+
+def test_two_processes_that_move_a_run_to_one_name_at_once_keep_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name may be taken at any moment before the folder is renamed."""
+    rename, other = Path.rename, folder_of(tmp_path, "b")
+
+    def after_another(self: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        assert unsent.put_in(tmp_path, other, unsent.Note("n", None)).name == "n"
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    kept = unsent.put_in(tmp_path, folder_of(tmp_path, "a"), unsent.Note("n", None))
+    assert kept.name == "n-2" and b'"a"' in (kept / MANIFEST).read_bytes()
+    assert [path.name for path in unsent.waiting(tmp_path)] == ["n", "n-2"]
+
+
+def test_a_run_that_cannot_be_moved_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, "another device")
+
+    folder = folder_of(tmp_path, "a")
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="another device"):
+        unsent.put_in(tmp_path, folder, unsent.Note("n", None))
+    assert (folder / MANIFEST).is_file()

@@ -9,17 +9,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reports.store import claims, objects, shared, unsent
+from reports.store.objects import Objects
 from reports.store.runs import list_runs, write_run
 from reports.store.schema import MANIFEST, SCHEMA, StoreError
 from reports.store.seal import text_of
 from tests.reports.nights import earlier, measurement
-from tests.reports.store.faulty import Faulty
+from tests.reports.store.faulty import LOST, Faulty
 
 ROOT = "bucket/runs"
 ADDRESS = f"faulty://{ROOT}"
@@ -550,3 +552,121 @@ def test_a_page_that_goes_while_it_is_fetched_leaves_no_empty_one(tmp_path: Path
     store.before, store.objects[path] = (lambda *_: None), there
     reader.refresh()
     assert page.read_bytes() == there[0]
+
+
+REQUESTS = {
+    "names": lambda there: there.names(),
+    "names where nothing is": lambda there: Objects(there.files, "bucket/none").names(),
+    "deletions": lambda there: there.going(),
+    "sizes": lambda there: there.inside("a"),
+    "all sizes": lambda there: there.inside_all(),
+    "times": lambda there: there.newest("a"),
+    "the time": lambda there: isinstance(there.now(), datetime),
+    "read": lambda there: (there.read("a/x"), there.read("a/none")),
+    "create": lambda there: (there.create("c/x", b"new"), there.create("a/x", b"new")),
+    "remove": lambda there: there.remove("a/x"),
+    "remove what is not there": lambda there: there.remove("a/none"),
+    "remove all": lambda there: there.remove_folder("a"),
+}
+
+
+@pytest.mark.parametrize("work", REQUESTS.values(), ids=REQUESTS)
+def test_any_request_may_be_lost_once_and_the_answer_is_the_same(work: Any) -> None:
+    then = datetime(2026, 11, 1, tzinfo=UTC)
+
+    def lose() -> None:
+        raise ConnectionError(LOST)
+
+    def answer(lost: int) -> tuple[Any, dict[str, bytes], int]:
+        store = Faulty.make()
+        for path in ("a/x", "a/y", "b/x", ".gone-b"):
+            store.objects[f"{ROOT}/{path}"] = path.encode(), then
+        store.before, seen = at_request(lost, lose)
+        answer = work(Objects(store, ROOT))
+        return answer, {path: content for path, (content, _) in store.objects.items()}, len(seen)
+
+    *whole, count = answer(-1)
+    for number in range(count):
+        *found, asked = answer(number)
+        assert found == whole and asked >= count
+
+
+@pytest.mark.parametrize("conditions", ["kept", "refused"])
+def test_a_file_that_comes_and_goes_may_be_lost_once(tmp_path: Path, conditions: str) -> None:
+    """A file replaces what has its name, also where its first request was lost."""
+    (source := tmp_path / "source").write_bytes(b"new")
+    for lost in ("put", "get"):
+        store, left = Faulty.make(conditions=conditions), [lost]
+        there = Objects(store, ROOT)
+        there.create("a/x", b"old")
+
+        def lose_once(request: str, path: str, left: list[str] = left) -> None:
+            if request in left:
+                left.remove(request)
+                raise ConnectionError(LOST)
+
+        store.before = lose_once
+        there.replace("a/x", source)
+        there.fetch("a/x", tmp_path / "fetched")
+        assert (tmp_path / "fetched").read_bytes() == b"new" and not left
+
+
+def test_a_storage_that_is_down_is_asked_a_few_times_and_then_named(tmp_path: Path) -> None:
+    """By every way that leads to it; what is here of it is not taken for what is there."""
+    store = Faulty.make()
+    place = publish(tmp_path)
+    reader = machine(tmp_path, "reader")
+    reader.refresh()
+    asked: list[str] = []
+    store.before, store.down = (lambda request, path: asked.append(request)), "all"
+    for work in (
+        reader.refresh,
+        reader.listed,
+        reader.clean,
+        reader.check_writable,
+        lambda: shared.refresh(reader.copy),
+        lambda: shared.open_copy(ADDRESS),
+        lambda: reader.claim("another"),
+        lambda: reader.delete(NAME),
+        lambda: reader.get([f"{NAME}/{MANIFEST}"], tmp_path / "got"),
+        lambda: reader.put(place / MANIFEST, f"{NAME}/{MANIFEST}"),
+    ):
+        asked.clear()
+        with pytest.raises(StoreError, match=f"answer from {ADDRESS}, but ConnectionError: {LOST}"):
+            work()
+        assert max(Counter(asked).values()) == objects.TRIES
+    # Nothing of it is needed to open the copy alone, or a folder that is no copy.
+    assert shared.open_copy(ADDRESS, runs=False).is_dir()
+    shared.refresh(tmp_path)
+
+
+class ClientError(Exception):
+    """An error of a storage's client, which need not be one of the operating system."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError("none"), "to exist, but none; create the bucket"),
+        (PermissionError("403"), "but 403; provide credentials"),
+        (ConnectionError("reset"), "but ConnectionError: reset; check that"),
+        (ClientError("throttled"), "but ClientError: throttled; check that"),
+        (RuntimeError("closed"), "but RuntimeError: closed; check that"),
+    ],
+)
+def test_every_error_of_a_storage_names_it_and_what_to_do(
+    tmp_path: Path, error: Exception, said: str
+) -> None:
+    store = Faulty.make()
+
+    def refuse(request: str, path: str) -> None:
+        raise error
+
+    store.before = refuse
+    with pytest.raises(StoreError) as told:
+        machine(tmp_path, "a").listed()
+    assert ADDRESS in str(told.value) and said in str(told.value)
+    # Those of this tool say already what is wrong.
+    error = StoreError("said")
+    with pytest.raises(StoreError, match=r"^said$"), shared._refusals_named(ADDRESS):
+        raise error

@@ -21,7 +21,7 @@ from reports.registry.lookup import judge
 from reports.registry.retire import retire
 from reports.store.manifest import AHEAD
 from reports.store.runs import Run, write_run
-from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
+from reports.store.schema import MANIFEST, MEASUREMENTS, SCHEMA, RunKind, StoreError
 from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.vanished import (
@@ -37,7 +37,7 @@ from reports.verdict.vanished import (
     write_retired,
 )
 from tests.helpers import cli
-from tests.reports.nights import altered, contracted, measurement, run
+from tests.reports.nights import altered, contracted, measurement, reseal, run
 
 SUITE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
 BEFORE = (
@@ -148,6 +148,16 @@ def test_what_a_damaged_run_planned_counts_as_if_it_were_whole(tmp_path, changes
         text = (old / MANIFEST).read_text(encoding="utf-8")
         (old / MANIFEST).write_text(text.replace('"b"', '"c"'), encoding="utf-8")
     assert judge(root, less).decision.word is Word.PASS
+
+
+@pytest.mark.parametrize(("schema", "word"), [(4, Word.PASS), (SCHEMA, Word.INCOMPLETE)])
+def test_what_a_damaged_run_without_a_seal_planned_is_no_evidence(tmp_path, schema, word) -> None:
+    """Nothing says that the run.json of an old schema is as it was stored; a whole run counts."""
+    root, less = tmp_path / "runs", night(3, without(suite="seams"))
+    old = reseal(*stored(root, night(1, BEFORE)), schema=schema)
+    assert judge(root, less).decision.word is Word.INCOMPLETE
+    (old / MEASUREMENTS).write_bytes(b"damaged")
+    assert judge(root, less).decision.word is word
 
 
 @pytest.mark.parametrize(("newer", "word"), [(2, Word.INCOMPLETE), (3, Word.PASS)])
