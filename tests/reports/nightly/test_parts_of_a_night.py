@@ -609,11 +609,11 @@ def test_a_suite_of_another_version_comes_last() -> None:
     assert sorted(names, key=_order) == ["parity", "seams", "controls", "other"]
 
 
-@pytest.mark.parametrize("shard", [None, Shard(2, 3)])
+@pytest.mark.parametrize("shard", [None, Shard(2, 3), Shard(1, 1)])
 def test_the_manifest_of_a_night_is_of_all_its_suites(
     monkeypatch: pytest.MonkeyPatch, shard: Shard | None
 ) -> None:
-    """Which of them measured what is nothing to it."""
+    """Which of them measured what is nothing to it; the only shard of a night is one too."""
     monkeypatch.setattr(
         nights, "new_manifest", lambda started, kind, start: run(kind=kind).manifest
     )
@@ -656,8 +656,9 @@ def test_the_manifest_of_a_night_is_of_all_its_suites(
     if shard is None:
         assert (manifest.id, manifest.kind, manifest.shard) == (name, RunKind.NIGHTLY, None)
     else:
-        assert (manifest.id, manifest.kind) == (f"{name}-2-of-3", RunKind.SHARD)
-        assert manifest.shard == {"index": 2, "count": 3}
+        assert manifest.id == f"{name}-{shard.index}-of-{shard.count}"
+        assert manifest.kind is RunKind.SHARD
+        assert manifest.shard == {"index": shard.index, "count": shard.count}
 
 
 def test_each_part_is_timed_once_by_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -220,3 +222,24 @@ def test_only_the_first_gate_that_does_not_hold_is_drawn_at_once(
         tonight.add(folder := part(tmp_path, index, failing(case="b")))
     tonight.add(folder)
     assert drawn == [1, 2]
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT+12", "Etc/GMT-14"])
+def test_the_time_of_a_page_is_that_of_utc_wherever_the_night_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """The browser tells by it whether the night still runs, which may be in another zone."""
+    tonight = Tonight(tmp_path, 3, quiet)
+    before = datetime.now(UTC).replace(microsecond=0)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", zone)
+            time.tzset()
+            tonight.add(part(tmp_path, 1, measurement()))
+    finally:
+        time.tzset()
+    html = tonight.page.read_text(encoding="utf-8")
+    [renewed] = re.findall('data-renewed="([^"]*)"', html)
+    assert f"As of <time>{renewed}</time>" in html
+    drawn = datetime.fromisoformat(renewed)
+    assert drawn.utcoffset() == timedelta(0) and before <= drawn <= datetime.now(UTC)

@@ -1186,6 +1186,19 @@ def today() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
+@pytest.mark.parametrize("hours", [-1.0, AHEAD / 2, AHEAD + 1])
+def test_a_newest_run_beside_a_damaged_newer_one_is_refused_whenever_it_is_dated(
+    tmp_path: Path, hours: float
+) -> None:
+    made = datetime.now(UTC) + timedelta(hours=hours)
+    folder = write_run(tmp_path, earlier(measurement(), created=made.isoformat()))
+    assert find_run(tmp_path, "latest") == folder
+    assert abs(look_up(tmp_path, "latest").ahead - hours) < 1
+    (damaged := tmp_path / f"{made + timedelta(days=1):%Y-%m-%dT%H-%M-%SZ}-damaged").mkdir()
+    with pytest.raises(StoreError, match=f"but {damaged.name} may be newer than {folder.name}"):
+        find_run(tmp_path, "latest")
+
+
 def test_levels_that_moved_as_far_are_listed_by_name(tmp_path: Path) -> None:
     names = ("b", "c", "a")
     for day, value in ((1, 1e-6), (2, 2e-6)):

@@ -252,6 +252,30 @@ def test_a_number_of_few_digits_is_a_count_and_is_not_moved():
             assert np.all(np.asarray(signs.moved(value, 2.0**-20)) != np.asarray(value))
 
 
+def test_only_what_reads_nothing_but_counters_keeps_whole_numbers():
+    """An array of whole numbers that a program made of its arguments was rounded as any other."""
+
+    @dataclass(frozen=True)
+    class Counted(Signs):
+        def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
+            asked.append(counted)
+            return value
+
+    def function(x):
+        positions = jnp.arange(3, dtype=jnp.float32) + 1
+        return jax.lax.fori_loop(0, 1, lambda _, x: x + positions, x * positions)
+
+    asked: list[bool] = []
+    closed = jax.make_jaxpr(function)(draw(3))
+    for signs in (Counted(pool(0, 4)), Signs(pool(0, 4))):
+        with jax.enable_x64(True):
+            [found] = Evaluation(True, signs).run(closed, [jnp.full(3, 3.0)], Marks())
+        assert np.equal(found, [4.0, 8.0, 12.0]).all() == isinstance(signs, Counted)
+    # The positions; then their product with the argument, and a sum in a loop, whose argument they
+    # are and which is traced more than once.
+    assert asked[:2] == [True, False] and len(asked) > 2 and not any(asked[1:])
+
+
 def test_tables_are_one_where_shapes_and_values_are_whatever_holds_them():
     table = draw(3, 4)
     others = [table.astype(np.float64), np.asfortranarray(table), jnp.asarray(table)]
