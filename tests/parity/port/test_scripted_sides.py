@@ -360,6 +360,35 @@ def test_a_float32_error_of_the_original_is_none_of_the_port():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("original64", "port64", "off", "edge"),
+    [
+        (True, True, [*Precision], E.PORT64_ORIGINAL64),
+        (True, True, [Precision.FLOAT32], E.PORT32_PORT64),
+        (False, True, [*Precision], E.ORIGINAL32_PORT64),
+        (False, True, [Precision.FLOAT32], E.PORT32_PORT64),
+        (True, False, [*Precision], E.PORT32_ORIGINAL32),
+    ],
+)
+def test_an_error_that_is_carried_on_is_in_a_stage_until_it_is_fed_the_right_values(
+    original64: bool, port64: bool, off: list[Precision], edge: PortEdge
+):
+    """What carries it is right, and shows how far the error reaches."""
+    wrong = answering(dict.fromkeys(off, 0.5), can_all if port64 else no_float64)
+
+    def carrying(how: Run) -> Trace:
+        stages = wrong(how).stages
+        return trace(**stages | ({} if "b" in how.forced else {"out": stages["b"]}))
+
+    names = ("a", "b", "out")
+    original = SideRuns(Scripted(answering({}, can_all if original64 else no_float64)), None)
+    port = SideRuns(Scripted(carrying), None)
+    place = localise(same(*names), original, port, dict.fromkeys(names, 0.0))
+    assert place.edge is edge
+    found = [(stage.name, stage.free, stage.forced) for stage in place.stages]
+    assert found == [("a", 0.0, 0.0), ("b", 0.5, 0.5), ("out", 0.5, 0.0)]
+
+
 def test_rounding_counts_in_float64_where_no_table_does(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "TABLED", 0.0)
     monkeypatch.setattr(sys.modules[__name__], "ROUNDED", 2.0**-3)
