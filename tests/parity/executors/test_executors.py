@@ -195,6 +195,21 @@ def test_an_answer_that_a_driver_was_killed_in_is_none(tmp_path: Path, part: flo
     assert not path.read_bytes()
 
 
+def test_a_driver_that_is_killed_in_its_very_first_answer_leaves_none(tmp_path: Path) -> None:
+    one, two = doubles(2)
+    with Answers.opened(tmp_path) as stored:
+        stored.write(one, Answer(one.name, State.DONE, 1))
+    path = tmp_path / ANSWERS
+    path.write_bytes(path.read_bytes()[:-2])
+    with Answers.opened(tmp_path) as stored:
+        assert stored.read(one) is None and not path.read_bytes()
+        stored.write(two, Answer(two.name, State.DONE, 2))
+    with Answers.opened(tmp_path) as stored:
+        assert stored.read(one) is None
+        assert (answer := stored.read(two)) is not None and answer.value == 2
+        assert stored.damaged == []
+
+
 def test_files_of_an_item_whose_answer_was_not_stored_are_replaced(tmp_path: Path) -> None:
     item = Item("leaves", f"{WORK}leave", {"text": "new"}, folder=True)
     answer = Answer(item.name, State.DONE, files={"below/text": b"new"})

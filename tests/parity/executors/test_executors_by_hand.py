@@ -475,6 +475,7 @@ def test_words_about_items() -> None:
     several = lost(item, 2, "gone")
     assert (several.reason, several.attempts) == ("killed 2 workers: gone", 2)
     assert item_module._named(["a", "b", "c"]) == "a, b, c"
+    assert item_module._named(["a", "b", "c", "d"]) == "a, b, c and 1 more"
     assert item_module._named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
     place = Place("node", 3, "f", "cpu", "code")
     answer = Answer("x", State.DONE, [1], "", place, 1.5, 2, {"a": b"1"})

@@ -232,13 +232,49 @@ def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
     assert split.primitive == "split" and [o.parents for o in others] == [(0,), (0,)]
 
 
-def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64):
+def custom_jvp(function):
+    made = jax.custom_jvp(function)
+    made.defjvp(lambda primals, tangents: (function(*primals), tangents[0]))
+    return made
+
+
+def custom_vjp(function):
+    made = jax.custom_vjp(function)
+    made.defvjp(lambda x: (function(x), None), lambda _, along: (along,))
+    return made
+
+
+def repeated(function):
+    return lambda x: jax.lax.scan(lambda x, _: (function(x), None), x, length=1)[0]
+
+
+CALLS = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "custom_jvp": custom_jvp,
+    "custom_vjp": custom_vjp,
+    "a jitted custom_jvp": lambda function: jax.jit(custom_jvp(function)),
+    "a custom_jvp of what is jitted": lambda function: custom_jvp(jax.jit(function)),
+    "a custom_vjp of what is jitted": lambda function: custom_vjp(jax.jit(function)),
+    "scan": lambda function: repeated(jax.jit(function)),
+}
+
+
+@pytest.mark.parametrize("called", CALLS.values(), ids=CALLS)
+def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64, called):
+    """Whatever JAX calls it by, and whether it traces the function within its caller or alone."""
+
     def inner(x):
         return jnp.sin(x)
 
-    [operation] = recorded(lambda x: jax.jit(inner)(x), np.ones(3))
-    functions = [line.rpartition("(")[2] for line in operation.source]
-    assert functions[0].endswith("inner)") and functions[1].endswith("<lambda>)")
+    made = called(inner)
+
+    def outer(x):
+        return made(x)
+
+    [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
+    functions = [line.rpartition("(")[2].rpartition(".")[2] for line in operation.source]
+    assert functions[0] == "inner)" and "outer)" in functions[1:]
 
 
 def test_an_error_is_placed_where_it_was_raised():
