@@ -196,20 +196,24 @@ class Answer:
 
 @cache
 def _source(module: str) -> str:
-    """Return a hash of the file of a module, which may lie outside of `identity.PACKAGES`.
+    """Return a hash of the file of a module, which may lie outside of `identity.PACKAGES`; of a
+    module of the interpreter, which has no file, how it is part of it.
 
     Raises:
-        ItemError: there is no such module.
+        ItemError: there is no such module, or it is a script, which no worker can import.
     """
     try:
         spec = importlib.util.find_spec(module)
-    except ImportError:
+    except (ImportError, ValueError):
+        # A ValueError for `__main__`, if it is a script.
         spec = None
     if spec is None or not spec.origin:
         raise ItemError(
             f"expected a module {module!r} that can be imported, and there is none: check the name "
             "before the colon in the item's function."
         )
+    if not spec.has_location:
+        return spec.origin
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
 
 

@@ -136,7 +136,7 @@ class Answers:
         files = {
             name: digest_of_file(path) for name, path in sorted(_files_below(self.folder / key))
         }
-        if line != _line(key, line["answer"], files):
+        if line != _line(key, line.get("answer"), files):
             del self._lines[key]
             self.damaged.append(item.name)
             return None

@@ -222,6 +222,24 @@ def test_files_of_an_item_whose_answer_was_not_stored_are_replaced(tmp_path: Pat
         assert left.keys() == {"text"} and left["text"].read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("line", [{}, {"answer": None}, {"answer": 7}, {"answer": {}}], ids=str)
+def test_a_line_without_its_answer_is_damaged_and_its_item_runs_again(
+    tmp_path: Path, line: dict[str, Any]
+) -> None:
+    [item] = doubles(1)
+    with Answers.opened(tmp_path) as stored:
+        stored.write(item, Answer(item.name, State.DONE, 1))
+    path = tmp_path / ANSWERS
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    del whole["answer"]
+    path.write_text(f"{json.dumps(whole | line)}\n", encoding="utf-8")
+    with Answers.opened(tmp_path) as stored:
+        assert stored.read(item) is None and stored.damaged == [item.name]
+        stored.write(item, Answer(item.name, State.DONE, 2))
+    with Answers.opened(tmp_path) as stored:
+        assert (answer := stored.read(item)) is not None and answer.value == 2
+
+
 @pytest.mark.parametrize("line", ["[]", "7", '{"answer": 1}', "no JSON"])
 def test_what_is_no_file_of_answers_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / ANSWERS).write_text(f"{line}\n", encoding="utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,14 +78,26 @@ def test_another_source_of_an_item_s_function_is_another_item(
     assert digests[0] == digests[2] != digests[1]
 
 
-@pytest.mark.parametrize("module", ["no_such_module", "folder_without_init"])
+@pytest.mark.parametrize(
+    "module", ["no_such_module", "folder_without_init", "no.such", ".relative", "a_script"]
+)
 def test_a_function_needs_a_module_with_a_source(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder_without_init").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
+    # As `__main__` is where a script runs.
+    monkeypatch.setitem(sys.modules, "a_script", types.ModuleType("a_script"))
     with pytest.raises(ItemError, match=f"expected a module '{module}' that can be imported"):
         Item("x", f"{module}:measure").digest()
+
+
+@pytest.mark.parametrize("module", ["sys", "builtins"])
+def test_a_function_of_the_interpreter_has_no_file_and_may_be_an_item_s(module: str) -> None:
+    item_module._source.cache_clear()
+    digest = Item("x", f"{module}:any").digest()
+    assert digest != Item("x", "json:any").digest()
+    assert digest == Item("x", f"{module}:any").digest()
 
 
 def test_content_is_of_files_and_not_of_their_place(folder: Path, tmp_path: Path) -> None:
