@@ -8,6 +8,7 @@ import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -180,16 +181,65 @@ def test_an_unfinished_run_goes_when_nothing_came_for_an_hour(
 
 
 def test_what_stays_ends_no_cleaning(tmp_path: Path) -> None:
-    """Between remains of killed writers stand a run that is whole and one that is still written."""
+    """Between remains of killed writers stand a run that is whole and one that is still written,
+    and one whose run.json the storage lost: the next refresh would delete its copy here too."""
     store, below = storage()
-    names = [f"2026-11-0{n}T00-00-00Z-abcdefa" for n in range(1, 6)]
-    for age, number, path in ((2, 0, "a"), (2, 1, MANIFEST), (2, 2, "a"), (0, 3, "a"), (2, 4, "a")):
+    names = [f"2026-11-0{n}T00-00-00Z-abcdefa" for n in range(1, 7)]
+    for age, number, path in ((2, 0, "a"), (2, 1, MANIFEST), (2, 2, "a"), (0, 3, "a"), (2, 4, "a"),
+                              (2, 5, "a")):  # fmt: skip
         store.shift = -age * HOURS
         assert below.create(f"{names[number]}/{path}", b"")
     store.shift = timedelta()
     assert below.names() == names
-    machine(tmp_path, "cleaner").clean()
-    assert below.names() == [names[1], names[3]]
+    cleaner = machine(tmp_path, "cleaner")
+    (cleaner.copy / names[4]).mkdir()
+    cleaner.clean()
+    assert below.names() == [names[1], names[3], names[4]]
+    # Names are taken from those that were deleted alone.
+    claims = {path.split("/")[3] for path in store.objects if f"/{CLAIMS}/" in path}
+    assert claims == {names[0], names[2], names[5]}
+
+
+@pytest.mark.parametrize("error", [OSError("none"), NotImplementedError("none"), KeyError("none")])
+def test_a_storage_without_folders_deletes_the_objects_of_a_run(error: Exception) -> None:
+    """Its client may raise any error for a request that it does not have."""
+    store, below = storage()
+    for name in ("a", "b"):
+        below.create(f"{NAME}/{name}", b"")
+    below.create("another/a", b"")
+
+    def rmdir(path: str) -> None:
+        raise error
+
+    store.rmdir = rmdir  # pyright: ignore[reportAttributeAccessIssue]
+    below.remove_folder(NAME)
+    assert below.inside_all() == {"another": {"a": 0}}
+
+
+def test_a_deleted_run_that_cannot_be_deleted_here_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes as soon as it can, and what is new comes all the same."""
+    storage()
+    publish(tmp_path, "a")
+    reader = machine(tmp_path, "reader")
+    reader.refresh()
+    machine(tmp_path, "writer").delete(NAME)
+    publish(tmp_path, "b")
+    unlink = os.unlink
+
+    def refuse(path: Any, **how: Any) -> None:
+        if str(path).endswith(MANIFEST):
+            raise PermissionError(errno.EPERM, "no", path)
+        unlink(path, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        reader.refresh()
+    there = [path.name for path in reader.copy.iterdir() if path.name[0] != "."]
+    assert sorted(there) == [NAME, f"{NAME}-2"]
+    reader.refresh()
+    assert not (reader.copy / NAME).exists() and (reader.copy / f"{NAME}-2").is_dir()
 
 
 def test_the_age_of_objects_is_told_by_the_clock_of_the_storage(tmp_path: Path) -> None:
@@ -419,6 +469,43 @@ def test_a_note_of_other_fields_is_damaged(tmp_path: Path, note: str) -> None:
     (tmp_path / unsent.NOTE).write_text(note, encoding="utf-8")
     with pytest.raises(StoreError, match=rf"can be sent in {tmp_path}, but .claim is damaged"):
         unsent.read_note(tmp_path)
+
+
+@pytest.mark.parametrize("file", [unsent.NOTE, MANIFEST])
+@pytest.mark.parametrize("damage", ["no file", "nothing", "a broken disk"])
+def test_a_file_of_an_unsent_run_that_cannot_be_read_is_damage_and_no_fault_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: str
+) -> None:
+    """What is not found here is not taken for a bucket that is not there."""
+    store, _ = storage()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    with pytest.raises(StoreError):
+        writer.publish(folder_of(tmp_path, "a"), NAME)
+    store.down = ""
+    [waiting] = unsent.waiting(writer.copy)
+    if damage != "a broken disk":
+        (waiting / file).unlink()
+    if damage == "no file":
+        (waiting / file).mkdir()
+    read = unsent.read_json_object
+
+    def read_or_fail(path: Path) -> dict[str, Any]:
+        if (path.name, damage) == (file, "a broken disk"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(unsent, "read_json_object", read_or_fail)
+    lines: list[str] = []
+    writer.send_unsent(lines.append)
+    if (file, damage) == (unsent.NOTE, "nothing"):
+        # An earlier version left none.
+        assert list(assert_whole(store).values()) == ["a"]
+        return
+    [line] = lines
+    said = f"run not sent: expected a run that can be sent in {waiting}, but {file} is damaged: "
+    assert line.startswith(said)
+    assert waiting.is_dir() and not store.runs(ROOT)
 
 
 def test_unsent_runs_of_one_name_wait_beside_each_other(tmp_path: Path) -> None:
