@@ -527,30 +527,11 @@ def test_unsent_runs_of_one_name_wait_beside_each_other(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["run", "file"])
-def test_a_name_that_another_process_takes_meanwhile_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+def test_a_folder_that_is_gone_has_no_other_name_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, taken = Path.exists, tmp_path / unsent.UNSENT / "n"
-
-    def late(path: Path) -> bool:
-        there = own(path)
-        if path == taken and not there:
-            if what == "run":
-                taken.mkdir()
-            (taken / MANIFEST if what == "run" else taken).write_text("theirs", encoding="utf-8")
-        return there
-
-    folder = folder_of(tmp_path, "a")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "exists", late)
-        kept = unsent.put_in(tmp_path, folder, unsent.Note("n", "a"))
-    assert kept.name == "n-2" and b'"a"' in (kept / MANIFEST).read_bytes()
-    there = taken / MANIFEST if what == "run" else taken
-    assert there.read_text(encoding="utf-8") == "theirs"
-    # A folder that is gone has no other name either.
+    monkeypatch.setattr(unsent, "_write", lambda folder, note: None)
     with pytest.raises(FileNotFoundError):
-        monkeypatch.setattr(unsent, "_write", lambda folder, note: None)
         unsent.put_in(tmp_path, tmp_path / "gone", unsent.Note("n", "a"))
 
 
