@@ -67,7 +67,7 @@ class AutocastSide(TorchSide):
         """Run once with these settings.
 
         Raises:
-            SideError: as for `TorchSide`, or derivatives or a run in bfloat16 are asked for.
+            SideError: `TorchSide.run` raises one, or derivatives or a run in bfloat16 are wanted.
         """
         if how.cotangents is not None:
             raise SideError(

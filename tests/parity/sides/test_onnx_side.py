@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from parity import OnnxSide, Port, SideError, TorchSide, compare
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.port.compare import MADE
+from parity.sides.onnx_side import _Signs
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 
 WIDTH = 24
@@ -355,6 +356,26 @@ def test_rounding_moves_what_rounds_and_nothing_else():
     np.testing.assert_array_equal(moved.stages[OUTPUT], np.maximum(moved.stages["p"], 0))
     other = OnnxSide(product(), X).run(Run(Precision.FLOAT64, Rounding.OPERATIONS, seed=2))
     assert (other.stages["p"] != moved.stages["p"]).any()
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "moved", "terms"),
+    [
+        ("MatMul", [(5, 8), (8, 6)], 1, 8),
+        ("Conv", [(2, 3, 9), (4, 3, 5)], 1, 15),
+        ("Softmax", [(5, 8)], 0, 8),
+        ("Relu", [(5, 8)], None, 0),
+    ],
+)
+def test_one_operand_of_a_sum_is_moved_as_by_its_partial_sums(operator, shapes, moved, terms):
+    random = np.random.default_rng(6)
+    values = [random.uniform(1, 2, shape) for shape in shapes]
+    changed = _Signs(Run(Precision.FLOAT64, Rounding.OPERATIONS)).operands(operator, values)
+    for i, (before, after) in enumerate(zip(values, changed, strict=True)):
+        units = np.abs(after / before - 1) / UNIT_ROUNDOFF
+        wanted = np.sqrt(1 + terms / 11) if i == moved else 0.0
+        # To the digits that the quotient has in float64.
+        assert (np.round(units, 6) == np.round(wanted, 6)).all()
 
 
 def test_an_elementary_function_is_moved_by_its_units():
