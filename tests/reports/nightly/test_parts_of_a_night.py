@@ -279,6 +279,10 @@ def test_a_night_by_recordings_has_every_part_that_they_answer() -> None:
             assert select_cases(options) == []
 
 
+def test_a_night_with_a_planted_bug_has_every_part_of_another_one() -> None:
+    assert plan_of(replace(RECORDED, fault="rope_sign")) == plan_of(RECORDED)
+
+
 def test_a_live_night_asks_megalodon_hf_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Live:
         kind = "live"
@@ -472,7 +476,7 @@ def of_a_port(rows: list[Any], culprit: Stage | None) -> Report:
         where="row 1",
         lines=(Line("a.py:3 (f)"),),
     )
-    hints = ("parameter w: is transposed",)
+    hints = ("parameter w: is transposed", "parameter v: is")
     fields = {"title": "a port", "measurements": rows, "culprit": culprit}
     return double(Report, **fields, place=place, hints=hints)
 
@@ -486,9 +490,8 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert account is not None
     assert (account.case, account.edge, account.quantity) == ("a port", first.edge, "x")
     assert (account.value, account.tolerance) == (first.value, first.tolerance)
-    assert (
-        account.stages == made.place.stages and account.note == "a note; parameter w: is transposed"
-    )
+    assert account.stages == made.place.stages
+    assert account.note == "a note; parameter w: is transposed; parameter v: is"
     assert account.worst is None and account.meaning.startswith("No stage is wrong on its own")
     culprit = Stage("norm", 0.5, 0.25, 0.125)
     account = accounts.of_port(of_a_port(rows, culprit))
@@ -497,6 +500,7 @@ def test_the_account_of_a_port_is_of_its_culprit_or_its_first_failure() -> None:
     assert (account.value, account.tolerance) == (0.25, 0.125)
     assert account.meaning == "wrong on its own, fed the original's values"
     assert (account.where, account.lines) == ("row 1", (Line("a.py:3 (f)"),))
+    assert account.note == "parameter w: is transposed; parameter v: is"
     assert account.worst == explained().worst
 
 
