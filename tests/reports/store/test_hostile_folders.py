@@ -284,6 +284,13 @@ def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
         read_run(folder)
 
 
+def test_a_row_that_is_there_twice_is_found_in_the_only_run_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement(), suites=SUITES))
+    rows_of(folder, lambda rows: [*rows, *rows])
+    [(bad, why)] = list_runs(tmp_path)[1]
+    assert bad == folder and "is there twice" in why
+
+
 @pytest.mark.parametrize("again", [None, 0, 6])
 def test_repeated_keys_are_found(again: int | None) -> None:
     """Rows that share three of the four parts of a key are different rows."""
