@@ -17,7 +17,7 @@ import numpy as np
 
 from parity.engine.pairing import naming
 from parity.engine.pairing.analogy import by_families, by_siblings
-from parity.engine.pairing.constructions import Construction, laid_out
+from parity.engine.pairing.constructions import Construction, copied, laid_out
 from parity.engine.pairing.irregularities import irregularities
 from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
@@ -74,6 +74,7 @@ def match_parameters(
     search.in_part()
     search.by_name()
     search.by_resemblance()
+    search.as_their_modules()
     return search.matching()
 
 
@@ -370,6 +371,21 @@ class _Search:
                 if self.reordered.get(port) == name:
                     note += ", the same values in another order"
                 self.add(port, laid_out(name, likeness.layout), means, note)
+
+    def as_their_modules(self) -> None:
+        """Match vectors that have the original's values in the order of their module's matrices."""
+        pairs = list(self.pairs.values())
+        rest_o, rest_p = self.rest(ambiguous=False)
+        ports = [name for name in rest_p if name in self.reordered]
+        for port, names in self.nearest(rest_o, ports, lambda o, p: o == p):
+            shape = self.port.shapes[port]
+            for name in names:
+                if name in self.used or self.original.shapes[name] != shape:
+                    continue
+                pair = self.as_its_module(Pair(port, copied(name, shape), Means.NEAR), pairs)
+                if pair.is_reordered:
+                    self.add(port, pair.construction, pair.means, pair.note)
+                    break
 
     def matching(self) -> Matching:
         """Return the result: pairs in the port's order, and the unmatched parameters."""

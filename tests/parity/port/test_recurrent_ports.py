@@ -259,18 +259,29 @@ def test_gates_in_another_order_hold_where_the_port_computes_with_it() -> None:
     assert "not the original's: bias, kernel, recurrent, recurrent_bias" in third.text()
 
 
-def _with_biases(module: Gated, value: float) -> Gated:
+def _with_biases(module: Gated, values: tuple[float, ...]) -> Gated:
     with torch.no_grad():
         for name, parameter in module.cell.named_parameters():
             if "bias" in name:
-                parameter.fill_(value)
+                parameter.copy_(torch.tensor(values).repeat_interleave(HIDDEN))
     return module
+
+
+def test_biases_that_are_constant_in_each_gate_have_the_order_of_their_gates() -> None:
+    module = _with_biases(Gated(), (0.0, 1.0, 0.5))
+    w = _arrays(module)
+    kinds = {"kernel": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih",
+             "recurrent_bias": "bias_hh"}  # fmt: skip
+    order = (1, 0, 2)
+    params = {n: np.concatenate([np.split(w[o], 3)[i] for i in order]) for n, o in kinds.items()}
+    report = _compared(module, gru, params)
+    assert report.holds, report.text()
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_constant_biases_have_the_order_of_their_gates(value: float) -> None:
     """Their values are the original's in any order, and their derivatives in one alone."""
-    module = _with_biases(Gated(), value)
+    module = _with_biases(Gated(), (value,) * 3)
     w = _arrays(module)
 
     def moved(x: np.ndarray) -> np.ndarray:

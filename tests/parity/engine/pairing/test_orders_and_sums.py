@@ -254,3 +254,24 @@ def test_a_bias_of_which_some_gates_are_equal_has_the_order_of_its_matrix(same: 
     places = np.arange(len(bias))
     found = pair.construction.from_original({"c.b": places})
     np.testing.assert_array_equal(found, moved(places, 0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1)])
+def test_a_bias_that_is_a_constant_in_each_gate_has_the_order_of_its_matrix(
+    order: tuple[int, ...],
+) -> None:
+    """Most of its elements differ from those in its place, so it resembles nothing."""
+    bias = np.repeat(np.float32([0, 1, 2]), HIDDEN)
+    original = {"c.w": GATES, "c.b": bias, "d.w": GATES[::-1] + 1}
+    port = {"x.w": gates(GATES, order), "x.b": gates(bias, order), "y.w": GATES[::-1] + 1}
+    pair = match_parameters(original, port).by_port["x.b"]
+    assert (pair.originals, pair.means) == (("c.b",), Means.REORDERED)
+    assert pair.note == "in the order of x.w"
+    # Of two equal ones each has its own.
+    twice = match_parameters(
+        original | {"c.second": bias}, port | {"x.other": gates(bias, order)}
+    ).by_port
+    assert twice["x.b"].originals == ("c.b",)
+    assert twice["x.other"].originals == ("c.second",)
+    wrong = match_parameters(original, port | {"x.b": gates(bias, (0, 2, 1))})
+    assert "x.b" in [each.name for each in wrong.unmatched_port]
