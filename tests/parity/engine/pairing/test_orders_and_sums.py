@@ -267,11 +267,10 @@ def test_a_bias_that_is_a_constant_in_each_gate_has_the_order_of_its_matrix(
     pair = match_parameters(original, port).by_port["x.b"]
     assert (pair.originals, pair.means) == (("c.b",), Means.REORDERED)
     assert pair.note == "in the order of x.w"
-    # Of two equal ones each has its own.
-    twice = match_parameters(
-        original | {"c.second": bias}, port | {"x.other": gates(bias, order)}
-    ).by_port
-    assert twice["x.b"].originals == ("c.b",)
-    assert twice["x.other"].originals == ("c.second",)
+    # Of two equal ones each has its own, though both names are nearest to one.
+    equal = {f"x.bias{n}": gates(bias, order) for n in ("", "2")}
+    twice = match_parameters(original | {"c.second": bias}, {"x.w": port["x.w"], **equal}).by_port
+    assert twice["x.bias"].originals == ("c.b",)
+    assert twice["x.bias2"].originals == ("c.second",)
     wrong = match_parameters(original, port | {"x.b": gates(bias, (0, 2, 1))})
     assert "x.b" in [each.name for each in wrong.unmatched_port]
