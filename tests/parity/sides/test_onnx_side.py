@@ -293,6 +293,9 @@ def test_outputs_are_those_of_the_runtime_bit_for_bit(exported):
     trace = OnnxSide(onnx.ModelProto.FromString(model), IDS).run()
     assert trace.outputs == (OUTPUT,)
     np.testing.assert_array_equal(trace.stages[OUTPUT], wanted)
+    # In order of execution: a module ends after the last of its parts.
+    names = list(trace.stages)
+    assert names.index("layers.0.down") < names.index("layers.0") < names.index("layers.1.norm")
 
 
 def test_outputs_are_not_those_of_the_session_that_returns_stages(monkeypatch):
