@@ -59,8 +59,12 @@ class Agreement:
         return not self.unequal
 
     def within(self, nats: float) -> bool:
-        """Return whether `largest` is at most this many nats; tokens below `LARGE` do not count."""
-        return self.largest <= nats
+        """Return whether `largest` and `divergence` are at most this many nats.
+
+        Tokens below `LARGE` count in the divergence only, which is all there is where every token
+        is as improbable.
+        """
+        return self.largest <= nats and self.divergence <= nats
 
     def text(self) -> str:
         """Describe the result in one to three lines."""
@@ -179,6 +183,8 @@ def _checked(ids: np.ndarray) -> np.ndarray:
         raise TaskError(
             f"expected token ids (B, L) of integers, got {found.dtype} of shape {found.shape}"
         )
+    if found.max() > np.iinfo(np.int32).max:
+        raise TaskError(f"expected token ids of int32, got {found.min()} to {found.max()}")
     return found.astype(np.int32)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ from parity.port.rounding_floors import (
     pooled,
     responses_of,
 )
-from parity.port.same_numbers import exact_sums, without_shared_tables
+from parity.port.same_numbers import exact_sums, folded, without_shared_tables
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import STUDENT, PortEdge
 from parity.sides.projection import Valid, direction, only_valid
@@ -153,7 +153,7 @@ def _compare(port: Port, *, again: bool) -> Report:
     matching = both.names.matching
     lost = both.lost(port.original, noise)
     shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
-    made = both.made(shown, rows)
+    made = both.made(shown)
     rows.insert(0, _weights(work, bounds, matching, port.device, lost, {*shown, *made}))
     notices = (*original.notices, *ours.notices, *both.alone(), *notices)
     if made:
@@ -201,12 +201,31 @@ def _compare(port: Port, *, again: bool) -> Report:
     edge = PortEdge.PORT32_ORIGINAL32
     comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
     rows = require_an_output(rows, ledger, comparison)
+    rows += _not_in_low_precision(port.port, rows, ours.best.outputs, comparison)
     unmoved, moved = both.misconverted(rows, port, place, again)
     # With wrong parameters the operations are those of the original, on other numbers.
     place = replace(place, operation=None if moved else place.operation)
     hints: Any = {"untransposed": unmoved, "misplaced": moved, "lost": tuple(lost)}
     known = alignment, matching, place, narrow, notices, ledger
     return Report(port.title, tuple(rows), *known, **hints)
+
+
+def _not_in_low_precision(
+    side: Side, rows: Sequence[Measurement], outputs: Iterable[str], comparison: Comparison
+) -> list[Measurement]:
+    """Return a row that is not comparable for each output of a side in low precision without a gate
+    in that precision; none for another side.
+
+    The float64 run of such a side has no low precision, so its gates do not measure it.
+    """
+    if not isinstance(side, LowPrecision):
+        return []
+    narrow = (PortEdge.PORT32_ORIGINAL32, PortEdge.PORT32_PORT64)
+    gates = (row for row in rows if row.edge in narrow and row.metric == "rel_l2")
+    known = {row.quantity for row in gates if row.verdict in (Verdict.PASS, Verdict.FAIL)}
+    note = "rounding alone may change it by its whole norm in this precision"
+    missing = [name for name in outputs if name not in known]
+    return [comparison.unmeasured(name, note, "compared") for name in missing]
 
 
 def _repeated(row: Measurement) -> Measurement:
@@ -254,7 +273,9 @@ def _both_sides(port: Port) -> _Both:
     with exits_named("a side, asked for its parameters,"):
         parameters = [side.parameters() for side in (port.original, port.port)]
     matching = match_parameters(*map(floating, parameters))
-    if parameters[1] and not any(p.is_equal or p.is_reordered for p in matching.pairs):
+    shared = any(p.is_equal or p.is_reordered for p in matching.pairs)
+    # An exporter may have computed every parameter, such as those of an LSTM.
+    if parameters[1] and not shared and not isinstance(port.port, HoldsMade):
         raise PortError(
             "the two sides share no parameter: give the port the original's weights first, for "
             "example with parity.adopt.\n" + matching.text()
@@ -365,25 +386,23 @@ class _Both:
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
 
-    def made(self, shown: Collection[str], rows: Sequence[Measurement]) -> list[str]:
-        """Return the port's parameters that an exporter computed from the trained ones, and that
-        the stages test (`HoldsMade`).
+    def made(self, shown: Collection[str]) -> list[str]:
+        """Return the port's parameters that an exporter computed from the trained ones
+        (`HoldsMade`).
 
-        If a gate fails, a parameter with the name of one of the original's is not among them: it
-        may be the cause.
+        A parameter with a trained one's name is among them only if it is that one with each row
+        times a number, as a convolution with a norm folded in. Any other value would be a wrong
+        weight.
 
         Args:
             shown: parameters that already count as equal.
-            rows: the other measurements.
         """
         side = self.port.side
         if not isinstance(side, HoldsMade):
             return []
+        theirs, mine = self.original.side.parameters(), side.parameters()
         other = [n for n in _not_the_original_s(self.names.matching) if n not in shown]
-        if not _all_hold(rows):
-            theirs = self.original.side.parameters()
-            other = [name for name in other if name not in theirs]
-        return side.made(other)
+        return side.made([n for n in other if n not in theirs or n in folded(other, mine, theirs)])
 
     def misconverted(
         self, rows: Sequence[Measurement], port: Port, place: Place, again: bool

@@ -8,10 +8,12 @@ is made of".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from parity.engine.measure.arrays import Arrays
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.pairing.parameter_pairs import Matching
 from parity.engine.programs.exits import exits_named
 from parity.sides.side import HoldsTables, Side, TakesExactParameters
@@ -94,3 +96,42 @@ def _same_rows(one: np.ndarray, other: np.ndarray) -> bool:
         return False
     rows = min(len(one), len(other))
     return np.array_equal(one[:rows], other[:rows])
+
+
+ROUNDINGS = 4
+"""Units of rounding that the ratio of two elements of one row may be off: two for each element, one
+of the factor's product with it and one of the factor itself."""
+
+
+def folded(names: Collection[str], port: Arrays, original: Arrays) -> set[str]:
+    """Return the parameters into which an exporter folded a factor for each row, such as a norm.
+
+    They are matrices or kernels that hold the original's values of the same name times a number for
+    each index of one axis, and the biases beside them.
+
+    Args:
+        names: parameters of the port with other values than the original's.
+        port: parameters of the port, by name.
+        original: parameters of the original, by name.
+    """
+    known = [
+        n for n in names if n in original and port[n].shape == original[n].shape and port[n].size
+    ]
+    scaled = {n for n in known if port[n].ndim > 1 and _is_scaled(port[n], original[n])}
+    parents = {name.rpartition(".")[0] for name in scaled}
+    return scaled | {n for n in known if port[n].ndim == 1 and n.rpartition(".")[0] in parents}
+
+
+def _is_scaled(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether `x` is `y` times a finite number for each index of one axis."""
+    for axis in range(x.ndim):
+        rows, others = (
+            np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1).astype(np.float64) for a in (x, y)
+        )
+        largest = np.abs(others).argmax(1)[:, None]
+        with np.errstate(all="ignore"):
+            factor = np.take_along_axis(rows, largest, 1) / np.take_along_axis(others, largest, 1)
+            error = np.abs(rows - factor * others)
+        if np.isfinite(factor).all() and (error <= ROUNDINGS * UNIT_ROUNDOFF * np.abs(rows)).all():
+            return True
+    return False

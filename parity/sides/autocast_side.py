@@ -9,7 +9,9 @@ Source: docs/your-own-port.md "Under autocast".
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,8 @@ class AutocastSide(TorchSide):
             raise SideError(f"expected torch.bfloat16 or torch.float16 as autocast, got {autocast}")
         super().__init__(module, *inputs, call=call, **keywords)
         self.autocast = autocast
+        self._moves = True
+        """Whether a perturbed run moves the shadows."""
         self._shadows: Shadows | None = None
         """Shadows of the perturbed run that is going on or just ended; None for another run."""
 
@@ -76,7 +80,23 @@ class AutocastSide(TorchSide):
             )
         if how.precision is Precision.BFLOAT16:
             raise SideError("a side under autocast has no run in bfloat16: pass bfloat16=False")
-        return super().run(how)
+        if how.rounding is not Rounding.OPERATIONS:
+            return super().run(how)
+        # Only the effect of rounding, on top of the module without autocast: where autocast makes
+        # it another program, such as one with another branch, that difference is no rounding.
+        exact = super().run(Run(Precision.FLOAT64, forced=how.forced))
+        self._moves = False
+        still = super().run(how)
+        self._moves = True
+        moved = super().run(how)
+        return replace(
+            exact,
+            stages={
+                name: x + (moved.stages[name] - still.stages[name])
+                for name, x in exact.stages.items()
+                if name in moved.stages and moved.stages[name].shape == x.shape
+            },
+        )
 
     def _precision(self, how: Run) -> Precision:
         """Return float32 for a perturbed run too, whose shadows are float64."""
@@ -94,9 +114,11 @@ class AutocastSide(TorchSide):
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.autocast(device, self.autocast))
             if how.rounding is Rounding.OPERATIONS:
-                # The intermediate values of a fused kernel cannot be perturbed.
+                # The intermediate values of a fused kernel cannot be perturbed, and oneDNN's
+                # recurrent layers have no float64.
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-                self._shadows = stack.enter_context(Shadows(how.seed))
+                stack.enter_context(_without_onednn())
+                self._shadows = stack.enter_context(Shadows(how.seed if self._moves else None))
             yield self._shadows
 
     def _read(self, x: torch.Tensor) -> np.ndarray:
@@ -113,12 +135,13 @@ class Shadows(TorchDispatchMode):
     program rounded. A tensor that no operation made, such as a parameter, is its own value.
 
     Args:
-        seed: seed of the perturbation's signs.
+        seed: seed of the perturbation's signs; None: nothing is perturbed.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         super().__init__()
-        self.lift = Lift(torch.Generator().manual_seed(seed))
+        self.moves = seed is not None
+        self.lift = Lift(torch.Generator().manual_seed(seed or 0))
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def of(self, x: Any) -> Any:
@@ -148,10 +171,11 @@ class Shadows(TorchDispatchMode):
             return real
         if not results or not before:
             return real
-        wide = func(*self.lift.summands(name, shadows[0]), **shadows[1])
+        operands = self.lift.summands(name, shadows[0]) if self.moves else shadows[0]
+        wide = func(*operands, **shadows[1])
         for x, shadow in zip(results, (w for w in tree_leaves(wide) if _is_float(w)), strict=True):
             units = self._units(func, name, before, x.dtype)
-            if units and shadow.numel():
+            if self.moves and units and shadow.numel():
                 moved = self.lift.moved(shadow, units)
                 # In place: views of the tensor have shadows that share its memory.
                 shadow = shadow.copy_(moved) if name.endswith("_") else moved
@@ -174,6 +198,16 @@ class Shadows(TorchDispatchMode):
             return 0.0
         # In a low precision an elementary function is computed in float32 and rounded once.
         return max(own, ELEMENTARY_UNITS if name in ELEMENTARY else 1.0)
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Context in which torch computes without oneDNN."""
+    with warnings.catch_warnings():
+        # Setting its flags warns of what only Intel's GPUs have.
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def _is_float(x: Any) -> bool:

@@ -132,6 +132,13 @@ class OnnxSide:
     ) -> None:
         self.model = _read(model)
         self.providers = tuple(providers)
+        # ONNX Runtime would compute on the CPU, with a warning at most.
+        there = onnxruntime.get_available_providers()
+        if missing := [name for name in self.providers if name not in there]:
+            raise SideError(
+                f"the provider {', '.join(missing)} is not available here; there are "
+                f"{', '.join(there)}"
+            )
         self._exact: dict[str, np.ndarray] = {}
         """Values that some parameters have in float64 runs only, by name."""
         self._given = self._named(inputs, keywords)
@@ -142,9 +149,10 @@ class OnnxSide:
     def parameters(self) -> dict[str, np.ndarray]:
         """Return every floating-point tensor that the model stores, by name.
 
-        A name that an exporter made up, such as `val_8`, follows the path of the module that uses
-        the tensor. Such a tensor counts only if it has several elements, and not all of few digits
-        (`is_short`): exporters store the numbers in the code too, such as 0.5 or a factor of sizes.
+        A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, follows the path of
+        the module that uses the tensor. Such a tensor counts only if it has several elements, and
+        not all of few digits (`is_short`): exporters store the numbers in the code too, such as 0.5
+        or a factor of sizes.
         """
         held = {each.name: each for each in self.model.graph.initializer}
         return {n: onnx.numpy_helper.to_array(held[t]) for n, t in self._stored.items()}
@@ -186,8 +194,13 @@ class OnnxSide:
         A bias does, and a factor of a product or convolution if no feature of the other operand is
         0 everywhere. A table of which rows are read does not. See `HoldsMade`.
         """
-        results = self._evaluated(Run(Precision.FLOAT64)) if names else {}
+        try:
+            results = self._evaluated(Run(Precision.FLOAT64)) if names else {}
+        except SideError:
+            return []
         results |= dict(self._given.values())
+        for name, stored in self.parameters().items():
+            results.setdefault(self._stored[name], stored)
         return [name for name in names if self._takes_part(self._stored[name], results)]
 
     def _takes_part(self, tensor: str, results: Mapping[str, np.ndarray]) -> bool:
@@ -256,10 +269,10 @@ class OnnxSide:
         exact: dict[str, np.ndarray] = {}
         for each in self.model.graph.output:
             for name in self._output_names(each.name):
-                value = np.asarray(results[each.name])
+                value = _in_run(results[each.name], wide)
                 (outputs if value.dtype.kind == "f" else exact)[name] = value
         stages = {
-            shown: results[f"{name}{_COMPUTED}"] if shown in how.forced else results[name]
+            shown: _in_run(results[f"{name}{_COMPUTED}" if shown in how.forced else name], wide)
             for name, shown in self._stages.items()
             if name in results and results[name].dtype.kind == "f"
         }
@@ -297,12 +310,12 @@ class OnnxSide:
         return {key: (n, _cast(n, x, dtypes[n])) for key, (n, x) in given.items()}
 
     def _output_names(self, name: str) -> tuple[str, ...]:
-        """Return the names of a tensor as an output: `output`, or `output.NAME` if there are
-        several; empty if the tensor is none."""
+        """Return the names of a tensor as an output: `output`, or `output[i]` if there are several;
+        empty if the tensor is none. Exporters name outputs by nodes, so only the place counts."""
         names = [each.name for each in self.model.graph.output]
-        if name not in names:
-            return ()
-        return (OUTPUT,) if len(names) == 1 else (f"{OUTPUT}.{name}",)
+        if len(names) == 1:
+            return (OUTPUT,) if name == names[0] else ()
+        return tuple(f"{OUTPUT}[{i}]" for i, each in enumerate(names) if each == name)
 
     def _run(self, how: Run) -> dict[str, np.ndarray]:
         """Return stages and outputs of ONNX Runtime, by name of the tensor."""
@@ -331,6 +344,11 @@ class OnnxSide:
                     model.SerializeToString(), options, providers=list(self.providers)
                 )
             session = self._sessions[forced]
+            if missing := sorted({*self.providers} - {*session.get_providers()}):
+                raise RuntimeError(
+                    f"the provider {', '.join(missing)} is not available here; there are "
+                    f"{', '.join(onnxruntime.get_available_providers())}"
+                )
             names = [each.name for each in session.get_outputs()]
             return dict(zip(names, map(np.asarray, session.run(names, feed)), strict=True))
         except Exception as error:
@@ -458,6 +476,12 @@ class _Signs:
         return np.where(np.isfinite(moved), moved, x)
 
 
+def _in_run(x: Any, wide: bool) -> np.ndarray:
+    """Return a result in the dtype of the run; a model in float32 may compute parts in float64."""
+    value = np.asarray(x)
+    return value.astype(np.float64 if wide else np.float32) if value.dtype.kind == "f" else value
+
+
 def _is_float(x: Any) -> bool:
     return isinstance(x, (np.ndarray, np.floating)) and np.asarray(x).dtype.kind == "f"
 
@@ -476,19 +500,45 @@ def _terms(operator: str, values: Sequence[Any]) -> int:
 def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.ndarray]) -> bool:
     """Return whether every element of an operand of a node changes the node's result."""
     kind = node.op_type
-    if kind == "Add" or (kind in ("Gemm", "Conv", "ConvTranspose") and operand == 2):
+    if kind in ("Add", "Sub") or (kind in ("Gemm", "Conv", "ConvTranspose") and operand == 2):
         return True
-    recurrent = kind in ("LSTM", "GRU", "RNN") and operand in (1, 2, 3)
-    product = kind in ("MatMul", "Gemm", "Conv", "ConvTranspose") and operand == 1
-    if not recurrent and not product:
+    values = [results.get(name) for name in node.input]
+    first, own = values[0], values[operand]
+    if first is None or own is None or not first.ndim:
         return False
-    x = results.get(node.input[0])
-    if x is None or not x.ndim:
-        return False
+    if kind in ("Mul", "Div") and len(values) == 2:
+        other = values[1 - operand]
+        return other is not None and _is_covered(other, own.shape)
+    if kind == "MatMul" and operand == 0:
+        other = values[1]
+        return other is not None and bool((other != 0).any(axis=-1).all())
+    if kind in ("LSTM", "GRU", "RNN"):
+        # With one step only the recurrent weights meet a state of 0.
+        used = operand in (1, 3) or (operand == 2 and len(first) > 1)
+        return used and _is_covered(first, first.shape[-1:])
     transposed = any(each.name == "transA" and each.i for each in node.attribute)
-    axis = 1 if kind in ("Conv", "ConvTranspose") else 0 if transposed else x.ndim - 1
-    others = tuple({*range(x.ndim)} - {axis})
-    return bool(np.any(x != 0, axis=others).all())
+    if kind in ("MatMul", "Gemm") and operand == 1:
+        return _is_covered(
+            first.T if transposed else first, first.T.shape[-1:] if transposed else first.shape[-1:]
+        )
+    if kind in ("Conv", "ConvTranspose") and operand == 1:
+        # A kernel no wider than the data: each tap meets more than padding.
+        fits = all(k <= n for k, n in zip(own.shape[2:], first.shape[2:], strict=True))
+        return fits and _is_covered(np.moveaxis(first, 1, -1), first.shape[1:2])
+    return False
+
+
+def _is_covered(other: np.ndarray, shape: Sequence[int]) -> bool:
+    """Return whether each element of an array of this shape meets a number that is not 0.
+
+    Args:
+        other: the other operand.
+        shape: shape of the array, broadcast to `other` as in NumPy.
+    """
+    used = np.broadcast_to(other != 0, np.broadcast_shapes(other.shape, tuple(shape)))
+    lead = used.ndim - len(shape)
+    repeated = [lead + i for i, n in enumerate(shape) if n == 1 and used.shape[lead + i] != 1]
+    return bool(used.any(axis=(*range(lead), *repeated)).all())
 
 
 def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
@@ -525,8 +575,16 @@ def _cast(name: str, x: Any, dtype: Any) -> np.ndarray:
     Raises:
         SideError: the cast would change a value.
     """
-    given = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-    cast = given.astype(dtype)
+    try:
+        plain = x.detach().cpu() if hasattr(x, "detach") else x
+        given = np.asarray(
+            plain.float() if "bfloat16" in str(getattr(plain, "dtype", "")) else plain
+        )
+        cast = given.astype(dtype)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SideError(
+            f"expected an array for the input {name}, got {x!r:.80}: {error}"
+        ) from error
     if given.dtype.kind != "f" and not np.array_equal(given, cast):
         raise SideError(f"expected {dtype} for the input {name}, got {given.dtype}, which changes")
     return cast
@@ -549,6 +607,10 @@ def _stage_names(graph: onnx.GraphProto) -> dict[str, str]:
     return {name: name for name in names if name and name not in outputs}
 
 
+_INVENTED = re.compile(r"::|/|^\d+$|^[^.]*_\d+$")
+"""Names that exporters make up for tensors. torch's parameters of submodules have a dot."""
+
+
 def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:
     """Return the tensor that holds each parameter, by the parameter's name
     (`OnnxSide.parameters`)."""
@@ -559,7 +621,7 @@ def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:
                 user.setdefault(name, modules[-1])
     found = {}
     for each in graph.initializer:
-        is_named = "." in each.name
+        is_named = _INVENTED.search(each.name) is None
         is_number = math.prod(each.dims) == 1 or is_short(onnx.numpy_helper.to_array(each)).all()
         if each.data_type == onnx.TensorProto.FLOAT and (is_named or not is_number):
             path = "" if is_named else user.get(each.name, "")
@@ -606,34 +668,40 @@ def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
     dtypes."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
-    for each in wide.graph.initializer:
-        _widen(each)
-    for node in _nodes(wide.graph):
+    for graph in _graphs(wide.graph):
+        for each in graph.initializer:
+            _widen(each)
+    for node in (node for graph in _graphs(wide.graph) for node in graph.node):
         if node.op_type == "GroupNormalization":
             # Its reference casts to this type inside.
             node.attribute.append(onnx.helper.make_attribute("stash_type", onnx.TensorProto.DOUBLE))
         for each in node.attribute:
-            if each.type == onnx.AttributeProto.TENSOR:
-                _widen(each.t)
-            elif each.name in _TYPES and each.i in FLOATS:
-                each.i = onnx.TensorProto.DOUBLE
-            elif node.op_type == "Constant" and each.name in ("value_float", "value_floats"):
-                value = np.asarray(each.f if each.name == "value_float" else each.floats)
-                tensor = onnx.numpy_helper.from_array(value.astype(np.float64))
-                each.CopyFrom(onnx.helper.make_attribute("value", tensor))
+            _widen_attribute(node, each)
     for each in (*wide.graph.input, *wide.graph.output, *wide.graph.value_info):
         if each.type.tensor_type.elem_type in FLOATS:
             each.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     return wide
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of the bodies of its loops and conditions."""
+def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        _widen(attribute.t)
+    elif attribute.name in _TYPES and attribute.i in FLOATS:
+        attribute.i = onnx.TensorProto.DOUBLE
+    elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        is_one = attribute.name == "value_float"
+        value = np.asarray(attribute.f if is_one else attribute.floats, np.float64)
+        tensor = onnx.numpy_helper.from_array(value)
+        attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the bodies of its loops and conditions."""
+    yield graph
     for node in graph.node:
-        yield node
         for each in node.attribute:
             for body in (each.g, *each.graphs):
-                yield from _nodes(body)
+                yield from _graphs(body)
 
 
 def _widen(tensor: onnx.TensorProto) -> None:

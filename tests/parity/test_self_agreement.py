@@ -244,3 +244,15 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "docs" / "examples" / "my_serving.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "a row alone and in a batch of 4" in out and "whole and token by token" in out
+
+
+def test_a_text_of_improbable_tokens_only_agrees_by_its_divergence():
+    """Below `LARGE` no token counts for the largest change; garbage must not pass for that."""
+    random = np.random.default_rng(9)
+    table, other = random.normal(size=(2, 5000, 5000))
+    ids = random.integers(0, 5000, (2, 12))
+    model = LanguageModel("many", lambda ids: 0.01 * table[ids])
+    found = stream_agreement(model, ids, lambda ids: 0.2 * other[ids])
+    assert found.largest == 0.0
+    assert not found.within(1e-3)
+    assert found.within(found.divergence)

@@ -34,10 +34,13 @@ def agreements(
         for name in ("models", "ids"):
             if name not in functions:
                 raise UserFileError(f"expected a function `{name}()` in {file}, which has none")
-        models, ids = (
-            _models(file, functions["models"]),
-            np.asarray(guarded(file, functions["ids"])),
-        )
+        models = _models(file, functions["models"])
+        ids = guarded(file, lambda: np.asarray(functions["ids"]()))
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise UserFileError(
+                f"expected token ids (N,) of integers of `ids()` in {file}, got {ids.dtype} of "
+                f"shape {ids.shape}"
+            )
         if len(models) == 1:
             found = _run(file, lambda: _with_itself(models[0], ids, window, rows, functions))
             within = [margin is not None and each.within(margin) for each in found]

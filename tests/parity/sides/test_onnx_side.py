@@ -286,6 +286,98 @@ def test_a_table_or_an_unused_feature_is_not_excused():
     assert side.made(["table", "w"]) == []
 
 
+def test_exchanged_outputs_are_found():
+    class Two(torch.nn.Module):
+        def forward(self, x):
+            return x * 2, x * 3
+
+    healthy, exchanged = (
+        f"main (float[5, 8] x) => (float[5, 8] {names}) {{ m = Mul(x, two) n = Mul(x, three) }}"
+        for names in ("m, float[5, 8] n", "n, float[5, 8] m")
+    )
+    stored = {"two": np.float32(2), "three": np.float32(3)}
+    for text, holds in ((healthy, True), (exchanged, False)):
+        sides = TorchSide(Two(), X), OnnxSide(parsed(text, **stored), X)
+        report = compare(Port("two", *sides, gradients=False, bfloat16=False))
+        assert report.holds == holds, report.text()
+
+
+class Scaled(torch.nn.Module):
+    """Constants that an exporter computes from parameters: 1 + w, exp(a), and a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.a = (torch.nn.Parameter(0.1 * torch.randn(8)) for _ in range(2))
+        self.register_buffer("angles", 0.37 * torch.arange(40.0).reshape(5, 8))
+
+    def forward(self, x):
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.w)
+        return x * torch.exp(self.a) + torch.sin(self.angles) * x
+
+
+def test_constants_that_the_exporter_computed_hold_and_a_wrong_one_does_not(tmp_path):
+    torch.manual_seed(6)
+    module, path = Scaled().eval(), tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.from_numpy(X),), path, dynamo=True, verbose=False)
+
+    def report_of(model):
+        sides = TorchSide(module, X), OnnxSide(model, X)
+        return compare(Port("scaled", *sides, gradients=False, bfloat16=False))
+
+    assert report_of(path).holds, report_of(path).text()
+    model = onnx.load(path)
+    stored = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    value = numpy_helper.to_array(stored).copy()
+    value.flat[-1] *= np.float32(1.001)
+    stored.CopyFrom(numpy_helper.from_array(value, stored.name))
+    assert not report_of(model).holds
+
+
+def test_a_trained_parameter_that_differs_is_wrong_even_if_no_result_shows_it():
+    """A bias that the next step cuts off; a kernel's tap that meets only padding."""
+
+    class Cut(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.full((8,), -100.0))
+            self.head = torch.nn.Linear(8, 6, bias=False)
+
+        def forward(self, x):
+            return self.head(torch.relu(x + self.bias) + x)
+
+    module = Cut().eval()
+    text = """main (float[5, 8] x) => (float[5, 6] y) {
+        a = Add(x, bias) r = Relu(a) s = Add(r, x) y = MatMul(s, "head.weight") }"""
+    head = module.head.weight.detach().numpy().T.copy()
+    wrong = np.full(8, -100.0, np.float32)
+    wrong[3] = -101.0
+    for bias, holds in ((module.bias.detach().numpy(), True), (wrong, False)):
+        model = parsed(text, **{"bias": bias, "head.weight": head})
+        sides = TorchSide(module, X), OnnxSide(model, X)
+        report = compare(Port("cut", *sides, gradients=False, bfloat16=False))
+        assert report.holds == holds, report.text()
+
+
+def test_a_provider_that_is_not_there_is_told():
+    with pytest.raises(SideError, match="NoSuchProvider is not available here; there are "):
+        OnnxSide(product(), X, providers=("NoSuchProvider",))
+
+
+@pytest.mark.parametrize("given", [{"a": 1}, "text", [[1.0], [1.0, 2.0]]])
+def test_an_input_that_is_no_array_is_told(given):
+    with pytest.raises(SideError, match="expected an array for the input x"):
+        OnnxSide(product(), given)
+
+
+def test_an_input_in_bfloat16_is_read():
+    side = OnnxSide(product(), torch.from_numpy(X).bfloat16())
+    np.testing.assert_array_equal(
+        side.inputs()["0"], torch.from_numpy(X).bfloat16().float().numpy()
+    )
+
+
 def test_outputs_are_those_of_the_runtime_bit_for_bit(exported):
     model = exported["torch.export"]
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -406,13 +498,13 @@ def test_a_moved_operand_stays_in_the_domain_of_a_root(rounding):
 
 SCALED = """main (float[5, 8] x) => (float[5, 6] y) {
     half = Constant<value_float = 0.5>() third = Constant<value_float = 0.33333334>()
-    a = MatMul(x, w) h = Mul(a, half) t = Mul(a, third) s = Mul(a, scale)
+    a = MatMul(x, w) h = Mul(a, half) t = Mul(a, third) s = Mul(a, val_7)
     e = LeakyRelu<alpha = 0.3>(a) u = Add(h, t) v = Add(u, s) y = Add(v, e)
 }"""
 
 
 def scaled():
-    return OnnxSide(parsed(SCALED, w=W, scale=np.float32(0.7)), X)
+    return OnnxSide(parsed(SCALED, w=W, val_7=np.float32(0.7)), X)
 
 
 def test_numbers_in_the_code_have_float32_s_rounding_error_unless_they_are_short():
@@ -438,11 +530,14 @@ def test_parameters_that_the_other_side_lacks_are_moved_as_constants():
 
 
 def test_a_stored_number_is_a_parameter_only_if_it_is_named_as_one():
-    stored = {"w": W, "scale": np.float32(0.7), "head.bias": np.float32([2.0])}
-    text = """main (float[5, 8] x) => (float[5, 6] y) {
-        a = MatMul(x, w) s = Mul(a, scale) y = Add(s, "head.bias") }"""
+    stored = {"w": W, "val_3": np.float32(0.7), "head.bias": np.float32([2.0])}
+    stored |= {"onnx::Add_4": np.float32([0.5, 2.0]), "gain": np.float32(3.0)}
+    text = """main (float[5, 8] x) => (float[5, 6] y, float[5, 2] z) {
+        a = MatMul(x, w) s = Mul(a, val_3) g = Mul(s, gain) y = Add(g, "head.bias")
+        h = Constant<value_ints = [0, 1]>() i = Gather<axis = 1>(x, h)
+        z = Mul(i, "onnx::Add_4") }"""
     side = OnnxSide(parsed(text, **stored), X)
-    assert sorted(side.parameters()) == ["head.bias", "w"]
+    assert sorted(side.parameters()) == ["gain", "head.bias", "w"]
 
 
 def test_a_name_that_the_exporter_made_up_follows_its_module(exported):
@@ -470,18 +565,18 @@ def test_other_values_of_parameters_are_this_copy_s_only():
         side.with_exact({"w": W[:, :3]})
 
 
-def test_several_outputs_are_named_and_whole_numbers_compared_exactly():
+def test_several_outputs_are_known_by_place_and_whole_numbers_compared_exactly():
     text = """main (float[5, 8] x) => (float[5, 8] twice, int64[5, 1] best) {
         twice = Add(x, x) best = ArgMax<axis = 1>(x) }"""
     trace = OnnxSide(parsed(text), x=X).run()
-    assert trace.outputs == ("output.twice",)
-    np.testing.assert_array_equal(trace.exact["output.best"], X.argmax(1, keepdims=True))
+    assert trace.outputs == ("output[0]",)
+    np.testing.assert_array_equal(trace.exact["output[1]"], X.argmax(1, keepdims=True))
 
 
 def test_an_output_may_be_an_input_of_the_model():
     text = "main (float[5, 8] x) => (float[5, 8] x, float[5, 8] y) { y = Neg(x) }"
     trace = OnnxSide(parsed(text), X).run(WIDE)
-    np.testing.assert_array_equal(trace.stages["output.x"], X.astype(np.float64))
+    np.testing.assert_array_equal(trace.stages["output[0]"], X.astype(np.float64))
 
 
 def test_a_window_of_operations_ends_at_replaced_stages():
