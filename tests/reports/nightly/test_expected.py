@@ -15,7 +15,7 @@ from parity.executors.item import Answer, Item, State
 from parity.executors.local import LocalExecutor
 from parity.executors.pace import Pace
 from parity.executors.progress import Progress
-from reports.nightly.expected import EARLY, FIRST, OTHER, cost, expected_seconds, in_order
+from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, cost, expected_seconds, in_order
 from reports.nightly.run import _with_time_left
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import processor
@@ -44,6 +44,14 @@ def test_the_newest_readable_night_of_this_processor_says_how_long_parts_take(
     assert expected_seconds(tmp_path, ["plain"]) == ({"plain": 5.0}, True)
     # A part that none of them had: their nights are others.
     assert expected_seconds(tmp_path, ["plain", "new"])[1] is False
+
+
+@pytest.mark.parametrize("others", [NEWEST - 1, NEWEST])
+def test_only_the_newest_nights_say_how_long_parts_take(tmp_path: Path, others: int) -> None:
+    store(tmp_path, 1, 7.0)
+    for day in range(2, 2 + others):
+        store(tmp_path, day, 5.0, "another processor")
+    assert expected_seconds(tmp_path, ["plain"])[1] is (others < NEWEST)
 
 
 def test_a_first_night_takes_the_table(tmp_path: Path) -> None:

@@ -319,10 +319,11 @@ def test_a_run_that_another_process_fetched_meanwhile_is_there_once(tmp_path: Pa
     assert not unsent.waiting(place.parent) and assert_whole(store) == {NAME: "a"}
 
 
-def test_a_stale_folder_in_the_copy_gives_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [MANIFEST, "report.html"])
+def test_a_stale_folder_in_the_copy_gives_way(tmp_path: Path, name: str) -> None:
     store, _ = storage()
     (stale := machine(tmp_path, "writer").copy / NAME).mkdir()
-    (stale / MANIFEST).write_text("{}", encoding="utf-8")
+    (stale / name).write_text("{}", encoding="utf-8")
     place = publish(tmp_path)
     assert place == stale and b'"a"' in (place / MANIFEST).read_bytes() and store.runs(ROOT)
 
@@ -383,6 +384,16 @@ def test_no_run_json_is_sent_below_a_name_that_was_taken_away(tmp_path: Path) ->
     assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
     assert not store.written[f"{ROOT}/{NAME}/{MANIFEST}"]
     assert assert_whole(store) == {f"{NAME}-2": "a"}
+
+
+def test_a_run_of_another_below_a_name_that_was_taken_away_stays(tmp_path: Path) -> None:
+    store, below = storage()
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+    retire(below, NAME)
+    store.pipe_file(path := f"{ROOT}/{NAME}/{MANIFEST}", b"another's")
+    assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
+    assert store.objects[path][0] == b"another's" and len(store.runs(ROOT)) == 2
 
 
 def test_a_run_json_sent_before_the_name_was_taken_away_is_deleted(tmp_path: Path) -> None:

@@ -379,8 +379,9 @@ def test_what_an_earlier_version_stored_without_knowing_is_not_sent_again(tmp_pa
         store.pipe_file(f"{ROOT}/{NAME}/{path.name}", path.read_bytes())
     (writer.copy / ".unsent").mkdir()
     folder.rename(writer.copy / ".unsent" / NAME)
-    writer.send_unsent(lambda _: None)
+    writer.send_unsent((lines := []).append)
     assert assert_whole(store) == {NAME: "a"} and (writer.copy / NAME).is_dir()
+    assert len(lines) == 1 and lines[0].startswith(f"sent now: {ADDRESS}/{NAME},")
 
 
 def test_equal_runs_of_two_writers_are_two_runs(tmp_path: Path) -> None:

@@ -180,6 +180,17 @@ def test_pruning_counts_each_device_by_itself(tmp_path: Path) -> None:
     assert made.newest == 2
 
 
+def test_a_machine_that_cannot_be_identified_has_no_anchor_to_keep(tmp_path: Path) -> None:
+    """It equals no other, so no later run is compared with its runs."""
+    root = tmp_path / "runs"
+    unknown, known, *_ = (
+        write_run(root, night(day=day, **({"host": {}} if day == 1 else {}))) for day in (1, 2, 3, 4)
+    )
+    made = plan(root, 1)
+    assert unknown in made.goes
+    assert [folder for folder, why in made.spared if why.startswith("anchor")] == [known]
+
+
 @pytest.mark.parametrize("other", ["kind", "subject"])
 def test_pruning_counts_each_kind_and_subject_by_itself(tmp_path: Path, other: str) -> None:
     root = tmp_path / "runs"
