@@ -170,6 +170,8 @@ def test_an_error_of_the_page_is_told_once_and_ends_no_night(
     assert [line for line in lines if "no page" in line] == [
         f"{options.out / TONIGHT} is not renewed: RuntimeError: no page"
     ]
+    # There is nothing to see on it.
+    assert not [line for line in lines if "first page" in line]
 
 
 def test_a_page_that_cannot_be_written_at_the_end_ends_no_night(tmp_path: Path) -> None:

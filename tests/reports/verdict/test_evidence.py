@@ -183,9 +183,8 @@ def test_pruning_counts_each_device_by_itself(tmp_path: Path) -> None:
 def test_a_machine_that_cannot_be_identified_has_no_anchor_to_keep(tmp_path: Path) -> None:
     """It equals no other, so no later run is compared with its runs."""
     root = tmp_path / "runs"
-    unknown, known, *_ = (
-        write_run(root, night(day=day, **({"host": {}} if day == 1 else {}))) for day in (1, 2, 3, 4)
-    )
+    unknown = write_run(root, night(day=1, host={}))
+    known, *_ = (write_run(root, night(day=day)) for day in (2, 3, 4))
     made = plan(root, 1)
     assert unknown in made.goes
     assert [folder for folder, why in made.spared if why.startswith("anchor")] == [known]
