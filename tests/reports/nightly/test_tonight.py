@@ -245,3 +245,27 @@ def test_the_time_of_a_page_is_that_of_utc_wherever_the_night_runs(
     assert f"As of <time>{renewed}</time>" in html
     drawn = datetime.fromisoformat(renewed)
     assert drawn.utcoffset() == timedelta(0) and before <= drawn <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("part_of", [1, 2])
+def test_a_page_that_cannot_be_drawn_says_so_and_at_the_end_that_the_night_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_of: int
+) -> None:
+    """It is drawn no more, and the error is told once, however many parts follow."""
+    asked: list[str] = []
+
+    def broken(self: Tonight, state: str) -> str:
+        asked.append(state)
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr(module.Tonight, "_text", broken)
+    lines: list[str] = []
+    page = tmp_path / TONIGHT
+    with pytest.raises(KeyboardInterrupt), Tonight(tmp_path, 3, lines.append) as tonight:
+        for _ in range(part_of):
+            tonight.add(part(tmp_path / str(len(asked)), 1, measurement()))
+            assert "cannot be drawn before its end" in text(page)
+        raise KeyboardInterrupt
+    assert "ended before this page had anything to show" in text(page)
+    assert asked == ["running"]
+    assert lines == [f"{page} is not renewed: RuntimeError: no page"]
