@@ -276,6 +276,29 @@ def test_only_what_reads_nothing_but_counters_keeps_whole_numbers():
     assert asked[:2] == [True, False] and len(asked) > 2 and not any(asked[1:])
 
 
+LOOPS = {
+    "body": lambda x: jax.lax.while_loop(lambda x: x[0] < 9, lambda x: x * x, x),
+    "condition": lambda x: jax.lax.while_loop(lambda x: x[0] * x[1] < 9, lambda x: x + 1, x),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_each_turn_of_a_loop_rounds_by_signs_of_its_own(loop):
+    """Wherever an operation is in the loop; outside of it there are no turns."""
+
+    @dataclass(frozen=True)
+    class Turned(Signs):
+        def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
+            turns.append(isinstance(self.turn, jax.core.Tracer))
+            return value
+
+    turns: list[bool] = []
+    closed = jax.make_jaxpr(lambda x: loop(jnp.exp(x)))(draw(3))
+    with jax.enable_x64(True):
+        Evaluation(True, Turned(None)).run(closed, [jnp.ones(3)], Marks())
+    assert turns[0] is False and len(turns) > 1 and all(turns[1:])
+
+
 def test_tables_are_one_where_shapes_and_values_are_whatever_holds_them():
     table = draw(3, 4)
     others = [table.astype(np.float64), np.asfortranarray(table), jnp.asarray(table)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.marks import Marks
@@ -230,6 +231,17 @@ def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
 
     split, *others = recorded(function, np.arange(4.0))
     assert split.primitive == "split" and [o.parents for o in others] == [(0,), (0,)]
+
+
+def test_what_is_made_of_a_value_beside_its_mark_is_not_made_of_the_mark(x64):
+    """A mark may be replaced by the other program's value; what reads past it is not."""
+
+    def function(x):
+        value = jnp.sin(x)
+        return checkpoint_name(value, "stage") + 1, value * 2
+
+    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
+    assert found == {"sin": (), "name": (0,), "add": (1,), "mul": (0,)}
 
 
 def custom_jvp(function):
