@@ -70,6 +70,8 @@ _FACTOR = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Attention": 1
 """Index of the operand that is perturbed for a sum; 0 for other operators."""
 FLOATS = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
 """Element types that become float64 in a float64 run."""
+STORED = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE))
+"""Element types of parameters."""
 _TYPES = frozenset(("to", "dtype"))
 """Attributes that hold an element type."""
 
@@ -167,7 +169,8 @@ class OnnxSide:
         side = copy.copy(self)
         side.model, side._sessions = onnx.ModelProto(), {}
         side.model.CopyFrom(self.model)
-        _set(side.model, {self._stored[n]: np.asarray(x, np.float32) for n, x in values.items()})
+        own = self.parameters()
+        _set(side.model, {self._stored[n]: x.astype(own[n].dtype) for n, x in values.items()})
         side._exact = {name: x for name, x in self._exact.items() if name not in values}
         return side
 
@@ -623,7 +626,7 @@ def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:
     for each in graph.initializer:
         is_named = _INVENTED.search(each.name) is None
         is_number = math.prod(each.dims) == 1 or is_short(onnx.numpy_helper.to_array(each)).all()
-        if each.data_type == onnx.TensorProto.FLOAT and (is_named or not is_number):
+        if each.data_type in STORED and (is_named or not is_number):
             path = "" if is_named else user.get(each.name, "")
             found[f"{path}.{each.name}".lstrip(".")] = each.name
     return found

@@ -549,6 +549,15 @@ def test_a_name_that_the_exporter_made_up_follows_its_module(exported):
     assert (one != two).any()
 
 
+def test_a_parameter_in_float64_is_one_and_keeps_its_dtype():
+    text = """main (float[5, 8] x) => (float[5, 6] y) {
+        d = Cast<to = 11>(x) p = MatMul(d, w) y = Cast<to = 1>(p) }"""
+    side = OnnxSide(parsed(text, w=W.astype(np.float64)), X)
+    double = side.with_parameters({"w": 2 * W})
+    assert double.parameters()["w"].dtype == np.float64
+    np.testing.assert_array_equal(double.run().stages[OUTPUT], 2 * side.run().stages[OUTPUT])
+
+
 def test_other_values_of_parameters_are_this_copy_s_only():
     side = OnnxSide(product(), X)
     double = side.with_parameters({"w": 2 * W})
