@@ -254,7 +254,7 @@ class OnnxSide:
         """Run the model once with these settings.
 
         Raises:
-            SideError: derivatives or bfloat16 are asked for, `how` names an unknown stage, or the
+            SideError: `how` wants derivatives or bfloat16, or names an unknown stage, or the
                 model does not run.
         """
         if how.cotangents is not None:
@@ -334,7 +334,7 @@ class OnnxSide:
         """Return the results of a session by name.
 
         Args:
-            forced: names of the tensors that `feed` replaces. None: the model as it is, which
+            forced: names of the tensors that `feed` replaces. None: the unmodified model, which
                 returns its outputs only.
             feed: arrays by name.
         """
