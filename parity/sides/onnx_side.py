@@ -521,9 +521,8 @@ def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.n
         return used and _is_covered(first, first.shape[-1:])
     transposed = any(each.name == "transA" and each.i for each in node.attribute)
     if kind in ("MatMul", "Gemm") and operand == 1:
-        return _is_covered(
-            first.T if transposed else first, first.T.shape[-1:] if transposed else first.shape[-1:]
-        )
+        features = first.T if transposed else first
+        return _is_covered(features, features.shape[-1:])
     if kind in ("Conv", "ConvTranspose") and operand == 1:
         # A kernel no wider than the data: each tap meets more than padding.
         fits = all(k <= n for k, n in zip(own.shape[2:], first.shape[2:], strict=True))
