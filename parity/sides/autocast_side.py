@@ -85,9 +85,11 @@ class AutocastSide(TorchSide):
         # Only the effect of rounding, on top of the module without autocast: where autocast makes
         # it another program, such as one with another branch, that difference is no rounding.
         exact = super().run(Run(Precision.FLOAT64, forced=how.forced))
-        self._moves = False
-        still = super().run(how)
-        self._moves = True
+        try:
+            self._moves = False
+            still = super().run(how)
+        finally:
+            self._moves = True
         moved = super().run(how)
         return replace(
             exact,
