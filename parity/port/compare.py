@@ -307,6 +307,9 @@ def _both_sides(port: Port) -> _Both:
     ]
     names = (name for pair in equal for name in (*pair.originals, *pair.also))
     original.shared = tables | {*names}
+    if isinstance(port.port, HoldsMade):
+        # What an exporter computed is rounded to float32, so it is no number that both sides hold.
+        ours.shared = frozenset(pair.port for pair in equal)
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
     alignment = align(*stages, outputs=returned, pins=port.pins)

@@ -66,6 +66,15 @@ ReduceSum ReduceSumSquare Softmax
 """
 SUMS = frozenset(_SUMS.split())
 """Operators that sum; an operand is perturbed as by the rounding of partial sums."""
+VIEWS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators that pass on every element."""
+NORMS = frozenset(
+    (
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("LayerNormalization", "RMSNormalization"),
+    )
+)
+"""Operators that multiply what they normalise by their second operand, and add the third."""
 _FACTOR = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Attention": 1}
 """Index of the operand that is perturbed for a sum; 0 for other operators."""
 FLOATS = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
@@ -154,7 +163,7 @@ class OnnxSide:
         A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, follows the path of
         the module that uses the tensor. Such a tensor counts only if it has several elements, and
         not all of few digits (`is_short`): exporters store the numbers in the code too, such as 0.5
-        or a factor of sizes.
+        or a factor of sizes. A single number counts only if its name has a dot.
         """
         held = {each.name: each for each in self.model.graph.initializer}
         return {n: onnx.numpy_helper.to_array(held[t]) for n, t in self._stored.items()}
@@ -213,7 +222,11 @@ class OnnxSide:
             for i, name in enumerate(node.input)
             if name == tensor
         ]
-        return any(_is_whole_use(node, i, results) for node, i in uses)
+        return any(
+            _is_whole_use(node, i, results)
+            or (i == 0 and node.op_type in VIEWS and self._takes_part(node.output[0], results))
+            for node, i in uses
+        )
 
     def operation_results(self) -> list[np.ndarray]:
         """Return the floating-point results of all nodes of a float64 run."""
@@ -509,6 +522,8 @@ def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.n
     first, own = values[0], values[operand]
     if first is None or own is None or not first.ndim:
         return False
+    if kind in NORMS and operand in (1, 2):
+        return operand == 2 or bool(first.any())
     if kind in ("Mul", "Div") and len(values) == 2:
         other = values[1 - operand]
         return other is not None and _is_covered(other, own.shape)
@@ -623,9 +638,11 @@ def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:
                 user.setdefault(name, modules[-1])
     found = {}
     for each in graph.initializer:
-        is_named = _INVENTED.search(each.name) is None
-        is_number = math.prod(each.dims) == 1 or is_short(onnx.numpy_helper.to_array(each)).all()
-        if each.data_type in STORED and (is_named or not is_number):
+        is_named, one = _INVENTED.search(each.name) is None, math.prod(each.dims) == 1
+        is_number = one or is_short(onnx.numpy_helper.to_array(each)).all()
+        # A number may also have the name of an operation, such as `exp`, but no dot.
+        is_parameter = "." in each.name if one else is_named
+        if each.data_type in STORED and (is_parameter or not is_number):
             path = "" if is_named else user.get(each.name, "")
             found[f"{path}.{each.name}".lstrip(".")] = each.name
     return found
