@@ -179,6 +179,16 @@ def test_a_perturbed_run_is_the_float64_run_and_the_effect_of_rounding():
     assert side.module.calls == 0  # put back after each run
 
 
+def test_what_is_written_through_a_view_is_in_the_shadow_of_the_whole():
+    with torch.no_grad(), Shadows(0) as shadows:
+        whole = X.clone()
+        part = whole[:1]
+        part.mul_(1.7)
+    wanted = shadows.of(part)
+    np.testing.assert_array_equal(shadows.of(whole)[:1].numpy(), wanted.numpy())
+    assert not torch.equal(wanted, 1.7 * X[:1].double())  # moved
+
+
 def test_an_operation_without_floating_operands_runs_once():
     module = Everyday().eval()
     with Shadows(0):
