@@ -70,6 +70,12 @@ def test_prompts_may_be_left_out_and_never_outnumber_the_places_of_the_text(file
     assert "of 396 prompts" in many.output
 
 
+def test_a_prompt_of_a_short_window_has_a_token(file):
+    done = cli("tasks", file(TWO, shift=1e-9), "--margin", "1", "--window", "3", "--prompts", "2")
+    assert done.exit_code == 0, done.output
+    assert "of 2 prompts" in done.output
+
+
 def test_without_a_margin_nothing_was_tested(file):
     done = cli("tasks", file(TWO, shift=1e-9), *SMALL)
     assert done.exit_code == 5
