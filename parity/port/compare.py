@@ -393,9 +393,8 @@ class _Both:
         """Return the port's parameters that an exporter computed from the trained ones
         (`HoldsMade`).
 
-        A parameter with a trained one's name is among them only if it is that one with each row
-        times a number, as a convolution with a norm folded in. Any other value would be a wrong
-        weight.
+        A parameter with a trained one's name is among them only if it is that one with a norm
+        folded in (`folded`). Any other value would be a wrong weight.
 
         Args:
             shown: parameters that already count as equal.
@@ -405,7 +404,9 @@ class _Both:
             return []
         theirs, mine = self.original.side.parameters(), side.parameters()
         other = [n for n in _not_the_original_s(self.names.matching) if n not in shown]
-        return side.made([n for n in other if n not in theirs or n in folded(other, mine, theirs)])
+        missing = [entry.name for entry in self.names.matching.unmatched_original]
+        scaled = folded(other, mine, theirs, missing)
+        return side.made([n for n in other if n not in theirs or n in scaled])
 
     def misconverted(
         self, rows: Sequence[Measurement], port: Port, place: Place, again: bool

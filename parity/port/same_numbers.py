@@ -103,28 +103,36 @@ ROUNDINGS = 4
 of the factor's product with it and one of the factor itself."""
 
 
-def folded(names: Collection[str], port: Arrays, original: Arrays) -> set[str]:
+def folded(
+    names: Collection[str], port: Arrays, original: Arrays, missing: Collection[str]
+) -> set[str]:
     """Return the parameters into which an exporter folded a factor for each row, such as a norm.
 
     They are matrices or kernels that hold the original's values of the same name times a number for
-    each index of one axis, and the biases beside them.
+    each index of one axis, and the biases beside them. The port must lack a vector of the original
+    that has an element for each of these numbers, such as the weight of the norm.
 
     Args:
         names: parameters of the port with other values than the original's.
         port: parameters of the port, by name.
         original: parameters of the original, by name.
+        missing: parameters of the original that the port lacks.
     """
+    lengths = {original[name].size for name in missing if original[name].ndim == 1}
     known = [
         n for n in names if n in original and port[n].shape == original[n].shape and port[n].size
     ]
-    scaled = {n for n in known if port[n].ndim > 1 and _is_scaled(port[n], original[n])}
+    scaled = {n for n in known if port[n].ndim > 1 and _is_scaled(port[n], original[n], lengths)}
     parents = {name.rpartition(".")[0] for name in scaled}
     return scaled | {n for n in known if port[n].ndim == 1 and n.rpartition(".")[0] in parents}
 
 
-def _is_scaled(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether `x` is `y` times a finite number for each index of one axis."""
-    for axis in range(x.ndim):
+def _is_scaled(x: np.ndarray, y: np.ndarray, lengths: Collection[int]) -> bool:
+    """Return whether `x` is `y` times a finite number for each index of an axis of such a length.
+
+    An axis whose indices have one element each shows nothing: any values are a multiple there.
+    """
+    for axis in (i for i, n in enumerate(x.shape) if n in lengths and x.size > n):
         rows, others = (
             np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1).astype(np.float64) for a in (x, y)
         )

@@ -201,7 +201,7 @@ class OnnxSide:
         return {key: x for key, (_, x) in self._given.items()}
 
     def made(self, names: Collection[str]) -> list[str]:
-        """Return those of some parameters of which every element takes part in the results.
+        """Return those of some parameters of which every element takes part in an operation.
 
         A bias does, and a factor of a product or convolution if no feature of the other operand is
         0 everywhere. A table of which rows are read does not. See `HoldsMade`.
@@ -361,10 +361,8 @@ class OnnxSide:
                 )
             session = self._sessions[forced]
             if missing := sorted({*self.providers} - {*session.get_providers()}):
-                raise RuntimeError(
-                    f"the provider {', '.join(missing)} is not available here; there are "
-                    f"{', '.join(onnxruntime.get_available_providers())}"
-                )
+                # Installed, but without what it needs, such as a device.
+                raise RuntimeError(f"the provider {', '.join(missing)} does not start here")
             names = [each.name for each in session.get_outputs()]
             return dict(zip(names, map(np.asarray, session.run(names, feed)), strict=True))
         except Exception as error:

@@ -260,10 +260,10 @@ class HoldsMade(Protocol):
     weights of a convolution into which a norm was folded."""
 
     def made(self, names: Collection[str]) -> list[str]:
-        """Return those of the parameters `names` of which every element takes part in the results.
+        """Return those of the parameters `names` of which every element takes part in an operation.
 
-        They need not equal a parameter of the other side: if one of their elements were wrong, a
-        stage would be wrong.
+        They need not equal a parameter of the other side: a wrong element changes the result of
+        that operation, which a stage shows unless a later operation hides it.
         """
         ...
 

@@ -17,7 +17,6 @@ ABOUT = """\
 FILE defines `models()`, which returns one or two `parity.LanguageModel`, and `ids()`, the token ids
 of a text (N,). With one model, `stepwise(ids)` may return its logits token by token. Exit code 0:
 within --margin; 1: not; 5: there is no --margin, so nothing was tested."""
-NOTHING_TESTED = 5
 
 
 def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
@@ -53,12 +52,13 @@ def tasks(ctx, file, margin, window, rows, prompts, new_tokens) -> None:
     token by token.
     """
     from reports.cli.views.tasks import agreements
+    from reports.verdict.decide import ExitCode
 
     lines, within = agreements(file, window, rows, prompts, new_tokens, margin)
     click.echo(printable("\n".join(lines)))
     if margin is None:
         click.echo("no --margin: nothing was tested")
-        ctx.exit(NOTHING_TESTED)
+        ctx.exit(ExitCode.NOTHING_SELECTED)
     click.echo(f"within {margin:g} nats: {'yes' if within else 'no'}")
     ctx.exit(OK if within else REGRESSED)
 

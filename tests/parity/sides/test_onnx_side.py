@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from parity import OnnxSide, Port, SideError, TorchSide, compare
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.port.compare import MADE
+from parity.port.same_numbers import folded
 from parity.sides.onnx_side import _Signs
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
 
@@ -276,6 +277,27 @@ def test_parameters_that_the_exporter_computed_are_compared_by_what_they_compute
     report = compared_with(side.with_parameters({name: wrong}))
     assert not report.holds
     assert report.culprit is not None
+
+
+def test_a_norm_is_folded_into_whole_rows_that_lack_it():
+    original = {
+        "c.weight": np.random.default_rng(7).standard_normal((6, 3, 2), np.float32),
+        "c.bias": np.ones(6, np.float32),
+        "one.weight": np.ones((6, 1), np.float32),
+        "norm.weight": np.linspace(0.5, 2, 6, dtype=np.float32),
+    }
+    factor = original["norm.weight"]
+    port = {
+        "c.weight": original["c.weight"] * factor[:, None, None],
+        "c.bias": 3 * original["c.bias"],
+        "one.weight": original["one.weight"] * factor[:, None],
+    }
+    # Of one element each, any rows are multiples.
+    assert folded(port, port, original, ["norm.weight"]) == {"c.weight", "c.bias"}
+    assert folded(port, port, original, []) == set()
+    assert folded(["c.bias"], port, original, ["norm.weight"]) == set()
+    port["c.weight"][4, 2, 1] *= np.float32(1.001)
+    assert folded(port, port, original, ["norm.weight"]) == set()
 
 
 def test_a_table_or_an_unused_feature_is_not_excused():
