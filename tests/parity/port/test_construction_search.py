@@ -1,0 +1,498 @@
+"""Single steps of the search for constructions, on programs of NumPy: nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity.engine.measure.localize import Stage
+from parity.engine.measure.measurement import Verdict
+from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.pairing.constructions import (
+    Construction,
+    Piece,
+    copied,
+    cut,
+    laid_out,
+    whole,
+)
+from parity.engine.pairing.layouts import identity, transposition
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.proposal import SECOND_COPY
+from parity.engine.pairing.stage_pairs import Pin
+from parity.port import construction_search
+from parity.port.compare import Port
+from parity.port.construction_search import (
+    CHOICES,
+    TIED,
+    Search,
+    _differs,
+    _equal_inputs,
+    _fits,
+    _is_numbered,
+    _position,
+    _turned,
+    agree,
+)
+from parity.port.localisation import Place
+from parity.port_tolerances import PortEdge
+from parity.sides.side import Precision, Rounding, Run, SideError, Trace
+from tests.parity.port.test_scripted_reports import reported, row
+
+D = 3
+X = np.random.default_rng(1).normal(size=(5, D))
+Arrays = dict[str, np.ndarray]
+Mark = Callable[[str, np.ndarray], np.ndarray]
+Function = Callable[[Arrays, Mark], np.ndarray]
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+class Program:
+    """A function of parameters, which marks its stages and returns its output."""
+
+    kind = "program"
+
+    def __init__(self, function: Function, held: Mapping[str, np.ndarray], **given: np.ndarray):
+        self.function, self.held, self.given = function, {**held}, given
+
+    def parameters(self) -> Arrays:
+        return self.held
+
+    def inputs(self) -> Arrays:
+        return self.given
+
+    def with_parameters(self, values: Mapping[str, np.ndarray]) -> Program:
+        return Program(self.function, self.held | {**values}, **self.given)
+
+    def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+        dtype = np.float32 if how.precision is Precision.FLOAT32 else np.float64
+        sign = 1 if how.seed % 2 else -1
+        move = sign * UNIT_ROUNDOFF if how.rounding is Rounding.OPERATIONS else 0.0
+        stages: Arrays = {}
+
+        def mark(name: str, value: np.ndarray) -> np.ndarray:
+            stages[name] = np.asarray(value * (1 + move), dtype)
+            return np.asarray(how.forced.get(name, stages[name]), dtype)
+
+        with np.errstate(all="ignore"):
+            held = {name: x.astype(dtype) for name, x in self.held.items()}
+            mark("output", self.function(held, mark))
+        return Trace(stages, ("output",))
+
+
+def searching(
+    original: Arrays,
+    port: Arrays,
+    pairs: Mapping[str, Construction | str],
+    function: Function = lambda p, mark: X,
+    ours: Function | None = None,
+    *,
+    fixed: Mapping[str, Construction] | None = None,
+    kept: tuple[str, ...] = (),
+    notes: Mapping[str, str] | None = None,
+) -> Search:
+    """Return a search that starts with these constructions, or copies of whole originals."""
+    theirs, mine = Program(function, original), Program(ours or function, port)
+    made = {
+        name: copied(made, original[made].shape) if isinstance(made, str) else made
+        for name, made in pairs.items()
+    }
+    known = notes or {}
+    proposal = Matching(
+        tuple(Pair(name, c, Means.PROPOSAL, known.get(name, "")) for name, c in made.items())
+    )
+    given = Port("search", theirs, mine, gradients=False, bfloat16=False)
+    return Search(given, mine, proposal, fixed or {}, kept)
+
+
+def turned(name: str) -> Construction:
+    return laid_out(name, transposition((D, D), (1, 0)))
+
+
+# What is confirmed
+
+
+def test_what_no_result_shows_is_inferred_if_every_neighbour_is_confirmed_in_one_module():
+    """Parameters without a module are in none together."""
+    for module, inferred in (("m", {"m.b"}), ("", set())):
+        names = [f"{module}.{leaf}".strip(".") for leaf in ("w", "v", "b")]
+        shapes = ((2, 3), (4, 3), (3,))
+        held = {n: draw(*shape, seed=i) for i, (n, shape) in enumerate(zip(names, shapes))}  # noqa: B905
+        port = {f"m.{name[-1]}": x for name, x in held.items()}
+        search = searching(held, port, {f"m.{name[-1]}": name for name in names})
+        search.agreed = True
+        search.effective = frozenset({"m.w", "m.v"})
+        assert search.confirmed() == {"m.w", "m.v"} and search.inferred() == inferred
+        # One of two neighbours shows nothing of the module.
+        search.effective = frozenset({"m.w"})
+        assert search.confirmed() == {"m.w"} and search.inferred() == set()
+
+
+def test_equal_parameters_are_told_apart_only_if_noise_shows_that_they_are_tied():
+    small, large = draw(TIED - 1), draw(TIED)
+    for held, distinct in (
+        ({"a": small, "b": small}, set()),
+        ({"a": large, "b": large}, {"a", "b"}),
+        ({"a": small, "b": large}, {"a", "b"}),
+    ):
+        search = searching(held, held, {name: name for name in held})
+        search.theirs = held
+        assert search.has_noise and search._distinct() == distinct
+        search.has_noise = False
+        assert search._distinct() == (distinct if held["a"].size != held["b"].size else set())
+
+
+def test_a_matrix_of_one_number_is_not_told_from_others_by_its_transpose():
+    held = {"one": draw(1, 1), "even": draw(2, 2) + draw(2, 2).T, "row": draw(1, 3)}
+    search = searching(held, held, {name: name for name in held})
+    search.theirs = held
+    assert search._distinct() == {"one", "row"}
+
+
+def test_pieces_that_were_not_tested_are_not_confirmed(monkeypatch: pytest.MonkeyPatch):
+    def both(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["v"] + X @ p["w"]
+
+    held = {"v": draw(D, D), "w": draw(D, D, seed=1)}
+    for runs, effective in ((2, {"v", "w"}), (1, {"v"})):
+        monkeypatch.setattr(construction_search, "MOST_RUNS", runs)
+        search = searching(held, held, {"v": "v", "w": "w"}, both)
+        search.run()
+        assert search.agreed and search.effective == effective
+        told = [notice for notice in search.notices if "pieces were tested" in notice]
+        assert told == ["only the first 1 of 2 pieces were tested"] * (runs == 1)
+
+
+def test_a_missing_constant_counts_as_needed_if_the_port_stops_with_other_parameters():
+    def plus(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["w"] + p["zero"]
+
+    def strict(p: Arrays, mark: Mark) -> np.ndarray:
+        if not np.array_equal(p["w"], first):
+            raise SideError("other weights than it was given")
+        return X @ p["w"]
+
+    held = {"w": draw(D, D), "zero": np.zeros(D, np.float32)}
+    search = searching(held, {"w": held["w"]}, {"w": "w"}, plus, strict)
+    first = search.theirs["w"]
+    search._test_effects(search._compared(search.pairs))
+    assert search.lost == {"zero"} and not search.effective
+    assert any("other weights than it was given" in notice for notice in search.notices)
+
+
+def test_a_result_that_a_parameter_makes_nan_depends_on_it():
+    def root(p: Arrays, mark: Mark) -> np.ndarray:
+        return X * np.sqrt(p["w"])
+
+    side = Program(root, {"w": np.ones(D)})
+    base, bounds = side.run(), {"output": 1e-3}
+    for value, differs in ((1.0, False), (1.5, True), (-1.0, True)):
+        assert _differs(side, {"w": np.full(D, value)}, Run(), base, bounds) == differs
+
+
+@pytest.mark.parametrize(("share", "needed"), [(1e-3, False), (1.0, True)])
+def test_a_constant_is_needed_if_a_result_leaves_the_widest_bound_without_it(share, needed):
+    """The original's results have names of their own, so that none of the bounds is theirs."""
+
+    def plus(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["w"] + np.float32(share) * p["zero"]
+
+    held = {"w": draw(D, D), "zero": np.zeros(D, np.float32)}
+    search = searching(held, {"w": held["w"]}, {"w": "w"}, plus, lambda p, mark: X @ p["w"])
+    bounds = {"output": 1e-6, "wide": 1e-2}
+    rows = [row(name, Verdict.PASS, tolerance=bound) for name, bound in bounds.items()]
+    search._test_effects(reported(rows))
+    assert search.lost == ({"zero"} if needed else set()) and search.effective == {"w"}
+
+
+# Noise
+
+
+def test_noise_stays_on_an_original_that_is_not_finite_without_it_either():
+    def bounded(p: Arrays, mark: Mark) -> np.ndarray:
+        if np.any(p["w"] > 1.0):
+            raise SideError("a rate above 1")
+        return X * p["w"]
+
+    for function, weight, noise in (
+        (lambda p, mark: X * p["w"] / 0.0, 1.0, True),
+        (lambda p, mark: X * np.log(1.0 - p["w"]), 0.99, False),
+        # A program that stops has no result at all.
+        (bounded, 1.0, False),
+    ):
+        held = {"w": np.full(D, weight, np.float32)}
+        search = searching(held, held, {"w": "w"}, function)
+        assert search.has_noise == noise
+        assert np.array_equal(search.theirs["w"], held["w"]) is not noise
+        assert any("infinite or NaN" in notice for notice in search.notices) is not noise
+
+
+# Questions
+
+
+def test_a_question_lists_originals_that_nothing_uses_first():
+    held = {f"used.{letter}": draw(D, D, seed=n) for n, letter in enumerate("abcde")}
+    held["free"] = draw(D, D, seed=9)
+    port = {f"p.{letter}": x for letter, x in zip("abcde", held.values(), strict=False)}
+    port["open"] = held["free"]
+    search = searching(held, port, {f"p.{letter}": f"used.{letter}" for letter in "abcde"})
+    search.pairs.pop("open", None)
+    [question] = [q for q in search.questions() if q.parameter == "open"]
+    assert question.choices[0] == "free" and len(question.choices) == CHOICES
+
+
+def test_parameters_alike_share_a_question_only_if_the_same_is_proposed_for_them():
+    held = {f"layers.{n}.{leaf}": draw(D, D, seed=n) for n in range(2) for leaf in "ab"}
+    port = {f"block.{n}.w": draw(D, D) for n in range(2)}
+    for second, asked in (("layers.1.a", ["block.{}.w"]), ("layers.1.b", [*port])):
+        search = searching(held, port, {"block.0.w": "layers.0.a", "block.1.w": second})
+        assert [question.parameter for question in search.questions()] == asked
+
+
+# Order of use
+
+
+def chained(*names: str) -> Function:
+    """Return a program that multiplies by a matrix for each name, a stage each."""
+
+    def function(p: Arrays, mark: Mark) -> np.ndarray:
+        x = X
+        for name in names:
+            x = mark(f"{name}.out", x @ p[f"{name}.w"])
+        return x
+
+    return function
+
+
+def originals(search: Search) -> dict[str, tuple[str, ...]]:
+    return {name: pair.originals for name, pair in search.pairs.items()}
+
+
+def test_the_order_of_use_decides_where_names_are_numbers_or_an_original_is_used_again():
+    held = {f"{n}.w": draw(D, D, seed=n) for n in (0, 1)}
+    port = {name: draw(D, D) for name in ("first.w", "second.w")}
+    wrong = {"first.w": "1.w", "second.w": "0.w"}
+    ours = chained("first", "second")
+    search = searching(held, port, wrong, chained("0", "1"), ours)
+    right = {"first.w": ("0.w",), "second.w": ("1.w",)}
+    assert originals(search) == right
+    assert {pair.note for pair in search.pairs.values()} == {"in the order of use"}
+    # Names with a word say more than the order does, unless the pair is a second copy.
+    held = {f"{name}.w": x for name, x in zip(("a", "b"), held.values(), strict=True)}
+    wrong = {"first.w": "b.w", "second.w": "a.w"}
+    search = searching(held, port, wrong, chained("a", "b"), ours)
+    assert originals(search) == {name: (other,) for name, other in wrong.items()}
+    copies = {"first.w": "a.w", "second.w": "a.w"}
+    search = searching(held, port, copies, chained("a", "b"), ours, notes={"second.w": SECOND_COPY})
+    assert originals(search) == {"first.w": ("a.w",), "second.w": ("b.w",)}
+
+
+def test_a_parameter_that_keeps_its_value_is_not_paired_in_the_order_of_use():
+    held = {f"{n}.w": draw(D, D, seed=n) for n in (0, 1)}
+    port = {name: draw(D, D) for name in ("own.w", "first.w", "second.w")}
+    theirs, ours = chained("0", "1"), chained("own", "first", "second")
+    search = searching(held, port, {}, theirs, ours, kept=("own.w",))
+    assert originals(search) == {"first.w": ("0.w",), "second.w": ("1.w",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "numbered"), [("0.w", True), ("1.0.w", True), ("layers.0.w", False), ("w", False)]
+)
+def test_a_module_is_numbered_if_its_name_has_no_letter(name: str, numbered: bool):
+    assert _is_numbered(name) == numbered
+
+
+# Changes
+
+
+def test_a_change_that_helped_nothing_at_one_stage_is_tried_again_at_the_next():
+    """`second` is stored the other way too, which shows only once `first` is right."""
+
+    def theirs(p: Arrays, mark: Mark) -> np.ndarray:
+        x = mark("a", X @ p["first"] + X @ p["third"])
+        return mark("b", np.tanh(x) @ p["second"])
+
+    def ours(p: Arrays, mark: Mark) -> np.ndarray:
+        x = mark("a", X @ p["first"].T + X @ p["third"])
+        return mark("b", np.tanh(x) @ p["second"].T)
+
+    held = {name: draw(D, D, seed=n) for n, name in enumerate(("second", "first", "third"))}
+    search = searching(held, held, {name: name for name in held}, theirs, ours)
+    matching = search.run()
+    assert search.agreed and search.changed == [
+        "first in the other order of axes",
+        "second in the other order of axes",
+    ]
+    assert {name: p.construction for name, p in matching.by_port.items()} == {
+        "first": turned("first"),
+        "second": turned("second"),
+        "third": copied("third", (D, D)),
+    }
+
+
+def test_answers_are_not_changed_with_parameters_of_other_layers():
+    held = {f"layers.{n}.{leaf}.w": draw(D, D) for n in range(2) for leaf in ("key", "query")}
+    answered = {"layers.1.query.w": copied("layers.1.query.w", (D, D))}
+    search = searching(held, held, {name: name for name in held}, fixed=answered)
+    [(_, made)] = search._transposed("layers.0.query.w")
+    assert made == {"layers.0.query.w": turned("layers.0.query.w")}
+    # An exchange changes two parameters, neither of which may be an answer.
+    for parameter in ("layers.0.query.w", "layers.0.key.w"):
+        other = {"key": "query", "query": "key"}[parameter.split(".")[2]]
+        [(_, made)] = search._exchanged(parameter, [f"layers.0.{other}.w"])
+        assert {name: c.parameters for name, c in made.items()} == {
+            "layers.0.query.w": ("layers.0.key.w",),
+            "layers.0.key.w": ("layers.0.query.w",),
+        }
+
+
+def test_pieces_change_places_only_if_each_lies_alike():
+    shape = (2 * D, D)
+    places = [cut(shape, shape, 0, n * D, (n + 1) * D) for n in range(2)]
+    for second, fits in ((identity((D, D)), True), (transposition((D, D), (1, 0)), False)):
+        lies = (identity((D, D)), second)
+        pieces = [
+            Piece(name, whole((D, D)), layout, place)
+            for name, layout, place in zip("ab", lies, places, strict=True)
+        ]
+        assert _fits(pieces, (1, 0)) == fits and _fits(pieces, (0, 1))
+
+
+def test_of_three_pieces_those_that_lie_alike_change_places():
+    shape = (3 * D, D)
+    lies = (identity((D, D)), identity((D, D)), transposition((D, D), (1, 0)))
+    pieces = [
+        Piece(name, whole((D, D)), layout, cut(shape, shape, 0, n * D, (n + 1) * D))
+        for n, (name, layout) in enumerate(zip("abc", lies, strict=True))
+    ]
+    assert _fits(pieces, (1, 0, 2))
+    assert not _fits(pieces, (0, 2, 1)) and not _fits(pieces, (1, 2, 0))
+
+
+def test_matrices_are_turned_together_that_lie_alike():
+    held = {name: draw(D, D, seed=n) for n, name in enumerate("abc")}
+    search = searching(held, held, {"a": "a", "b": turned("b"), "c": turned("c")})
+    [(sentence, made)] = search._together(["a", "b", "c"])
+    assert sentence == "b, c in the other order of axes"
+    assert made == {name: copied(name, (D, D)) for name in "bc"}
+
+
+def test_matrices_of_a_stack_are_turned_and_others_than_square_ones_are_not():
+    shape = (2, D, D)
+    lies = identity((D, D))
+    pieces = tuple(
+        Piece(
+            name,
+            whole((D, D)),
+            replace(lies, target=(1, D, D)),
+            cut(shape, shape, 0, n, n + 1),
+        )
+        for n, name in enumerate("ab")
+    )
+    found = _turned(Construction(shape, pieces))
+    assert found is not None
+    held = {name: draw(D, D, seed=n) for n, name in enumerate("ab")}
+    assert np.array_equal(found.from_original(held), np.stack([x.T for x in held.values()]))
+    assert _turned(copied("a", (D, 2 * D))) is None and _turned(copied("a", (D,))) is None
+
+
+def test_an_answer_keeps_the_order_of_its_parts():
+    shape = (2 * D, D)
+
+    def fused(layer: int) -> Construction:
+        pieces = (
+            Piece(
+                f"layers.{layer}.{leaf}.w",
+                whole((D, D)),
+                identity((D, D)),
+                cut(shape, shape, 0, n * D, (n + 1) * D),
+            )
+            for n, leaf in enumerate(("key", "query"))
+        )
+        return Construction(shape, tuple(pieces))
+
+    names = {f"layers.{n}.qk.w": fused(n) for n in range(2)}
+    held = {p: draw(D, D) for made in names.values() for p in made.parameters}
+    port = {name: draw(*shape) for name in names}
+    for answered in ({}, {"layers.1.qk.w": fused(1)}):
+        search = searching(held, port, names, fixed=answered)
+        [(_, made)] = search._reordered("layers.0.qk.w")
+        assert made.keys() == names.keys() - answered.keys()
+        assert made["layers.0.qk.w"].parameters == ("layers.0.query.w", "layers.0.key.w")
+
+
+def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pytest.MonkeyPatch):
+    """They may name stages that differ because of a construction."""
+    asked: list[Port] = []
+
+    def compare(port: Port) -> Any:
+        asked.append(port)
+        return reported([row("output", Verdict.PASS)])
+
+    monkeypatch.setattr(construction_search, "compare", compare)
+    held = {"w": draw(D, D)}
+    search = searching(held, held, {"w": "w"}, lambda p, mark: X @ p["w"])
+    search.port = replace(search.port, pins=(Pin("output", "output"),), gradients=True)
+    search.run()
+    # With noise and without derivatives first, then without noise and with them.
+    assert [(port.pins, port.gradients) for port in asked] == [((), False), ((), True)]
+    assert not np.array_equal(asked[0].original.parameters()["w"], held["w"])
+    assert asked[1].original.parameters()["w"] is held["w"]
+
+
+def test_a_port_that_keeps_each_of_its_values_is_not_compared():
+    """It need not share a parameter with the original."""
+    search = searching({"w": draw(D, D)}, {"v": draw(D)}, {}, kept=("v",))
+    assert search.run().pairs == () and search.report is None and not search.agreed
+
+
+def test_equal_inputs_are_told_if_they_have_several_elements():
+    ids = np.arange(3)
+    side = Program(lambda p, mark: X, {}, a=ids, b=ids.copy(), n=np.array(3), m=np.array(3))
+    [notice] = _equal_inputs(side)
+    assert notice.startswith("the inputs a and b are equal")
+    assert _equal_inputs(Program(lambda p, mark: X, {}, a=ids, b=ids + 1)) == []
+
+
+STAGES = ("a", "b", "c")
+
+
+def placed(wrong: str | None, verdict: Verdict = Verdict.FAIL, *, tested: bool = True) -> Any:
+    stages = tuple(Stage(name, 0.0, 1.0 if name == wrong else 0.0, 0.5) for name in STAGES)
+    place = Place(PortEdge.PORT64_ORIGINAL64, stages if tested else ())
+    return reported([row("c", verdict)], place)
+
+
+def test_a_position_is_the_later_the_more_stages_are_right():
+    found = [
+        _position(report, STAGES)
+        for report in (
+            placed(None, tested=False),
+            placed("a"),
+            placed("c"),
+            placed(None),
+            placed(None, Verdict.PASS),
+        )
+    ]
+    assert found == [-1, 0, 2, 3, 4]
+    assert _position(placed("c"), ("a", "b")) == -1, "a stage that was not there before"
+
+
+def test_no_change_is_better_than_stages_that_were_not_tested_unless_everything_holds(monkeypatch):
+    """Nothing shows then whether a stage became right."""
+    held = {"v": draw(D, D), "w": draw(D, D, seed=1)}
+    search = searching(held, held, {"v": "v", "w": "w"})
+    answers = iter([placed("b"), placed(None), placed(None, Verdict.PASS)])
+    monkeypatch.setattr(search, "_compared", lambda pairs: next(answers))
+    changes = [(name, {}) for name in ("first", "second", "third")]
+    monkeypatch.setattr(search, "_changes", lambda report, stages: iter(changes))
+    refused: set[str] = set()
+    (sentence, _), report = next(search._improvements(placed(None, tested=False), refused))
+    assert sentence == "third" and agree(report) and refused == {"first", "second"}
