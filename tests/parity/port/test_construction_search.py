@@ -404,28 +404,36 @@ def test_matrices_of_a_stack_are_turned_and_others_than_square_ones_are_not():
 
 
 def test_an_answer_keeps_the_order_of_its_parts():
-    shape = (2 * D, D)
+    """In another layer, and beside a parameter whose parts change their order."""
 
-    def fused(layer: int) -> Construction:
+    def fused(layer: int, leaf: str, *rest: int) -> Construction:
+        shape, part = (2 * D, *rest), (D, *rest)
         pieces = (
             Piece(
-                f"layers.{layer}.{leaf}.w",
-                whole((D, D)),
-                identity((D, D)),
+                f"layers.{layer}.{module}.{leaf}",
+                whole(part),
+                identity(part),
                 cut(shape, shape, 0, n * D, (n + 1) * D),
             )
-            for n, leaf in enumerate(("key", "query"))
+            for n, module in enumerate(("key", "query"))
         )
         return Construction(shape, tuple(pieces))
 
-    names = {f"layers.{n}.qk.w": fused(n) for n in range(2)}
-    held = {p: draw(D, D) for made in names.values() for p in made.parameters}
-    port = {name: draw(*shape) for name in names}
-    for answered in ({}, {"layers.1.qk.w": fused(1)}):
-        search = searching(held, port, names, fixed=answered)
+    names = {f"layers.{n}.qk.w": fused(n, "w", D) for n in range(2)}
+    names |= {f"layers.{n}.qk.b": fused(n, "b") for n in range(2)}
+    pieces = [piece for made in names.values() for piece in made.pieces]
+    held = {piece.parameter: np.zeros(piece.part.whole, np.float32) for piece in pieces}
+    port = {name: np.zeros(made.shape, np.float32) for name, made in names.items()}
+    for answered, others in (
+        ((), {*names}),
+        (("layers.0.qk.b",), {*names} - {"layers.0.qk.b"}),
+        (("layers.1.qk.w",), {"layers.0.qk.w", "layers.0.qk.b"}),
+    ):
+        search = searching(held, port, names, fixed={name: names[name] for name in answered})
         [(_, made)] = search._reordered("layers.0.qk.w")
-        assert made.keys() == names.keys() - answered.keys()
-        assert made["layers.0.qk.w"].parameters == ("layers.0.query.w", "layers.0.key.w")
+        assert {*made} == others
+        for name, construction in made.items():
+            assert construction.parameters == names[name].parameters[::-1]
 
 
 def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pytest.MonkeyPatch):
