@@ -408,6 +408,17 @@ def test_a_square_matrix_is_transposed_where_both_libraries_do_so() -> None:
         assert np.array_equal(same[:, :2], arrays["q.weight"])
 
 
+def test_an_answer_that_says_how_a_matrix_lies_decides_against_the_convention() -> None:
+    arrays = {"q.weight": numbered(2, 2)}
+    for turned in (False, True):
+        answer = {"of": "q.weight", "transposed": turned}
+        built = answers._from_answer(answer, arrays, "q.kernel", (2, 2)).from_original(arrays)
+        assert np.array_equal(built, arrays["q.weight"].T if turned else arrays["q.weight"])
+    # The convention holds from either library to the other.
+    back = answers._from_answer("q.kernel", {"q.kernel": numbered(2, 2)}, "q.weight", (2, 2))
+    assert np.array_equal(back.from_original({"q.kernel": numbered(2, 2)}), numbered(2, 2).T)
+
+
 def test_an_answer_takes_rows_and_reshapes() -> None:
     arrays = {"in_proj": numbered(6, 4), "out": numbered(4, 4)}
     middle = {"of": "in_proj", "rows": [2, 4], "transposed": True}

@@ -32,6 +32,7 @@ from parity.port.compare import (
     _Both,
     _completed,
     _hidden_by_tables,
+    _not_in_low_precision,
     _with_scale,
     _would_hold,
     check_two_sides,
@@ -235,6 +236,38 @@ def test_a_gate_of_what_cancels_says_what_its_error_is_relative_to():
         replace(row, note="missing in port64"),
     ):
         assert _with_scale(other, comparison) is other
+
+
+@dataclass
+class Low(Scripted):
+    """A side that computes in a low precision on purpose."""
+
+    autocast: str = "bfloat16"
+
+
+def test_a_result_in_low_precision_is_compared_by_its_error_in_that_precision():
+    """That its best tokens agree, or its float64 run, says nothing of that error."""
+    comparison = Comparison(WORK, E.PORT32_ORIGINAL32, BOUNDS, "float32", kinds=stage_kind)
+    gate = measurement(edge=E.PORT32_PORT64, quantity="out", metric="rel_l2")
+
+    def missing(side: Scripted, *rows: Measurement) -> list[str]:
+        found = _not_in_low_precision(side, rows, ("out",), comparison)
+        assert all(row.verdict is Verdict.NOT_COMPARABLE for row in found)
+        return [row.quantity for row in found]
+
+    for edge in (E.PORT32_PORT64, E.PORT32_ORIGINAL32):
+        for verdict in (Verdict.PASS, Verdict.FAIL):
+            assert missing(Low(refusing()), replace(gate, edge=edge, verdict=verdict)) == []
+    for other in (
+        replace(gate, metric="top1_flips"),
+        replace(gate, edge=WIDE),
+        replace(gate, verdict=Verdict.INFO),
+        replace(gate, verdict=Verdict.NOT_COMPARABLE),
+        replace(gate, quantity="inner"),
+    ):
+        assert missing(Low(refusing()), other) == ["out"]
+        assert missing(Scripted(refusing()), other) == []
+    assert missing(Low(refusing())) == ["out"]
 
 
 def test_two_sides_may_share_a_module_that_holds_no_parameters():

@@ -381,12 +381,14 @@ def test_each_layer_of_a_stack_may_order_its_parts_in_its_own_way(axis):
     parts = {f"l.{i}.{n}": draw(2, 3, seed=10 * i + k) for i in (0, 1) for k, n in enumerate("ab")}
     orders = (("l.0.b", "l.0.a"), ("l.1.a", "l.1.b"))
     stacked = np.stack([np.concatenate([parts[n] for n in names], axis) for names in orders])
-    pieces = dissect(stacked, parts)
-    assert pieces is not None and sorted(n for n, *_ in pieces) == sorted(parts)
-    for name, place, layout in pieces:
-        assert np.array_equal(layout(place(stacked)), parts[name])
-    made = of_parts(stacked.shape, pieces)
-    assert made.is_complete and np.array_equal(made.from_original(parts), stacked)
+    # In whatever order they are listed: layers lie in the order of their numbers.
+    for listed in (parts, dict(reversed(parts.items()))):
+        pieces = dissect(stacked, listed)
+        assert pieces is not None and sorted(n for n, *_ in pieces) == sorted(parts)
+        for name, place, layout in pieces:
+            assert np.array_equal(layout(place(stacked)), parts[name])
+        made = of_parts(stacked.shape, pieces)
+        assert made.is_complete and np.array_equal(made.from_original(parts), stacked)
 
 
 @pytest.mark.parametrize("start", [0, 2, 3, 7])

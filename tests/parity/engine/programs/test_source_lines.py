@@ -50,6 +50,12 @@ def test_a_line_that_is_not_there_has_no_excerpt(place: str, tmp_path: Path, mon
     assert excerpt(place) == ""
 
 
+def test_a_file_in_another_encoding_has_no_excerpt(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
+    assert excerpt("model.py:1 (f)") == ""
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 def test_the_operations_of_a_hidden_module_are_their_caller_s(
     hidden: bool, tmp_path: Path, monkeypatch
