@@ -779,6 +779,7 @@ def test_blocks_of_rows_cover_each_row_once():
         ((4, 50), 7),
         ((), 5),
         ((0, 3), 5),
+        ((4, 0), 3),
         ((9,), 4),
     ):
         parts = list(row_blocks(shape, elements))

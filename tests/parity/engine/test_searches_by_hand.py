@@ -403,6 +403,9 @@ def test_a_wrong_mask_is_looked_at_first_and_named_where_it_is_made():
         ("call.py:9 (h)", CALLS_MASK),
         ("apply.py:4 (k)", APPLIES),
     ]
+    # Made rightly by the same calls, as in another turn of a loop: neither line is what is wrong.
+    found, _ = searched(operations, values, known, [operations[1], operations[2]])
+    assert [line.place for line in found.lines()] == ["apply.py:4 (k)"]
     # The right mask is no suspect.
     values[3] = np.where(MASK, A, -np.inf)
     assert 3 not in [s.index for s in searched(operations, values, known)[0].suspects]
@@ -526,6 +529,13 @@ def test_a_sentence_is_the_smallest_description(number: int):
     assert where(differs, AXES).replace("everywhere", "") == where(
         differs, AXES, np.ones(SHAPE[:2], bool)
     ).replace("everywhere", "")
+
+
+def test_regions_that_fit_along_several_axes_are_split_along_the_first():
+    differs = np.zeros((6, 6), bool)
+    differs[0, :4] = differs[:4, 0] = True
+    assert where(differs) == "axis 0: 0, axis 1: 0-3; axis 0: 1-3, axis 1: 0"
+    assert where(differs.T) == where(differs)
 
 
 def test_ranges_that_are_many_are_counted():

@@ -46,7 +46,7 @@ from parity.port.localisation import ROOM, Place, _depending, _place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import EXCHANGED
 from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
-from parity.port.same_numbers import exact_sums, without_shared_tables
+from parity.port.same_numbers import exact_sums, folded, without_shared_tables
 from parity.port.side_runs import SideRuns, _roundoff
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.captured import CapturedSide
@@ -1013,3 +1013,28 @@ def test_a_table_is_shared_if_one_begins_with_the_rows_of_the_other(ours, theirs
     # A side that lists no table shares none.
     a, b, names = without_shared_tables(original, Scripted(refusing()), {"w": theirs})
     assert a is original and names == frozenset()
+
+
+def test_a_norm_is_folded_into_matrices_that_hold_a_multiple_of_each_row_or_column():
+    """And into the biases beside them, if the port lacks a vector of as many numbers."""
+    rng = np.random.default_rng(0)
+    shapes = {"m.w": (4, 3), "m.v": (4, 3), "m.b": (4,), "n.b": (4,), "one.w": (4, 1)}
+    shapes |= {"norm": (4,), "table": (3, 3)}
+    original = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    scale = original["norm"]
+    other = {name: rng.normal(size=x.shape) for name, x in original.items()}
+    port = other | {"m.w": scale[:, None] * original["m.w"]}
+    names = ["m.w", "m.v", "m.b", "n.b", "one.w"]
+    # Neither a matrix beside it, nor one whose rows have one number each, is a multiple.
+    assert folded(names, port, original, ["norm"]) == {"m.w", "m.b"}
+    assert folded(["m.v", "m.b", "one.w"], port, original, ["norm"]) == set()
+    # No vector that the port lacks has an element for each row, or it is no vector.
+    assert folded(names, port, original, []) == set()
+    assert folded(names, port, original, ["table"]) == set()
+    # By columns, up to the rounding to float32 and no more; a row of zeros is one of zeros only.
+    columns = port | {"m.w": (original["m.w"] * scale[:3]).astype(np.float32)}
+    assert folded(["m.w"], columns, original | {"norm": scale[:3]}, ["norm"]) == {"m.w"}
+    columns["m.w"][1, 2] *= 1 + 2.0**-20
+    assert folded(["m.w"], columns, original | {"norm": scale[:3]}, ["norm"]) == set()
+    nothing = original | {"m.w": np.where(np.arange(4)[:, None] == 2, 0.0, original["m.w"])}
+    assert folded(["m.w"], port, nothing, ["norm"]) == set()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from parity.device import device_kind
 from parity.engine.measure.compare import Comparison, Work
 from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Worst
@@ -306,6 +307,14 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
     assert order == {"first": 0, "beside": 1, "result": 2, "grad/w": -1}
 
 
+@pytest.mark.parametrize("device", ["", "cuda", "cpu"])
+def test_rows_are_of_the_device_that_a_case_names_and_else_of_the_one_that_runs_it(device: str):
+    report = compare(ported(device=device))
+    assert {m.device for m in report.measurements} == {device or device_kind()}
+    unsteady = compare(ported(port=Side(stages=OTHER, unsteady=True), device=device))
+    assert {m.device for m in unsteady.measurements} == {device or device_kind()}
+
+
 def test_tolerances_are_the_factors_of_the_table_times_the_floors():
     """Each side's operations and tables move its results by one share of them."""
     report = compare(ported())
@@ -565,6 +574,13 @@ class Holder(Side):
         return super().inputs() | self.given
 
 
+class Precise(Holder):
+    """A side that runs in float64 with more precise parameters."""
+
+    def with_exact(self, values: dict[str, np.ndarray]) -> Precise:
+        return self
+
+
 def test_parameters_that_both_sides_hold_bit_for_bit_are_not_perturbed():
     """Also under a second name, but not the terms of a sum, which the port holds rounded."""
     rng = np.random.default_rng(0)
@@ -579,6 +595,24 @@ def test_parameters_that_both_sides_hold_bit_for_bit_are_not_perturbed():
     }
     moved = {how.shared for how in original.asked if how.rounding is not None}
     assert moved == {frozenset({"w", "tied"})}
+    # A port that runs in float64 with the sum itself holds the terms too.
+    original = Holder({"tied": WEIGHT, **terms, "own": np.arange(5.0)}, {})
+    compare(ported(original, Precise(mine, {}, stages=OTHER), gradients=False, bfloat16=False))
+    moved = {how.shared for how in original.asked if how.rounding is not None}
+    assert moved == {frozenset({"w", "tied", *terms})}
+
+
+@pytest.mark.parametrize("off", [0.0, 0.25])
+def test_an_order_that_derivatives_show_is_right_only_if_all_gates_pass(off: float, monkeypatch):
+    """A port that fails may fail because of the order."""
+    monkeypatch.setattr(_Both, "shown_by_derivatives", lambda both: frozenset({"gates"}))
+    rows = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    port = Holder({"gates": np.roll(rows, 4, 0)}, {}, wrong={("out", p): off for p in Precision},
+                  stages=OTHER)  # fmt: skip
+    report = compare(ported(Holder({"gates": rows}, {}), port, bfloat16=False))
+    assert report.matching.by_port["gates"].is_reordered and report.holds == (off == 0.0)
+    [weights] = [m for m in report.measurements if m.metric == "unmatched"]
+    assert weights.note == ("" if report.holds else "not the original's: gates")
 
 
 def test_only_numbers_of_the_inputs_could_have_a_derivative():

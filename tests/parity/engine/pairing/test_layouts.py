@@ -194,3 +194,11 @@ def test_axes_merge_where_their_products_are_all_of_the_shape():
 def test_a_layout_has_one_size_and_a_permutation(parts):
     with pytest.raises(ValueError, match="three shapes of one size and a permutation"):
         Layout(*parts)
+
+
+@pytest.mark.parametrize("split", [(2, 3), (3, 2)])
+def test_an_axis_is_split_in_either_order(split: tuple[int, int]):
+    x = np.random.default_rng(0).normal(size=(6, 4))
+    y = x.reshape(*split, 4).transpose(1, 0, 2).reshape(split[1], 4 * split[0])
+    layout = find_layout(x, y)
+    assert layout is not None and np.array_equal(layout(x), y)

@@ -716,3 +716,12 @@ def test_layers_of_a_stack_are_counted_by_the_first_number_of_a_name():
     layers = [[parts[f"l.{i}.w{n}"] for n in order] for i, order in enumerate(((0, 1), (1, 0)))]
     found = dissect(np.stack([np.concatenate(each, axis=1) for each in layers]), parts)
     assert found is not None and {name for name, *_ in found} == {*parts}
+
+
+def test_what_is_no_number_resembles_nothing_if_differences_are_everywhere():
+    x = draw(8, 8)
+    odd = np.indices(x.shape).sum(0) % 2 > 0
+    y = np.where(odd, x + 1e-3, x)
+    assert resemblance(x, y) is not None
+    y[0, 1] = np.nan
+    assert resemblance(x, y) is None
