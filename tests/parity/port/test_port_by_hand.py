@@ -815,6 +815,21 @@ def test_three_matrices_that_are_wrong_together_are_all_named():
     assert all(" and the other matrices listed here transposed" in note for note in found.values())
 
 
+def test_a_mask_of_both_sides_hides_no_matrix_that_is_not_transposed():
+    mask = np.array([[0.0, -np.inf], [0.0, 0.0]])
+
+    def compute(held: dict[str, np.ndarray], how: Run) -> Trace:
+        return trace(b=held["b.w"] + mask, out=FOUR)
+
+    side = Kernel(refusing(), compute=compute, held={"b.w": SQUARE.T})
+    stages = (StagePair("b", "b", identity((2, 2)), AlignedBy.NAME, 0.0),)
+    pairs = (Pair("b.w", copied("b.w", (2, 2)), Means.VALUE),)
+    names = Correspondence(Alignment(stages, {}, {}), Matching(pairs))
+    original = SideRuns(Scripted(lambda how: trace(b=SQUARE + mask, out=FOUR)), None)
+    wrong = Place(WIDE, (Stage("b", 1.0, 1.0, 2.0**-20),))
+    assert list(untransposed(wrong, names, original, SideRuns(side, None))) == ["b.w"]
+
+
 def test_a_matrix_with_which_the_port_stops_is_not_named():
     def compute(held: dict[str, np.ndarray], how: Run) -> Trace:
         if held["b.w"] is not known["b.w"]:

@@ -1281,3 +1281,16 @@ def test_other_metrics_have_the_bound_of_the_table(kind: Kind):
         expected = 0.0 if kind is Kind.LOGITS else math.nan
         assert bounds.absolute(edge, kind, "top1_flips") == pytest.approx(expected, nan_ok=True)
     assert math.isnan(bounds.absolute(WIDE[3], kind, "unknown"))
+
+
+def test_a_derivative_by_a_tied_parameter_was_compared_with_that_by_the_one_it_is_tied_to():
+    """Both are of one parameter of the port."""
+    zeros = np.zeros(2)
+    made = Pair("w", copied("table", (2,)), Means.VALUE, also=("head",))
+    trace = Trace({}, (), gradients={"table": zeros, "head": zeros, "other": zeros})
+    entries = ledger_of(gates("grad/w", {}), trace, {}, Matching((made,)), left_out={})
+    assert [(e.name, e.port, e.compared) for e in entries] == [
+        ("table", "w", True),
+        ("head", "w", True),
+        ("other", "", False),
+    ]

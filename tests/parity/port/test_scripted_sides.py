@@ -648,6 +648,10 @@ def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():
     assert math.isnan(stages[1].floor)
     assert ("out", "error_over_original") in {(m.quantity, m.metric) for m in rows}
     assert not any(m.metric == "rel_l2" for m in rows if m.quantity == "out")
+    # What is no number fails all the same.
+    _, rows, _ = narrow_of(low(math.nan, refuses=rounded), low(0.5))
+    gates = {m.quantity: m.verdict for m in rows if m.metric == "rel_l2"}
+    assert gates == {"out": Verdict.FAIL}
     # What the original does and the port does not is a difference that no gate measured.
     stages, [row], notices = narrow_of(low(1.0, refuses=bfloat16), low(0.5))
     assert (stages, notices, row.verdict) == ((), (), Verdict.NOT_COMPARABLE)
