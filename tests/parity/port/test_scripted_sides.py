@@ -625,6 +625,17 @@ def test_errors_in_bfloat16_are_relative_to_each_side_s_truth():
     assert {m.quantity: m.verdict for m in rows if m.metric == "rel_l2"}["out"] is Verdict.FAIL
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_infinity_of_a_result_is_a_mask_in_bfloat16_too_where_the_case_says_so(masked: bool):
+    def answer(how: Run) -> Trace:
+        return trace(a=FOUR, out=[-np.inf, 1.0])
+
+    stages, rows, _ = narrow_of(answer, answer, masked_outputs=masked)
+    [out] = [m for m in rows if m.metric == "rel_l2" and m.quantity == "out"]
+    assert out.verdict is (Verdict.PASS if masked else Verdict.FAIL)
+    assert (stages[1].port == 0.0) == masked
+
+
 def test_an_error_over_none_is_infinite_and_is_told():
     _, rows, _ = narrow_of(low(1.0, 0.5), low(0.0))
     [fact] = [m for m in rows if m.metric == "error_over_original" and m.quantity == "out"]

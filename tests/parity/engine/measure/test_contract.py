@@ -27,6 +27,11 @@ def test_a_run_that_measured_each_planned_gate_once_fits_in_any_order():
     assert not breaches(CONTRACT, [*ROWS, fact]), "what has no tolerance is no gate"
 
 
+def test_a_contract_is_the_same_in_whatever_order_gates_are_planned():
+    gates = [Gate.of(m) for m in ROWS]
+    assert contract_of(gates[::-1]) == contract_of(gates) == tuple(sorted(CONTRACT))
+
+
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.NOT_COMPARABLE])
 def test_a_gate_that_does_not_hold_was_measured(verdict):
     rows = [replace(ROWS[0], verdict=verdict), *ROWS[1:]]

@@ -145,6 +145,11 @@ def test_heads_interleaved_in_one_axis_are_found_among_those_that_are_asked_for(
     off = y * (1 + 4 * EQUAL)
     assert entangled([x], [off], [0], [0]) == {}
     assert set(entangled([x], [off], [0], [0], equal=8 * EQUAL)) == {(0, 0)}
+    # A mask is none of the numbers, whatever stands for it on either side.
+    hidden = np.arange(32).reshape(4, 8) % 7 == 0
+    over = hidden.reshape(4, 4, 2).transpose(0, 2, 1).reshape(4, 8)
+    masked = np.where(hidden, -np.inf, x), np.where(over, -2 * MASKED, y)
+    assert set(entangled([masked[0]], [masked[1]], [0], [0])) == {(0, 0)}
     # Sums are as far apart as the arrays may be.
     wide = y * (1 + 64 * EQUAL)
     assert set(entangled([x], [wide], [0], [0], equal=128 * EQUAL)) == {(0, 0)}
