@@ -767,3 +767,11 @@ def test_elements_that_were_not_compared_leave_no_holes_in_a_region():
         where(differs, AXES, None, compared) == "rows 0-1, positions 4-9, all channels: chunks 1-2"
     )
     assert where(differs, AXES) != where(differs, AXES, None, compared)
+
+
+def test_positions_that_were_not_compared_change_no_description_of_the_others():
+    """In every row the last one: what differs in half of the channels is not all of a region."""
+    rows, positions, channels = np.indices((4, 5, 6))
+    differs, compared = (rows + channels) % 2 == 0, positions[..., 0] < 4
+    assert where(differs, compared=compared) == where(differs[:, :4]) != ""
+    assert "everywhere" not in where(differs, compared=compared)

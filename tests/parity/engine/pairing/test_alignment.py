@@ -613,6 +613,16 @@ def test_a_stage_without_a_namesake_is_paired_by_value_across_layers() -> None:
     assert names(found) == {"l.1.other": "l.0.a", "l.1.a": "l.1.a", "l.1.b": "l.1.b"}
 
 
+def test_a_namesake_of_another_size_is_no_namesake() -> None:
+    """Neither stage could be paired with the other side's stage of its layer."""
+    a, end = drawn(0), drawn(1)
+    original = {"l.0.a": a, "l.1.a": drawn(2, 3, 7), "end": end}
+    port = {"l.0.a": drawn(3, 2, 9), "l.1.a": a, "end": end}
+    found = align(original, port)
+    assert names(found) == {"l.1.a": "l.0.a", "end": "end"}
+    assert {pair.by for pair in found.pairs} == {AlignedBy.VALUE}
+
+
 def enclosed(found: Alignment, name: str) -> bool:
     [pair] = [pair for pair in found.pairs if pair.port == name]
     return pair.enclosed
@@ -626,6 +636,13 @@ def test_values_that_agree_again_much_later_do_not_enclose_a_stage(wrong: int) -
     original = {name: drawn(100 + n) for n, name in enumerate(names_of)} | right
     port = {name: drawn(200 + n) for n, name in enumerate(names_of)} | right
     assert enclosed(align(original, port), "first") == (wrong < HORIZON)
+
+
+def test_a_stage_does_not_enclose_itself() -> None:
+    """Nothing agrees behind the last one."""
+    stages = {name: drawn(n) for n, name in enumerate(("first", "second", "last"))}
+    found = align(stages, dict(stages))
+    assert [enclosed(found, name) for name in stages] == [True, True, False]
 
 
 @pytest.mark.parametrize("port_has_more", [False, True])

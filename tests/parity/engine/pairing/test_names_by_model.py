@@ -322,6 +322,15 @@ def test_a_pair_fits_where_its_modules_hold_pairs_and_its_pattern_is_paired():
     assert expected.max() > 0.5 and not context(originals, ports, []).any()
 
 
+def test_modules_that_hold_parts_of_several_fit_each_of_them_less_from_either_side():
+    originals, ports, known = ["a.x", "b.x"], ["m.x"], [("a.w", "m.w"), ("b.v", "m.v")]
+    found = naming.context(originals, ports, known)
+    back = naming.context(ports, originals, [(port, name) for name, port in known])
+    assert np.array_equal(found, back.T)
+    alone = naming.context(originals, ports, known[:1])
+    assert 0 < found[0, 0] < alone[0, 0]
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4), (4, 2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_assignment_has_the_largest_sum_and_nothing_that_cannot_be(shape, seed):
