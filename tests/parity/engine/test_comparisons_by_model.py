@@ -1175,5 +1175,7 @@ def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():
     stages = (Stage("a", 1.0, 0.0, 0.5), Stage("b", 1.0, 1.0, 0.5), Stage("c", 0.1, 1.0, 0.5))
     told = Explanation("case", "edge", "b", stages=stages)
     assert told.culprit is stages[1] and told.also_broken == ("c",) and told.carried == 1
+    # What is no number in the free run alone came from its inputs too.
+    assert replace(told, stages=(*stages, Stage("d", math.nan, 0.0, 0.5))).carried == 2
     carried = replace(told, quantity="a")
     assert carried.culprit is None and carried.also_broken == ("b", "c") and not carried.holds

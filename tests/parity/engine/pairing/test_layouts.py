@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from parity.engine.pairing import layouts
+from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import (
     Layout,
     Near,
@@ -202,3 +203,16 @@ def test_an_axis_is_split_in_either_order(split: tuple[int, int]):
     y = x.reshape(*split, 4).transpose(1, 0, 2).reshape(split[1], 4 * split[0])
     layout = find_layout(x, y)
     assert layout is not None and np.array_equal(layout(x), y)
+
+
+def test_a_difference_within_the_tolerance_may_be_in_the_few_elements_that_are_compared_first():
+    """There it is a larger share than of the whole array."""
+    tolerance = 1e-5
+    x = np.where(np.random.default_rng(0).random((100, 100)) < 0.5, -1.0, 1.0)
+    y = x.T.copy()
+    at = sample_positions(x.size, layouts.SAMPLES)[0]
+    norm = np.linalg.norm(x)
+    for share, found in ((0.9, True), (2.0, False)):
+        y.reshape(-1)[at] = x.T.reshape(-1)[at] + share * tolerance * norm
+        layout = find_layout(x, y, layouts.Near(tolerance))
+        assert (layout is not None) == found
