@@ -33,6 +33,7 @@ from parity.port.compare import (
     _completed,
     _hidden_by_tables,
     _not_in_low_precision,
+    _with_hidden,
     _with_scale,
     _would_hold,
     check_two_sides,
@@ -41,13 +42,13 @@ from parity.port.compare import (
 from parity.port.consequences import has_effect, notice_of
 from parity.port.conversion import TRIED, untransposed
 from parity.port.correspondence import Correspondence
-from parity.port.hidden import hidden
-from parity.port.localisation import ROOM, Place, _depending, _place, localise
+from parity.port.hidden import Hidden, Squares, hidden
+from parity.port.localisation import ROOM, Place, _depending, _place, localise, replaceable
 from parity.port.narrow import compare_narrow
 from parity.port.report import EXCHANGED
 from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
 from parity.port.same_numbers import exact_sums, folded, without_shared_tables
-from parity.port.side_runs import SideRuns, _roundoff
+from parity.port.side_runs import MASK, SideRuns, _roundoff
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.captured import CapturedSide
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
@@ -1053,3 +1054,49 @@ def test_a_norm_is_folded_into_matrices_that_hold_a_multiple_of_each_row_or_colu
     assert folded(["m.w"], columns, original | {"norm": scale[:3]}, ["norm"]) == set()
     nothing = original | {"m.w": np.where(np.arange(4)[:, None] == 2, 0.0, original["m.w"])}
     assert folded(["m.w"], port, nothing, ["norm"]) == set()
+
+
+@pytest.mark.parametrize("side", ["original", "port"])
+def test_a_stage_with_a_mask_on_either_side_is_not_fed_and_no_result_is(side: str):
+    masked = np.array([-2 * MASK, 1.0])
+    original, port = (
+        SideRuns(Scripted(lambda how, a=a: trace(a=a, b=FOUR, out=FOUR)), None)
+        for a in (masked if side == name else FOUR for name in ("original", "port"))
+    )
+    found = replaceable(original.best, same("a", "b", "out"), original, port)
+    assert list(found) == ["b"]
+
+
+def test_a_mask_has_no_noise_of_its_own():
+    squares = Squares()
+    squares.add({"x": np.array([-np.inf, 1.0])}, {"x": np.array([-np.inf, 3.0])})
+    assert squares.mean()["x"].tolist() == [0.0, 4.0]
+
+
+def test_a_stage_that_the_port_does_not_return_is_no_partner_of_a_result():
+    lies = identity((2,))
+    pairs = tuple(
+        StagePair(mine, name, lies, AlignedBy.NAME, 0.0)
+        for mine, name in (("inner", "hidden"), ("result", "out"))
+    )
+    original = SideRuns(Scripted(lambda how: trace(("hidden", "out"), hidden=FOUR, out=FOUR)), None)
+    port = SideRuns(Scripted(lambda how: trace(("result",), inner=FOUR, result=FOUR)), None)
+    both = _Both(Correspondence(Alignment(pairs, {}, {}), Matching(())), original, port)
+    assert both.partners() == {"out": "result"}
+
+
+@pytest.mark.parametrize(("error", "fails"), [(2.0, False), (6.0, True)])
+def test_a_row_fails_by_as_many_tolerances_as_what_is_hidden_in_it(error, fails, monkeypatch):
+    found = Hidden(count=1, below=1.0, error=error, bound=2.0)
+    monkeypatch.setattr(PortBounds, "hidden", lambda *given: found)
+    comparison = Comparison(WORK, WIDE, BOUNDS, "float64", kinds=stage_kind)
+    row = measurement(edge=WIDE, quantity="out", value=1e-9, tolerance=1e-6)
+    judged = _with_hidden(row, comparison, {"out": FOUR}, {"out": FOUR})
+    if not fails:
+        assert judged is row
+        return
+    assert (judged.verdict, judged.value) == (Verdict.FAIL, 3.0 * row.tolerance)
+    assert judged.note == found.text()
+    # What fails already, or is no relative error, stays as it is.
+    for other in (replace(row, verdict=Verdict.FAIL), replace(row, metric="max_abs")):
+        assert _with_hidden(other, comparison, {"out": FOUR}, {"out": FOUR}) is other
