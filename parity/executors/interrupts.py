@@ -80,9 +80,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             # All contexts inside have been left. End without Python's shutdown, which takes seconds
             # with JAX.
             end_groups()
-            with suppress(OSError, ValueError):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            _flush()
             answer = _answers[-1] if _answers else code
             for note in _notes:
                 note(answer)
@@ -92,6 +90,13 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(writer)
+
+
+def _flush() -> None:
+    """Write out what was printed so far; a closed stream does not hold back the other one."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _repeating(

@@ -7,6 +7,7 @@ one dies, the standard library abandons all of them and does not say which item 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -51,6 +52,8 @@ class LocalExecutor:
         # An upper bound until `start`, when the memory that items need may allow fewer.
         self.workers = workers or threads()
         self._running: dict[str, tuple[str, float]] = {}
+        # `next` of it is safe between threads, which make their workers at the same time.
+        self._numbers = itertools.count(1)
         self._threads: list[ThreadPoolExecutor] = []
         self._processes: list[_Process] = []
 
@@ -137,7 +140,7 @@ class LocalExecutor:
             # one.
             first = slot % len(devices) if width < 1 else slot * count
             shown = {"CUDA_VISIBLE_DEVICES": ",".join(devices[first : first + count])}
-        local.process = _Process(f"local:{len(self._processes) + 1}", shown, self.identity)
+        local.process = _Process(f"local:{next(self._numbers)}", shown, self.identity)
         self._processes.append(local.process)
 
     def _run(self, local: threading.local, item: Item) -> Answer:

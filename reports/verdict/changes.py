@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from parity.engine.measure.measurement import Key, Measurement, Verdict
+from parity.tolerances import NOISE_FLOOR
 from reports.provenance.host import processor
 from reports.store.manifest import Environment
 from reports.store.runs import Run
@@ -62,7 +63,8 @@ class Change:
     kind: str = ""
     """Kind of quantity, for the level of a group of gates; empty for a single gate or finding."""
     excess: float = 0.0
-    """Severity of a drift: ln of its ratio divided by ln of its limit."""
+    """Severity of a drift: ln of its ratio divided by ln of its limit. Severity of a step, whose
+    limit depends on its past: ln of its ratio divided by ln of `NOISE_FLOOR`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def _step(m: Measurement, past: Past) -> Change | None:
         return None
     what = What.WORSE if ratio > 1 else What.BETTER
     note = f"{ratio:.2f} times the median of {count(len(past.values), 'run')}"
-    return replace(_change(what, m, None, note), before=m.value / ratio)
+    excess = abs(math.log(ratio)) / math.log(NOISE_FLOOR)
+    return replace(_change(what, m, None, note), before=m.value / ratio, excess=excess)
 
 
 def tolerance_note(before: float, now: float) -> str:
@@ -281,7 +284,7 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple[Change, ...]:
-    """Sort changes by `What`, then excess of a drift, tolerance or not, place in `cases`, edge.
+    """Sort changes by `What`, then excess, tolerance or not, place in `cases`, edge.
 
     Among changes of equal `What` and excess, those with a tolerance precede those without, and
     `cases`, in their order, precede other cases: a list then begins with the case that the sentence

@@ -387,7 +387,7 @@ def unseen(run: Run, found: Sequence[tuple[Drift, PinComparison]]) -> str:
 
     Such growth, above `UNSEEN`, may be rounding or a loss of accuracy.
     """
-    first, other = found[0]
+    first, other = max(found, key=lambda each: each[0].ratio)
     case, edge, kind, metric = first.group
     several = count(len(found), "level")
     return (

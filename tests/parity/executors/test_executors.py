@@ -357,6 +357,8 @@ def test_an_item_may_kill_as_many_workers_on_a_cluster_as_here() -> None:
         (Needs(cpus=0), True),
         (Needs(gpus=1, device="H100"), True),
         (Needs(gpus=1, device="A100"), False),
+        # A name that begins another one.
+        (Needs(gpus=1, device="H10"), False),
         (Needs(cpus=4, gpus=2, memory=8, device="H100"), True),
         (Needs(cpus=4, gpus=2, memory=9, device="H100"), False),
     ],

@@ -245,9 +245,9 @@ def test_a_table_is_drawn_on_a_terminal_where_lines_are_wanted(
 
     if quiet is not None:
         report.quiet = quiet  # pyright: ignore[reportFunctionMemberAccess]
-    with Progress(Idle(1), [Item("a", "x:y")], report):
-        assert drawn == ["start"] * table
-    assert drawn == ["start", "stop"] * table
+    with Progress(Idle(1), [Item("a", "x:y")], report) as progress:
+        assert drawn == ["start"] * table and not progress._over.is_set()
+    assert drawn == ["start", "stop"] * table and progress._over.is_set()
     # It goes where lines of progress go, and leaves nothing behind.
     assert [(w["transient"], w["console"].stderr) for w in asked] == [(True, True)] * table
 
@@ -270,6 +270,22 @@ def test_a_watcher_reports_now_and_then_until_it_is_over(
         assert told.wait(30.0) and progress._live is None
     assert said[0].startswith(f"0 of {planned} in 0 s, ") and progress._over.is_set()
     assert "; a: 0 for " in said[0]
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_lines_are_told_every_half_minute_unless_a_table_shows_them(table: bool) -> None:
+    said: list[str] = []
+    waited: list[float] = []
+    progress = Progress(Idle(), [Item("a", "x:y", expected=5.0)], said.append)
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return len(waited) > 2
+
+    progress._over = types.SimpleNamespace(wait=wait)  # pyright: ignore[reportAttributeAccessIssue]
+    progress._live = object() if table else None
+    progress._watch()
+    assert waited == [30.0] * 3 and len(said) == (0 if table else 2)
 
 
 def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Path) -> None:
@@ -311,7 +327,31 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         assert answers.read(items[0]) is None
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {sweep_module.ANSWERS, sweep_module.LOCK}
+        # A file that no item wrote is in nobody's way.
+        (tmp_path / "notes").touch()
+        answers.discard()
+        assert (tmp_path / "notes").is_file()
+        (tmp_path / "notes").unlink()
         assert (tmp_path / sweep_module.ANSWERS).read_bytes() == b""
+
+
+def test_answers_survive_a_power_failure_but_for_those_of_the_last_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [100.0], []
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(sweep_module, "time", clock)
+    monkeypatch.setattr(sweep_module.os, "fsync", lambda file: synced.append(now[0]))
+    every = sweep_module.SYNCED_EVERY
+    with Answers.opened(tmp_path) as answers:
+        for number, later in enumerate((0.0, every, 1.5 * every, 2.0 * every, 3.0 * every)):
+            now[0] = 100.0 + later
+            item = Item(f"i{number}", f"{WORK}double", {"value": number})
+            answers.write(item, Answer(item.name, State.DONE, number))
+            # The next driver sees it at once.
+            lines = (tmp_path / sweep_module.ANSWERS).read_text(encoding="utf-8").splitlines()
+            assert len(lines) == number + 1
+    assert synced == [100.0 + 1.5 * every, 100.0 + 3.0 * every]
 
 
 def test_an_answer_is_stored_where_it_was_done_alone(tmp_path: Path) -> None:
@@ -371,7 +411,7 @@ def test_a_driver_that_waits_is_told_who_has_the_folder_now(tmp_path: Path, monk
     assert str(told.value).count("process ") == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch, number: int) -> None:
     """Without a lock two drivers could append to one file; no other driver is to blame."""
 
@@ -385,6 +425,22 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch, num
     assert os.strerror(number) in str(told.value) and "--out" in str(told.value)
     assert "driver alone" not in str(told.value)
     assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_an_executor_is_closed_where_nobody_waits_for_all_answers() -> None:
+    items = [Item(name, f"{WORK}double", {"value": 1}) for name in "ab"]
+    answers = run(items, engine := Idle())
+    assert next(answers).state is State.DONE and engine.closed == 0
+    answers.close()
+    assert engine.closed == 1
+
+    class Broken(Idle):
+        def start(self, items: Any) -> list[Future[Answer]]:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(run(items, engine := Broken()))
+    assert engine.closed == 1
 
 
 def test_an_item_that_leaves_no_file_has_none_of_a_killed_driver(tmp_path: Path) -> None:
@@ -458,8 +514,11 @@ def test_the_first_five_items_without_an_answer_are_named() -> None:
             return futures
 
     names = ["well", *(f"i{n}" for n in range(7))]
+    said: list[str] = []
     with pytest.raises(RuntimeError, match=r"^7 of 8 items have no answer: ") as told:
-        collect([Item(name, "x:y") for name in names], Fails())
+        collect([Item(name, "x:y") for name in names], Fails(), None, said.append)
+    # Each was told of when it was done.
+    assert len(said) == len(names)
     reasons = str(told.value).partition("answer: ")[2].split("; ")
     assert len(reasons) == 5
     assert all(reason == f"{n}: why {n}" for reason in reasons for n in [reason.split(":")[0]])
@@ -492,8 +551,10 @@ def test_accelerators_are_those_that_are_shown(
         text = f"Foo: bar\nModel: \t NVIDIA {model}\nIRQ: 3\n"
         (tmp_path / str(n) / "information").write_text(text, encoding="utf-8")
     real = item_module.Path
+    # A folder has no order; that of the devices is of their names.
+    there = types.SimpleNamespace(glob=lambda pattern: sorted(tmp_path.glob(pattern))[::-1])
     monkeypatch.setattr(
-        item_module, "Path", lambda p: tmp_path if str(p).startswith("/proc/driver") else real(p)
+        item_module, "Path", lambda p: there if str(p).startswith("/proc/driver") else real(p)
     )
     names = ("NVIDIA H100", "NVIDIA A100", "NVIDIA T4")
     for shown, expected in (
@@ -504,6 +565,7 @@ def test_accelerators_are_those_that_are_shown(
         # CUDA reads up to the first name that it does not know.
         ("-1", ()),
         ("2,-1,0", names[:1]),
+        (" 2 , -1 , 0", names[:1]),
     ):
         item_module.accelerators.cache_clear()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -511,6 +573,8 @@ def test_accelerators_are_those_that_are_shown(
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         assert item_module.accelerators() == expected
     item_module.accelerators.cache_clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a ,")
+    assert item_module.visible(3) == ["2", "GPU-a"]
 
 
 @pytest.mark.parametrize(
@@ -519,6 +583,7 @@ def test_accelerators_are_those_that_are_shown(
         (None, [Needs()], 0, 1),
         (None, [Needs()] * 20, 0, 8),
         (None, [Needs(cpus=3), Needs(cpus=1), Needs()], 0, 2),
+        (None, [Needs(cpus=1), Needs(), Needs(cpus=5)], 0, 1),
         (None, [Needs(cpus=0)] * 20, 0, 8),
         (None, [Needs(memory=30)] * 20, 0, 3),
         (None, [Needs(memory=30), Needs(memory=60)] * 9, 0, 1),
@@ -613,6 +678,22 @@ def test_each_worker_on_accelerators_sees_its_own() -> None:
     assert plain.process.shown == {} and len(engine._processes) == 7
 
 
+def test_no_two_workers_have_one_name(monkeypatch) -> None:
+    """Two threads may make theirs at once; who is at what is told by name."""
+    engine, slots = LocalExecutor(2), iter(range(2))
+    made, process = [], local._Process
+
+    def meanwhile(*words: Any) -> Any:
+        if not made:
+            made.append("first")
+            engine._open(threading.local(), slots, [], [])
+        return process(*words)
+
+    monkeypatch.setattr(local, "_Process", meanwhile)
+    engine._open(threading.local(), slots, [], [])
+    assert sorted(each.name for each in engine._processes) == ["local:1", "local:2"]
+
+
 def test_a_closed_worker_starts_no_process(monkeypatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("started")
@@ -622,6 +703,26 @@ def test_a_closed_worker_starts_no_process(monkeypatch) -> None:
     process.close()
     with pytest.raises(BrokenProcessPool, match="closed"):
         process.perform(Item("x", "y:z"))
+
+
+def test_a_worker_that_is_closed_as_it_is_about_to_start_starts_no_process(monkeypatch) -> None:
+    process = local._Process("local:1", {}, Identity.here())
+    entered: list[int] = []
+
+    class Lock:
+        def __enter__(self) -> None:
+            # First to end the process before, then to start the next one.
+            entered.append(1)
+            process.closed = len(entered) > 1
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    process._lock = Lock()  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(process, "_submit", lambda *_: entered.append(2))
+    with pytest.raises(BrokenProcessPool, match="closed"):
+        process.perform(Item("x", "y:z"))
+    assert entered == [1, 1]
 
 
 def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkeypatch) -> None:
@@ -635,7 +736,10 @@ def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkey
     pool = types.SimpleNamespace(
         submit=submit, _processes={13: None, 17: None}, shutdown=lambda **_: None
     )
-    monkeypatch.setattr(local, "ProcessPoolExecutor", lambda *_, **__: pool)
+    made: list[Any] = []
+    monkeypatch.setattr(
+        local, "ProcessPoolExecutor", lambda *args, **words: (made.append((args, words)), pool)[1]
+    )
     monkeypatch.setattr(local, "started_group", lambda pid: known.append(("started", pid)))
     monkeypatch.setattr(local, "end_group", lambda pid: known.append(("ended", pid)))
     shown = {"CUDA_VISIBLE_DEVICES": "1"}
@@ -644,6 +748,10 @@ def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkey
     process._submit(Item("x", "y:z", needs=asked), ({}, None))
     # Whatever an item asks for, it sees the accelerators of its worker.
     assert seen == ["1"]
+    # One process alone, which inherits no lock of a thread, and ends with the driver.
+    [((count, context), words)] = made
+    assert (count, context.get_start_method()) == (1, "spawn")
+    assert words == {"initializer": local._end_with_parent}
     assert known == [("started", 13), ("started", 17)] and process.setting == ({}, None)
     process.end()
     assert known[2:] == [("ended", 13), ("ended", 17)] and process.setting is None
@@ -1166,8 +1274,15 @@ def test_a_wait_forwards_each_signal_and_ends_by_the_one_that_ended_the_child(
     monkeypatch.setattr(supervision.signal, "getsignal", lambda _: before)
     monkeypatch.setattr(supervision.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(supervision.signal, "pthread_sigmask", lambda *_: set())
+
+    def kill(process: int, number: int) -> None:
+        sent.append((process, number))
+        if process == 99:
+            # It has ended meanwhile.
+            raise ProcessLookupError
+
     monkeypatch.setattr(supervision.os, "waitpid", waitpid)
-    monkeypatch.setattr(supervision.os, "kill", lambda *words: sent.append(words))
+    monkeypatch.setattr(supervision.os, "kill", kill)
     reader, writer = os.pipe()
     assert supervision._wait(99, reader, ()) == 128 + signal.SIGKILL
     # Nothing keeps this process from ending by the signal.
@@ -1189,6 +1304,28 @@ def test_a_file_that_went_while_files_were_read_hides_no_other(package: Path, mo
     before = set(identity.package_files())
     monkeypatch.setattr(identity, "digest_of_file", vanished)
     assert set(identity.package_files()) == before - {"parity/a.py"} != set()
+
+
+def test_a_file_of_the_code_that_may_not_be_read_is_an_error(package: Path, monkeypatch) -> None:
+    """Without it the code would be said to be another, or the same."""
+    monkeypatch.setattr(identity, "digest_of_file", functools.partial(raises, PermissionError()))
+    with pytest.raises(PermissionError):
+        identity.package_files()
+
+
+def test_signals_are_not_held_back_where_no_process_could_be_started(monkeypatch) -> None:
+    """A driver that cannot fork says so, and an interrupt still ends it."""
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setattr(supervision.threading, "active_count", lambda: 1)
+    refused = BlockingIOError(errno.EAGAIN, "no more processes")
+    monkeypatch.setattr(supervision.os, "fork", functools.partial(raises, refused))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        with pytest.raises(BlockingIOError):
+            supervision.supervised(lambda: 0)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_groups_are_ended_each_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1258,14 +1395,28 @@ def test_a_worker_leads_a_group_of_its_own_where_it_may(monkeypatch, error) -> N
     assert asked == [(0, 0)]
 
 
+def stream(name: str, flushed: list[str], error: type[Exception] | None) -> Any:
+    """A stream that notes that it was flushed, and then raises an error, if there is one."""
+
+    def flush() -> None:
+        flushed.append(name)
+        if error is not None:
+            raise error
+
+    return types.SimpleNamespace(flush=flush)
+
+
 class Interrupted(BaseException):
     """In the place of the end of the process."""
 
 
-@pytest.mark.parametrize("answers", [[], [5, 6]])
+@pytest.mark.parametrize(
+    ("answers", "lost"), [([], None), ([5, 6], None), ([], ValueError), ([5], BrokenPipeError)]
+)
 def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
-    monkeypatch, answers
+    monkeypatch, answers, lost
 ) -> None:
+    """Whether anybody reads what is written, or the output was closed."""
     ends: list[float] = []
     noted: list[int] = []
 
@@ -1290,9 +1441,8 @@ def test_an_interrupt_is_raised_once_noted_and_ends_with_the_last_code(
     interrupts.noted_by(lambda code: noted.append(10 * code))
     # What was written so far is written out: the process ends without Python's shutdown.
     flushed: list[str] = []
-    out, err = (functools.partial(flushed.append, name) for name in ("stdout", "stderr"))
-    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(flush=out))
-    monkeypatch.setattr(sys, "stderr", types.SimpleNamespace(flush=err))
+    monkeypatch.setattr(sys, "stdout", stream("stdout", flushed, lost))
+    monkeypatch.setattr(sys, "stderr", stream("stderr", flushed, lost))
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     fd = signal.set_wakeup_fd(-1)
     try:
@@ -1352,6 +1502,24 @@ def test_without_an_interrupt_signals_are_what_they_were() -> None:
     thread.start()
     thread.join(30.0)
     assert done == [True]
+
+
+def test_a_signal_that_a_program_handles_itself_ends_nothing(monkeypatch) -> None:
+    """Python writes the number of each signal that has a handler to the pipe."""
+    ends: list[Any] = []
+    monkeypatch.setattr(interrupts, "time", types.SimpleNamespace(sleep=ends.append))
+    monkeypatch.setattr(interrupts, "_exit", ends.append)
+    monkeypatch.setattr(interrupts, "end_groups", lambda: ends.append("groups"))
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    try:
+        with interrupts.ended_in_time(3):
+            [watcher] = [t for t in threading.enumerate() if t.name == "interrupts"]
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    watcher.join(30.0)
+    assert handled == [signal.SIGUSR1] and ends == [] and not watcher.is_alive()
 
 
 def test_without_an_interrupt_what_python_ignores_goes_where_it_went() -> None:
@@ -1429,7 +1597,7 @@ class Ray:
     def __init__(self, *nodes: dict[str, Any]) -> None:
         self.listed, self.calls, self.tasks = nodes, [], {}
         self.at: dict[str, tuple[str, float]] = {}
-        self.broken = False
+        self.broken: type[Exception] | None = None
 
     def init(self, **words: Any) -> None:
         self.calls.append(("init", words))
@@ -1441,8 +1609,8 @@ class Ray:
         self.calls.append(("shutdown", {}))
 
     def get(self, value: Any, timeout: float = 0.0) -> Any:
-        if self.broken:
-            raise TimeoutError
+        if self.broken is not None:
+            raise self.broken
         return value
 
     def remote(self, what: Any = None, **words: Any) -> Any:
@@ -1508,16 +1676,17 @@ def test_a_setting_of_ray_that_the_user_made_stays(monkeypatch) -> None:
     assert fake.seen == chosen
 
 
+@pytest.mark.parametrize("mine", [lambda *_: None, signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_ray_takes_no_handler_of_a_signal_away(elsewhere: bool) -> None:
+def test_ray_takes_no_handler_of_a_signal_away(elsewhere: bool, mine: Any) -> None:
     """A night that is ended must end with its own code; on other threads handlers are not ours."""
 
     class Taking(Ray):
         def init(self, **words: Any) -> None:
             if not elsewhere:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, lambda *_: None)
 
-    ours = signal.signal(signal.SIGTERM, mine := lambda *_: None)
+    ours = signal.signal(signal.SIGTERM, mine)
     made: list[RayExecutor] = []
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -1616,10 +1785,12 @@ def test_who_is_at_what_is_asked_every_two_seconds(ray, monkeypatch) -> None:
     assert engine.running() == {"w1": ("a", 990.0)}
     now[0] += 0.5
     assert engine.running() == {"w1": ("b", 999.0)}
+    # What was known last stays, where the cluster does not answer in time or at all.
+    for error in (TimeoutError, RuntimeError):
+        fake.broken = error
+        now[0] += 9.0
+        assert engine.running() == {"w1": ("b", 999.0)}
     fake.tasks["b"].set_result(Answer("b", State.DONE))
-    assert engine.running() == {}
-    fake.broken = True
-    now[0] += 9.0
     assert engine.running() == {}
 
 
@@ -1654,6 +1825,8 @@ def test_ray_is_told_all_that_an_item_needs() -> None:
         "accelerator_type": "H100",
         "runtime_env": {"env_vars": {"XLA_FLAGS": "a", "MEGALODON_NUMERICS_THREADS": "4"}},
     }
+    # The item itself stays what it is.
+    assert needs.environment == {"XLA_FLAGS": "a"}
     # A fraction of a device is shared with other items.
     assert options(Item("x", "y:z", needs=Needs(gpus=0.25))) == plain | {"num_gpus": 0.25}
     assert options(Item("x", "y:z", needs=Needs(threads=0)))["runtime_env"] == {
@@ -1667,6 +1840,9 @@ def test_an_empty_number_of_threads_is_none_while_a_task_runs(monkeypatch) -> No
         with cluster._without_empty_threads():
             assert os.environ.get("OMP_NUM_THREADS") == inside
             os.environ["OMP_NUM_THREADS"] = before or "7"
+        assert os.environ["OMP_NUM_THREADS"] == before
+        with pytest.raises(ZeroDivisionError), cluster._without_empty_threads():
+            raise ZeroDivisionError
         assert os.environ["OMP_NUM_THREADS"] == before
     monkeypatch.delenv("OMP_NUM_THREADS")
     with cluster._without_empty_threads():
@@ -1707,6 +1883,17 @@ def test_a_host_is_tried_at_its_port(monkeypatch) -> None:
     assert "at this machine" in cluster._nobody(None, ValueError("x"))
 
 
+def test_a_connection_that_was_only_tried_is_closed(monkeypatch) -> None:
+    closed: list[tuple[str, int]] = []
+
+    def connected(at: tuple[str, int], timeout: float) -> Any:
+        return types.SimpleNamespace(close=lambda: closed.append(at))
+
+    monkeypatch.setattr(cluster.socket, "create_connection", connected)
+    cluster._check_answers("host:6379")
+    assert closed == [("host", 6379)]
+
+
 def test_a_task_runs_with_its_attempt(monkeypatch) -> None:
     fake = Ray()
     monkeypatch.setitem(sys.modules, "ray", fake)
@@ -1742,6 +1929,21 @@ def test_an_answer_has_the_files_that_an_item_left_by_their_paths() -> None:
     item = Item("leaves", f"{WORK}leave", {"text": "so"}, folder=True)
     answer = item_module.perform(item, Identity.here())
     assert answer.state is State.DONE and answer.files == {"below/text": b"so"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_folder_of_an_item_goes_with_it(tmp_path: Path, monkeypatch, fails: bool) -> None:
+    monkeypatch.setattr(item_module.tempfile, "tempdir", str(tmp_path))
+    words = {"wrong": 1} if fails else {"text": "so"}
+    answer = item_module.perform(Item("x", f"{WORK}leave", words, folder=True), Identity.here())
+    assert (answer.state is State.FAILED) is fails
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_item_with_a_folder_of_its_own_may_not_be_given_another() -> None:
+    words = {"text": "so", "folder": "elsewhere"}
+    answer = item_module.perform(Item("x", f"{WORK}leave", words, folder=True), Identity.here())
+    assert answer.state is State.FAILED and "multiple values" in answer.reason
 
 
 def test_an_answer_says_where_an_item_failed() -> None:

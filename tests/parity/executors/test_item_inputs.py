@@ -253,13 +253,17 @@ def test_whatever_one_process_has_and_another_has_not_is_a_difference(change, na
         assert [line.split(" ")[0] for line in one.differences(two)] == named
 
 
-def test_settings_are_the_variables_that_change_numbers() -> None:
+def test_settings_are_the_variables_that_change_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {
         "XLA_FLAGS": "--x", "JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "2", "MKL_CBWR": "",
         "JAX_COMPILATION_CACHE_DIR": "/cache", "HOME": "/home", "NVIDIA_TF32_OVERRIDE": "0",
     }  # fmt: skip
     kept = {"XLA_FLAGS", "JAX_ENABLE_X64", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"}
     assert list(identity.settings(environment)) == sorted(kept)
+    # Of a process without a variable, and not of this one.
+    monkeypatch.setenv("XLA_FLAGS", environment["XLA_FLAGS"])
+    assert identity.settings({}) == {} and identity.settings()["XLA_FLAGS"] == "--x"
+    monkeypatch.undo()
     # An item of a simulated host has settings of its own, and a variable may be taken away.
     item = Item("x", f"{WORK}double", {"number": 1}, Needs(environment={"XLA_OF_A_TEST": ""}))
     known = replace(Identity.here(), settings={**item_module._own_identity().settings})

@@ -32,6 +32,15 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+WATCH = """
+from parity.executors.interrupts import end_with, ended_in_time
+with ended_in_time(3):
+    end_with(0)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -65,6 +74,8 @@ def test_an_end_without_a_record_is_incomplete(body: str) -> None:
         # The verdict was said; who ends the process afterwards does not change it.
         ("atexit.register(os._exit, 0); return 1", 1),
         ("atexit.register(os._exit, 9); return 0", 9),
+        # A watch is ended by an interrupt, and has a code of its own.
+        (WATCH, 0),
     ],
 )
 def test_an_end_with_a_record_has_its_code(body: str, code: int) -> None:
@@ -74,6 +85,37 @@ def test_an_end_with_a_record_has_its_code(body: str, code: int) -> None:
 def test_what_is_written_arrives_once() -> None:
     done = run("print('out'); print('err', file=sys.stderr); return 0")
     assert (done.stdout, done.stderr) == ("out\n", "err\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os._exit(0)", ENDED),
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_process_that_a_command_left_behind_is_not_waited_for(end: str, code: int) -> None:
+    """It has the pipe of the record, and lives for as long as its own input is open."""
+    program = f"""{BEFORE}
+def command():
+    if not os.fork():
+        os.read(0, 1)
+        os._exit(0)
+    {end}
+
+sys.exit(supervised(command))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as driver:
+        try:
+            assert driver.wait(timeout=60) == code
+        finally:
+            driver.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

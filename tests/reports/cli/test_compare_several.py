@@ -169,6 +169,12 @@ def test_other_work_is_marked_and_never_compared() -> None:
     assert not any(found.compared for found in several.agreements)
 
 
+def test_gates_of_one_run_alone_are_told_by_which_run_has_them() -> None:
+    more = night(measurement(), measurement(quantity="x"), measurement(quantity="y"), day=11)
+    several = compare_runs([night(measurement(), day=10), more, night(day=12)])
+    assert [(found.only_before, found.only_now) for found in several.agreements] == [(0, 2), (1, 0)]
+
+
 def test_errors_of_probes_are_rows_too() -> None:
     bad = finding(severity=Severity.ERROR, value=3.0)
     several = compare_runs(

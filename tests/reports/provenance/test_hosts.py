@@ -21,9 +21,9 @@ from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
 from reports.registry.listing import summarise_runs
 from reports.registry.lookup import change_lines, comparison_lines, judge_stored
 from reports.registry.retention import plan
-from reports.store.runs import Run, write_run
-from reports.store.schema import SCHEMA
-from reports.verdict import levels, pins
+from reports.store.runs import Run, list_runs, write_run
+from reports.store.schema import SCHEMA, StoreError
+from reports.verdict import anchors, levels, pins
 from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import What
 from reports.verdict.completeness import FIRST_SCHEMA
@@ -554,6 +554,52 @@ def test_an_anchor_of_more_gates_than_a_level_has_is_none_of_it(tmp_path: Path) 
     decision = decide(today, None, {}, anchor_pins(found, today))
     assert {c.kind: c.before for c in decision.changes} == {"block": rows[0].value}
     assert decision.comparisons[0].comparable == 2
+
+
+def test_a_night_is_an_anchor_only_for_a_level_that_no_older_one_has(tmp_path: Path) -> None:
+    """The second measured a gate more of one level, and the other level has its anchor already."""
+    one, two = (measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two"))
+    other = measurement(quantity="logits")
+    for day, rows in ((1, [other]), (2, [other, one, two]), (3, [other, one])):
+        write_run(tmp_path, Run(night(day=day).manifest, tuple(rows)))
+    found = find_anchors(tmp_path, Run(night(day=4).manifest, (other, one)), lambda old: True)
+    assert [anchor.id[:10] for anchor in found] == ["2026-11-01", "2026-11-03"]
+
+
+def test_what_is_told_of_a_reference_makes_no_other_machine(tmp_path: Path) -> None:
+    """Nor does an empty variable, which older runs do not store."""
+    told = {"kind": "recorded", "commit": "082db4b", "detail": "recordings of another day"}
+    write_run(tmp_path, night(day=1, reference=told, flags={}))
+    [anchor] = find_anchors(tmp_path, night(day=2), lambda old: True)
+    assert anchor.id == night(day=1).id
+
+
+def test_a_night_that_broke_meanwhile_is_no_anchor_and_hides_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [write_run(tmp_path, night(day=day)) for day in (1, 2)]
+    read = anchors.read_run
+
+    def damaged(folder: Path) -> Run:
+        if folder == folders[0]:
+            raise StoreError("damaged meanwhile")
+        return read(folder)
+
+    monkeypatch.setattr(anchors, "read_run", damaged)
+    [anchor] = find_anchors(tmp_path, night(day=3), lambda old: True)
+    assert anchor.id == folders[1].name
+
+
+def test_a_run_whose_work_is_unknown_is_asked_for_its_own_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day, identity in ((1, "other"), (2, "same")):
+        write_run(tmp_path, night(day=day, row={"identity": identity}))
+    listed = [replace(info, work="") for info in list_runs(tmp_path)[0]]
+    assert len(listed) == 2
+    monkeypatch.setattr(anchors, "list_runs", lambda root: (listed, []))
+    [anchor] = find_anchors(tmp_path, night(day=3), lambda old: True)
+    assert anchor.id == night(day=2).id
 
 
 def test_a_level_that_several_anchors_measured_is_that_of_the_oldest() -> None:

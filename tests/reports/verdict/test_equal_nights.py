@@ -117,6 +117,7 @@ def test_two_equal_red_nights_stay_red_and_are_equal(nights, tmp_path: Path) -> 
         (measurement(quantity="x"), "1 only in the first run; 1 only in the second."),
         (measurement(tolerance=5e-6), "1 gate compared, 0 of them equal."),
         (failing(), "1 gate compared, 0 of them equal."),
+        (measurement(verdict=Verdict.NOT_COMPARABLE), "1 gate compared, 0 of them equal."),
     ],
 )
 def test_what_is_not_the_same_is_counted(later, said: str) -> None:

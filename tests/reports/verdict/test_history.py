@@ -131,6 +131,25 @@ def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: P
     assert not load_history(tmp_path / "none", run(measurement())).past
 
 
+def test_what_a_gate_measured_before_an_update_is_its_past(tmp_path: Path) -> None:
+    """A machine is its device, processor and threads, whatever is installed there."""
+    write_run(tmp_path, earlier(noisy(2e-6), versions={"jax": "0.1"}, reference={"kind": "live"}))
+    assert load_history(tmp_path, run(noisy(1e-6))).past == {KEY: Past((2e-6,), True)}
+
+
+def test_what_varied_on_another_machine_or_long_ago_varied_elsewhere(tmp_path: Path) -> None:
+    write_run(tmp_path / "there", earlier(measurement(), day=17))
+    write_run(tmp_path / "there", earlier(noisy(2e-6), day=18, threads=64))
+    assert load_history(tmp_path / "there", run(measurement())).past == {}
+    # Of values that were never replayed since, none varied.
+    for turn in range(NOISE_WINDOW + 1):
+        row = measurement(deterministic=None if turn else False)
+        created = f"2026-11-01T{turn:02d}:00:00+00:00"
+        write_run(tmp_path / "then", earlier(row, id=f"r{turn}", created=created))
+    past = load_history(tmp_path / "then", run(measurement(deterministic=None))).past
+    assert past == {KEY: Past((1e-6,) * NOISE_WINDOW, False)}
+
+
 @pytest.mark.parametrize(("varied", "noisy_now"), [(NOISE_WINDOW + 3, True), (0, False)])
 def test_a_gate_is_noisy_if_it_varied_lately(tmp_path: Path, varied: int, noisy_now: bool) -> None:
     """What repeated bit by bit for two weeks repeats, whatever it did before."""
@@ -222,6 +241,20 @@ def test_a_run_that_cannot_be_asked_says_nothing_of_others_that_did_the_same(
     damaged = write_run(tmp_path, earlier(measurement(), day=18))
     with one_look():
         assert len(list_runs(tmp_path)[0]) == 2
+        (damaged / MEASUREMENTS).write_bytes(b"nothing of it")
+        history = load_history(tmp_path, run(measurement()))
+    assert history.baseline is not None and history.baseline.id == whole.name
+    assert [folder for folder, _ in history.unreadable] == [damaged]
+
+
+def test_a_run_that_cannot_be_asked_is_named_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "WINDOW", 2)
+    whole, damaged = (write_run(tmp_path, earlier(measurement(), day=day)) for day in (16, 17))
+    write_run(tmp_path, earlier(measurement(identity="other"), day=18))
+    with one_look():
+        assert len(list_runs(tmp_path)[0]) == 3
         (damaged / MEASUREMENTS).write_bytes(b"nothing of it")
         history = load_history(tmp_path, run(measurement()))
     assert history.baseline is not None and history.baseline.id == whole.name
@@ -341,3 +374,27 @@ def test_a_bench_that_timed_some_of_the_same_work_is_shown(tmp_path: Path) -> No
         write_run(tmp_path, bench(day, identity=identity))
     benches = load_history(tmp_path, run(measurement())).benches
     assert [it.id for it in benches] == [bench(1).id, newest.id]
+
+
+def test_benches_are_of_the_newest_one_s_work_and_not_of_one_another_s(tmp_path: Path) -> None:
+    """The oldest timed some of the same work as the second, and none of the newest one's."""
+    second, third = bench(2), bench(3)
+    more = replace(second.timings[0], identity="more")
+    write_run(tmp_path, bench(1, identity="more"))
+    for made in (replace(second, timings=(*second.timings, more)), third):
+        write_run(tmp_path, made)
+    benches = load_history(tmp_path, run(measurement())).benches
+    assert [it.id for it in benches] == [second.id, third.id]
+
+
+def test_runs_whose_work_is_unknown_are_asked_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest one shares nothing with the judged run, which says nothing of the older one."""
+    monkeypatch.setattr(history_module, "WINDOW", 2)
+    for day, identity in ((17, "same"), (18, "other")):
+        write_run(tmp_path, earlier(measurement(identity=identity), day=day))
+    listed = [replace(info, work="") for info in list_runs(tmp_path)[0]]
+    monkeypatch.setattr(history_module, "list_runs", lambda root: (listed, []))
+    found = load_history(tmp_path, run(measurement())).baseline
+    assert found is not None and found.id == earlier(day=17).id

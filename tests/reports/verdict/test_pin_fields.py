@@ -53,7 +53,8 @@ LEVEL = {
         *({name: value} for name in ("run", "pinned", "reason") for value in ("", "  ", 7, None)),
         {"pinned": "yesterday"},
         {"commit": 7},
-        {"commit": ["a"]},
+        *({"commit": value} for value in (["a"], [], 0, False)),
+        {"digest": ""},
         {"schema": SCHEMA + 1},
         {"schema": SCHEMA - 2},
         {"more": 1},
@@ -205,6 +206,26 @@ def test_pins_are_those_of_a_class_of_device_the_newest_first(tmp_path: Path) ->
     assert pinned_ids(tmp_path) == {"a", "b", "c", "d"}
 
 
+def test_a_file_that_cannot_be_read_takes_the_protection_of_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them is read first."""
+    for name in ("a", "b"):
+        pin = pin_of(run(measurement(), id=name), {}, "why", "2026-11-01")
+        write(pin, tmp_path / f"cpu-{name}.json")
+    read_text, refused = pins._text, []
+
+    def text(path: Path) -> str:
+        refused[:] = refused or [path]
+        if path in refused:
+            raise PermissionError
+        return read_text(path)
+
+    monkeypatch.setattr(pins, "_text", text)
+    found = pinned_ids(tmp_path)
+    assert found == {"a", "b"} - {refused[0].stem.removeprefix("cpu-")} != set()
+
+
 def test_the_digest_is_of_every_field(tmp_path: Path) -> None:
     pin = pin_of(run(measurement()), {}, "as measured", "2026-11-01")
     path = tmp_path / "cpu-x.json"
@@ -267,8 +288,11 @@ def test_pins_lie_where_the_code_is_committed(
     suites = [{"name": name} for name in ("b/c", "a d", "a")]
     port = run(kind="port", suites=suites).manifest
     tests = run(kind="pytest", ports=[{"title": "p"}], reference={"kind": "torch"}).manifest
+    # Through a link they are the same runs.
+    (tmp_path / "link").symlink_to(root)
     for folder in (root.parent, here):
         assert pins.beside(root) == pins.beside(root / ".." / "runs") == folder
+        assert pins.beside(tmp_path / "link") == folder
         assert pins.home(root, port).name.startswith("a+a-d+b-c~")
         assert pins.home(root, port).parent == folder / "pinned"
         assert pins.old_home(root, port) == folder / "pinned" / "a+a-d+b-c"

@@ -272,6 +272,17 @@ def test_a_pin_of_another_port_in_a_port_s_own_folder_is_not_its(tmp_path: Path)
     assert [it.run for it in pins.pins_of(root, made["a b"].manifest).pins] == [pin.run]
 
 
+def test_files_that_are_not_used_are_told_in_the_order_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"cpu-{name}.json" for name in "bca"]
+    for name in names:
+        (tmp_path / name).write_text("{", encoding="utf-8")
+    # A folder has no order.
+    monkeypatch.setattr(Path, "glob", lambda self, _: iter([self / name for name in names]))
+    assert [why.partition(" ")[0] for why in pins.load("cpu", tmp_path).unusable] == sorted(names)
+
+
 def test_a_file_that_is_named_by_the_device_alone_is_read(tmp_path: Path) -> None:
     for name in ("cpu.json", "cpu2.json"):
         (tmp_path / name).write_text("{", encoding="utf-8")

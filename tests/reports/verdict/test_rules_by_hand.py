@@ -105,6 +105,8 @@ def test_a_drift_is_a_share_of_what_passes_in_logarithms():
     # The logarithm of the limit falls with the root of the draws.
     assert drift(1.0, 1.0, UNSEEN).draws == drift(1.0, 1.0, BEYOND).draws == 1
     assert drift(1.0, 1.0, UNSEEN**3 / BEYOND).draws == 9
+    # As many as are enough, and not about as many.
+    assert [drift(1.0, 1.0, UNSEEN**root).draws for root in (1.2, 1.5, 2.01)] == [2, 3, 5]
 
 
 def test_machines_that_differ_have_room_for_two_draws_of_rounding():
@@ -172,6 +174,8 @@ GOOD = {
 )
 def test_a_pinned_level_that_no_gates_can_have_is_refused(change):
     assert level_of(GOOD).gates == 2
+    # A mean is rounded, and so is the largest.
+    assert level_of(GOOD | {"typical": 1.01}).typical == 1.01
     with pytest.raises((ValueError, TypeError)):
         level_of(GOOD | change)
 
@@ -609,6 +613,14 @@ def test_a_suite_that_came_back_after_it_was_retired_is_missed(
     assert found.word is (word or Word.INCOMPLETE)
 
 
+def test_suites_that_vanished_and_those_of_the_baseline_are_missed_together() -> None:
+    suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in ("parity", "y")]
+    gone = Vanished({"x": Seen("r", "2026-11-01T00:00:00+00:00")})
+    found = decide(run(measurement(), suites=suites[:1]), earlier(suites=suites), gone=gone)
+    assert (found.word, found.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
+    assert "a suite that this run lacks: x, y. If" in found.sentence
+
+
 def test_a_breach_of_the_contract_is_said_before_work_that_vanished() -> None:
     row = measurement()
     broken = replace(run(row, measurement(case="b")), measurements=(row,))
@@ -616,6 +628,15 @@ def test_a_breach_of_the_contract_is_said_before_work_that_vanished() -> None:
     assert "does not plan" not in decide(broken, None, gone=gone).sentence
     assert "does not plan" in decide(run(row), None, gone=gone).sentence
     assert decide(run(row), None, gone=gone).word is Word.INCOMPLETE
+
+
+def test_work_that_vanished_is_said_before_a_value_that_left_its_history() -> None:
+    row = measurement(value=3e-6, deterministic=False)
+    past = {row.key: Past((1e-9,) * NOISE_LEAST)}
+    assert decide(run(row), None, past).word is Word.REGRESSED
+    gone = Vanished({}, {("c", "jax32:oracle", "logits"): Seen("r", "2026-11-01T00:00:00+00:00")})
+    found = decide(run(row), None, past, gone=gone)
+    assert (found.word, found.counts.worse) == (Word.INCOMPLETE, 1)
 
 
 def test_without_a_baseline_no_failure_is_called_new() -> None:
@@ -728,6 +749,7 @@ def test_a_pooled_level_has_a_tolerance_if_all_have_one_and_counts_all_floors() 
     [level] = levels([measurement()], {}).values()
     one, two = replace(level, floored=1, spread=(0.1, 0.4)), replace(level, floored=1)
     assert pooled([one, two]).floored == 2 and pooled([two, one]).spread == (0.1, 0.4)
+    assert pooled([one, replace(two, spread=(0.3, 0.2))]).spread == (0.3, 0.4)
     assert pooled([one, two]).tolerance == level.tolerance
     assert pooled([one, replace(two, tolerance=0.0)]).tolerance == 0.0
 

@@ -130,6 +130,18 @@ def test_what_both_share_is_suspected_where_both_agree_and_the_reference_does_no
     assert ("suspect first what the two share" in told) == (broken == {2, 3} and absent is None)
 
 
+def test_what_both_share_is_suspected_whatever_fails_in_another_case() -> None:
+    rows = [(failing if i in (2, 3) else measurement)(edge=edge) for i, edge in enumerate(EDGES)]
+    other = failing(case="z", edge=EDGES[0])
+    told = say.regressed(run(*rows, other), None, counts(new=3), [*rows[2:], other])
+    assert "suspect first what the two share" in told
+    # The other way round, what fails elsewhere is no reason to suspect anything.
+    told = say.regressed(
+        run(*rows, other), None, counts(new=3), [rows[2], replace(rows[3], case="z")]
+    )
+    assert "suspect" not in told
+
+
 def test_a_value_beyond_its_past_is_told_with_how_far() -> None:
     changes = [
         change(What.FIXED, quantity="x"),
@@ -568,13 +580,18 @@ def test_a_first_night_beside_several_pinned_runs_counts_over_all_of_them() -> N
     assert say.first_night(partial, pair).startswith(FIRST)
 
 
-def test_the_first_of_the_levels_that_grew_unseen_is_named() -> None:
+def test_of_levels_that_grew_unseen_the_one_that_grew_most_is_named() -> None:
+    """Over all pinned runs, each of which has its own largest first."""
+    other = comparison()
+    other = replace(other, pin=replace(other.pin, run="another"))
     grown = [
         (drift("a", now=3.5, limit=4.0, what="worst"), comparison()),
-        (drift("b", now=3.2, limit=5.0), comparison()),
+        (drift("b", now=3.2, limit=5.0), other),
     ]
-    told = say.unseen(run(id="tonight"), grown)
-    assert "2 levels grew" in told and "3.50 times the worst logits of" in told
+    for found in (grown, grown[::-1]):
+        told = say.unseen(run(id="tonight"), found)
+        assert "2 levels grew" in told and "3.50 times the worst logits of run pinned on" in told
+        assert "(a, JAX float32" in told and told.count("explains up to 4.00.") == 1
 
 
 def test_a_run_is_named_with_its_whole_id() -> None:

@@ -109,6 +109,8 @@ def test_without_one_of_two_commits_there_is_no_range():
     nobody = replace(NIGHTS[3], commit=None)
     assert commit_range(NIGHTS[1], nobody) == commit_range(nobody, NIGHTS[1]) == ""
     assert commits(NIGHTS[1], nobody) == commits(nobody, NIGHTS[1]) == "not known"
+    # Two runs of unknown commits need not be of one.
+    assert commits(replace(NIGHTS[1], commit=None), nobody) == "not known"
 
 
 def test_the_run_that_held_is_named_by_its_folder_and_the_length_of_a_streak_is_told():

@@ -127,6 +127,9 @@ def test_the_responses_of_one_edge_come_before_those_of_all() -> None:
     [found] = spreads_of([row], calibrated).values()
     [alone] = spreads_of([row], {("a", "rel_l2"): {"logits": y}}).values()
     assert found == alone != STILL
+    # They are all that is known of that edge: those of all edges fill no gap.
+    calibrated["a", "rel_l2", row.edge] = {"loss": y}
+    assert spreads_of([row], calibrated) == {}
 
 
 def test_a_gate_that_does_not_respond_to_a_draw_is_left_out_of_the_jackknife() -> None:

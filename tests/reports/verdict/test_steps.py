@@ -46,6 +46,20 @@ def test_a_level_of_the_same_machine_drifts_or_gets_better(
     assert ([c.what for c in decision.changes], decision.word) == ([what], word)
 
 
+def test_of_values_beyond_their_past_the_furthest_is_named_first() -> None:
+    """Though another is of a sharper edge, and another of an earlier stage."""
+    growth = {("jax64:oracle", 1): 1.5, ("jax32:oracle", 3): 3.0, ("jax32:oracle", 2): 2.0}
+    rows = [
+        measurement(
+            edge=edge, stage=stage, quantity=f"q{stage}", value=1e-6 * times, deterministic=False
+        )
+        for (edge, stage), times in growth.items()
+    ]
+    decision = decide(run(*rows), None, {m.key: Past((1e-6,) * 10, True) for m in rows})
+    assert [c.quantity for c in decision.changes] == ["q3", "q2", "q1"]
+    assert "The worst is q3 in case" in decision.sentence
+
+
 def test_whatever_was_gated_and_is_not_measured_is_gone() -> None:
     decision = decide(run(measurement(case="other")), earlier(failing()))
     assert [c.what for c in decision.changes] == [What.GONE]

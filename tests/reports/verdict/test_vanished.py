@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -339,6 +340,19 @@ def test_a_time_without_a_zone_is_that_of_utc(tmp_path, pinned) -> None:
     for until, word in (("2026-11-01T21:30:01", Word.PASS), ("2026-11-01", Word.INCOMPLETE)):
         write_retired(pinned, [Retired("b", until, "covered", (), (group,))])
         assert judge(root, night(2, less)).decision.word is word
+
+
+@pytest.mark.parametrize("zone", ["EAST-9", "WEST+8"])
+def test_a_time_without_a_zone_is_that_of_utc_wherever_it_is_read(monkeypatch, zone: str) -> None:
+    entry = Retired("seams", "2026-11-10T21:30:01", "why", ("seams",))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            assert entry.covers("seams", Seen("r", "2026-11-10T21:30:00+00:00"))
+            assert not entry.covers("seams", Seen("r", "2026-11-10T21:30:02+00:00"))
+    finally:
+        time.tzset()
 
 
 # -- ports
