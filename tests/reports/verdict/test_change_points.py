@@ -67,6 +67,23 @@ def test_two_changes_are_found_in_order(factors: tuple[float, float]) -> None:
     assert changes[0].after == changes[1].before
 
 
+@pytest.mark.parametrize(
+    ("seed", "runs", "steps"),
+    [
+        # The first cut is fitted to three levels at once, and lies in the middle one.
+        (15, 34, [(8, 2.0), (15, 2.0)]),
+        (234, 26, [(9, 1.4), (21, 1.6)]),
+        # A level is seen only once the cut beside it is at its place.
+        (41, 47, [(10, 2.0), (15, 3.0), (19, 2.0), (39, 0.5)]),
+    ],
+)
+def test_on_a_staircase_each_change_is_where_it_is(
+    seed: int, runs: int, steps: list[tuple[int, float]]
+) -> None:
+    changes = change_points(series(seed, runs, "normal", *steps))
+    assert [c.index for c in changes] == [index for index, _ in steps]
+
+
 def test_the_starts_of_levels_are_counted_from_the_first_run() -> None:
     """Before they are fitted again, which mends most of those that are counted from elsewhere."""
     logs = np.log(series(3, 60, "normal", (20, 50.0), (40, 3.0)))

@@ -206,6 +206,14 @@ def test_pins_are_those_of_a_class_of_device_the_newest_first(tmp_path: Path) ->
     assert pinned_ids(tmp_path) == {"a", "b", "c", "d"}
 
 
+def test_a_file_with_a_conflict_protects_the_runs_of_both_sides(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    ours = next(part for part in text.split(", ") if part.startswith('"run"'))
+    both = f'\n<<<<<<< ours\n{ours},\n=======\n"run": "theirs",\n>>>>>>> theirs\n"x": 1'
+    path.write_text(text.replace(ours, both), encoding="utf-8")
+    assert read(path) is None and pinned_ids(path.parent) == {run().id, "theirs"}
+
+
 def test_a_file_that_cannot_be_read_takes_the_protection_of_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

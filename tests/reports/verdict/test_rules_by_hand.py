@@ -279,6 +279,21 @@ def test_what_has_no_tolerance_is_neither_of_other_work_nor_missed() -> None:
     assert (gone.stage, gone.tolerance, gone.note) == (7, 4e-6, "an older note")
 
 
+def test_of_another_work_the_verdict_of_this_run_counts() -> None:
+    """A gate may have had no tolerance before, and may have none any more."""
+    info = replace(ROW, tolerance=math.nan, verdict=Verdict.INFO)
+    [found] = changes_of(run(failing()), earlier(replace(info, identity="x")))
+    assert found.what is What.NEW
+    assert changes_of(run(info), earlier(replace(ROW, identity="x"))) == []
+    assert changes_of(run(info), earlier(failing(identity="x"))) == []
+
+
+@pytest.mark.parametrize(("threads", "word"), [(2, Word.CHANGED), (4, Word.PASS)])
+def test_what_another_machine_failed_is_no_change_of_this_one(threads: int, word: Word) -> None:
+    decision = decide(run(measurement()), earlier(failing(), threads=threads))
+    assert (decision.word, decision.counts.fixed) == (word, 1)
+
+
 def test_a_step_is_told_from_the_median_of_its_past() -> None:
     noisy = replace(ROW, deterministic=False)
     past = {noisy.key: Past((2e-9, *[1e-9] * NOISE_LEAST, 5e-10))}
