@@ -22,6 +22,7 @@ from reports.registry.several import _edges, table
 from reports.store.runs import Run, write_run
 from reports.store.schema import PAGE
 from reports.text import contrast_all
+from reports.verdict.changes import What
 from reports.verdict.decide import Word
 from reports.verdict.several import compare_runs
 from stability.core.findings import Severity
@@ -173,6 +174,21 @@ def test_gates_of_one_run_alone_are_told_by_which_run_has_them() -> None:
     more = night(measurement(), measurement(quantity="x"), measurement(quantity="y"), day=11)
     several = compare_runs([night(measurement(), day=10), more, night(day=12)])
     assert [(found.only_before, found.only_now) for found in several.agreements] == [(0, 2), (1, 0)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_row_is_placed_by_the_gravest_of_its_changes(turned: bool) -> None:
+    x, y = measurement(quantity="x", value=2e-6), measurement(quantity="y", value=2e-6)
+    later = [
+        night(failing(), replace(x, value=1e-6), y, day=11),
+        night(measurement(value=2e-6), failing(quantity="x"), replace(y, value=1e-6), day=12),
+    ]
+    several = compare_runs(
+        [night(measurement(), x, y, day=10), *(later[::-1] if turned else later)]
+    )
+    found = {row.gravest.quantity: row.gravest.what for row in several.rows}
+    assert found == {"logits": What.NEW, "x": What.NEW, "y": What.CHANGED}
+    assert several.rows[-1].gravest.quantity == "y"
 
 
 def test_errors_of_probes_are_rows_too() -> None:

@@ -574,6 +574,12 @@ def test_what_is_told_of_a_reference_makes_no_other_machine(tmp_path: Path) -> N
     assert anchor.id == night(day=1).id
 
 
+def test_a_machine_that_cannot_be_identified_has_no_anchor(tmp_path: Path) -> None:
+    """Not even a night of the same environment: it may have been made anywhere."""
+    write_run(tmp_path, night(day=1, host={}))
+    assert find_anchors(tmp_path, night(day=2, host={}), lambda old: True) == ()
+
+
 def test_a_night_that_broke_meanwhile_is_no_anchor_and_hides_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

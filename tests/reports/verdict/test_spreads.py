@@ -156,3 +156,6 @@ def test_a_level_counts_with_no_less_than_its_floor_and_comes_in_the_order_of_it
     # One gate that was pooled is enough for the group not to have a level of single draws.
     one = [measurement(metric=POOLED), measurement()]
     assert [metric for *_, metric in levels(one, {})] == [POOLED]
+    # Another error of the same gates keeps its level.
+    more = [*one, measurement(metric="max_abs")]
+    assert {metric for *_, metric in levels(more, {})} == {POOLED, "max_abs"}
