@@ -281,8 +281,9 @@ def sparkline(values: Sequence[float] | np.ndarray) -> str:
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     if not finite:
         return "?" * len(values)
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    top = len(_TICKS) - 1
+    low, high = min(finite), max(finite)
+    span, top = (high - low) or 1.0, len(_TICKS) - 1
+    # `low + span` may round to less than `high`.
     return "".join(
-        _TICKS[round(top * (v - low) / span)] if low <= v <= low + span else "!" for v in values
+        _TICKS[round(top * (v - low) / span)] if low <= v <= high else "!" for v in values
     )

@@ -232,7 +232,7 @@ def test_a_change_of_the_packages_after_the_last_part_makes_no_run(
     assert list((options.out / UNFINISHED).rglob(ANSWERS)), "what was measured is kept"
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize("turn", [0, 1, 2, PARTS])
 def test_a_change_of_the_packages_stops_a_night_in_one_process(
     options: Options, edited: list[str], turn: int
 ) -> None:

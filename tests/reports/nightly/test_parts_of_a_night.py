@@ -369,7 +369,9 @@ def test_items_of_a_checkpoint_know_its_content(tmp_path: Path) -> None:
 
 
 def test_a_run_is_of_a_night_if_its_shards_code_plan_and_options_are() -> None:
-    one = run(measurement(), shards=["a"], code="c", plan=["p"], selected=["s"], fault="f").manifest
+    given = {"shards": ["a"], "code": "c", "plan": ["p"], "selected": ["s"], "fault": "f"}
+    one = run(measurement(), checkpoint={"name": "n", "content": "one"}, **given).manifest
+    assert one.checkpoint
     assert _same_night(one, replace(one, id="other", created="later"))
     changes: dict[str, Any] = {
         "shards": ("b",),
@@ -377,6 +379,7 @@ def test_a_run_is_of_a_night_if_its_shards_code_plan_and_options_are() -> None:
         "plan": ("q",),
         "selected": (),
         "fault": None,
+        "checkpoint": replace(one.checkpoint, content="another"),
         "contract": (),
     }
     for name, value in changes.items():

@@ -591,3 +591,14 @@ def test_a_worker_without_a_test_that_measures_has_sent_its_plan(tmp_path: Path)
     worker.pytest_sessionfinish()
     made.pytest_testnodedown(SimpleNamespace(workeroutput=worker.config.workeroutput), None)  # pyright: ignore
     assert made.plan_was_sent and made._suite(False).planned == 0
+
+
+def test_what_a_fixture_compared_is_stored_beside_what_its_test_did(tmp_path: Path) -> None:
+    """Each phase of a test reports what it measured itself."""
+    made, phases = collector(tmp_path), ["setup", "call", "teardown"]
+    for when in phases:
+        told = report("t", measurement(case=when), when=when)
+        told.ports = [{"title": when}]
+        made.pytest_runtest_logreport(told)
+    assert [document["title"] for _, document in made.ports] == phases
+    assert [row.case for _, row in made.records] == phases

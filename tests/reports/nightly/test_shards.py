@@ -14,7 +14,15 @@ from reports.nightly.suites import SuiteRun
 from reports.provenance.host import FIELDS, fingerprint
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import StoreError
-from tests.reports.nights import described, explained, failing, finding, measurement, run
+from tests.reports.nights import (
+    described,
+    explained,
+    failing,
+    finding,
+    measurement,
+    reseal,
+    run,
+)
 
 PLAN = ("length_c", "stream_tokens", PROBES_PART)
 
@@ -245,3 +253,9 @@ def test_a_copy_of_a_shard_is_no_other_shard(stored: list[Path], tmp_path: Path)
     copy = shutil.copytree(stored[2], tmp_path / "copies" / stored[2].name)
     with pytest.raises(StoreError, match="both hold shard 3/3"):
         merge_shards([*stored, copy])
+
+
+def test_a_night_of_shards_of_an_older_version_is_stored_by_this_one(tmp_path: Path) -> None:
+    folders = [reseal(write_run(tmp_path, shard(i)), schema=4) for i in (1, 2, 3)]
+    assert {read_run(it).manifest.migrated_from for it in folders} == {4}
+    assert merge_shards(folders).manifest.migrated_from is None

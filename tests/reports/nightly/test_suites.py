@@ -27,7 +27,7 @@ from reports.nightly import suites as module
 from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
 from stability.suite import PROBES, Checkpoint
 from tests.helpers import double
-from tests.reports.nights import failing, finding, measurement
+from tests.reports.nights import explained, failing, finding, measurement
 
 REFERENCE = RecordedReference()
 RESPONSES = {"mesh megalodon data=8": {"logits": (1e-7, 2e-7)}}
@@ -469,3 +469,35 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
     assert [f.message for f in suite.findings] == ["one"]
     assert {m.case for m in alone.measurements} == {gate.case for gate in alone.contract}
     assert {m.case for m in alone.measurements} == {titles[1]}
+
+
+def test_a_case_that_breaks_down_is_not_explained_by_the_rows_before_it(monkeypatch) -> None:
+    asked: list[str] = []
+
+    def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
+        yield failing(case=case.name)
+        if case.name == "length_c":
+            raise KeyError("lost")
+
+    def explain(case: Any, known: Any) -> Any:
+        asked.append(case.name)
+        return explained(case.name)
+
+    monkeypatch.setattr(Suite, "case", case)
+    monkeypatch.setattr(module, "explain", explain)
+    run_parity([by_name(name) for name in ("plain", "length_c")], REFERENCE, quiet)
+    assert asked == ["plain"]
+
+
+def test_tensors_of_a_failure_are_kept_once(monkeypatch) -> None:
+    """The replay would keep those of the same failure again."""
+    kept: list[Any] = []
+
+    def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
+        kept.append(self.on_failure)
+        yield measurement(case=case.name)
+
+    monkeypatch.setattr(Suite, "case", case)
+    suite = run_parity([by_name("plain")], REFERENCE, quiet)
+    first, replay = kept
+    assert first is suite.tensors and replay is None

@@ -16,6 +16,7 @@ from reports.nightly import tonight as module
 from reports.nightly.fan_out import fan_out
 from reports.nightly.run import Options
 from reports.nightly.tonight import TONIGHT, Tonight
+from reports.provenance.host import FIELDS
 from reports.registry.outcome import store
 from reports.store.runs import write_run
 from reports.verdict.decide import Word
@@ -26,11 +27,13 @@ __all__ = ["options"]
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1}]
 
 
-def part(root: Path, index: int, *rows, case: str = "") -> Path:
+def part(root: Path, index: int, *rows, case: str = "", **changes) -> Path:
     """Store the part `index` of three."""
     shard = {"index": index, "count": 3}
     name = f"2026-11-20T21-30-00Z-1a2b3c4-shard-{index}-of-3"
-    night = run(*rows, kind="shard", shard=shard, suites=SUITES, plan=["a", "b", "c"], id=name)
+    night = run(
+        *rows, kind="shard", shard=shard, suites=SUITES, plan=["a", "b", "c"], id=name, **changes
+    )
     return write_run(root / "parts", night)
 
 
@@ -269,3 +272,30 @@ def test_a_page_that_cannot_be_drawn_says_so_and_at_the_end_that_the_night_ended
     assert "ended before this page had anything to show" in text(page)
     assert asked == ["running"]
     assert lines == [f"{page} is not renewed: RuntimeError: no page"]
+
+
+def test_parts_of_several_machines_are_on_one_page(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "SHARE", float("inf"))
+    lines: list[str] = []
+    with Tonight(tmp_path, 3, lines.append) as tonight:
+        for index, host in enumerate(("one", "another"), 1):
+            row = measurement(case=host)
+            tonight.add(part(tmp_path, index, row, host=dict.fromkeys(FIELDS, host)))
+        assert "2 of 3 parts are measured. Gates so far: 2;" in text(tonight.page)
+    assert not [line for line in lines if "not renewed" in line]
+
+
+def test_a_page_that_cannot_be_written_says_what_it_said(tmp_path: Path, monkeypatch) -> None:
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    lines: list[str] = []
+    with monkeypatch.context() as patched, Tonight(tmp_path, 3, lines.append) as tonight:
+        tonight.add(part(tmp_path, 1, measurement()))
+        before = tonight.page.read_text(encoding="utf-8")
+        tonight.done(tmp_path / "night" / "report.html")
+        patched.setattr(Path, "write_text", full)
+    assert tonight.page.read_text(encoding="utf-8") == before
+    assert lines[1:] == [f"{tonight.page} is not renewed: [Errno 28] No space left on device"]

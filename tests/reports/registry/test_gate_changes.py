@@ -268,3 +268,17 @@ def test_a_run_without_gates_is_passed_over(tmp_path: Path) -> None:
     )
     found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
     assert {day: change.dropped for day, change in found.items()} == {10: 0, 12: 1}
+
+
+def test_a_port_is_followed_through_runs_that_had_others_beside_it(tmp_path: Path) -> None:
+    one, both = ([{"name": name} for name in names] for names in ("a", "ab"))
+    nights = (
+        earlier(measurement(suite="a"), day=10, kind="port", suites=both),
+        earlier(failing(suite="a"), day=11, kind="port", suites=one),
+        earlier(measurement(suite="a"), day=12, kind="port", suites=both),
+    )
+    found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
+    assert {day: told(change) for day, change in found.items()} == {
+        11: [(10, ["logits"], [])],
+        12: [(11, [], ["logits"])],
+    }

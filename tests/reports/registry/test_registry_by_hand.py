@@ -23,7 +23,7 @@ from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
-from reports.registry import lookback, runs_page
+from reports.registry import lookback, retention, runs_page
 from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
 from reports.registry import side_by_side as pairs
@@ -264,6 +264,12 @@ def test_a_verdict_says_how_old_its_run_is(tmp_path: Path, hours: float, age: st
     assert run_line(Found(tmp_path / "run"), old) == (
         f"{line}; stored by schema 3, which has no checksums: its files are unchecked"
     )
+
+
+@pytest.mark.parametrize("created", ["yesterday", "2026-11-20T21:30:00"])
+def test_of_a_time_that_is_none_no_age_is_said(tmp_path: Path, created: str) -> None:
+    made = run(measurement(), created=created)
+    assert run_line(Found(tmp_path / "run"), made) == f"judged: run run, begun at {created}"
 
 
 def decision_of(word: Word, code: ExitCode) -> Decision:
@@ -730,6 +736,8 @@ def test_values_that_were_changed_by_hand_are_not_looked_back_on(tmp_path: Path)
         write_run(root, earlier(measurement(value=1e-7 * day), day=day))
     # No part of any history.
     write_run(root, earlier(measurement(), id="planted", fault="conjugate", day=1))
+    # A folder that a pattern made from the name of this one would match.
+    shutil.copytree(root, tmp_path / "runs 1")
     spoilt, source = (root / f"2026-11-{day:02d}T21-30-00Z-0000000" for day in (2, 3))
     (spoilt / MEASUREMENTS).write_bytes((source / MEASUREMENTS).read_bytes())
     pattern = f"{glob.escape(str(root))}/*"
@@ -856,6 +864,9 @@ def test_a_line_of_blocks_goes_from_the_least_to_the_largest() -> None:
     assert sparkline([-1.0]) == "▁"
     assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
     assert sparkline([3.0, -4.0, 10.0, math.nan, -math.inf, math.inf]) == "▅▁█!!!"
+    # The largest is a number, though the least and the span add up to less than it.
+    low, high = 2.8234412378709476e-09, 7.066599410846618e-09
+    assert low + (high - low) < high and sparkline([low, high]) == "▁█"
 
 
 def test_a_run_is_stored_then_judged_then_drawn_and_each_is_said(
@@ -1590,3 +1601,119 @@ def test_what_could_not_be_looked_back_on_is_named_by_its_path(tmp_path: Path) -
     (tmp_path / "damaged").mkdir()
     [(name, _)] = look_back(str(tmp_path)).unreadable
     assert name == str(tmp_path / "damaged")
+
+
+def test_the_page_of_a_run_leads_to_the_runs_beside_it_though_its_folder_is_a_link(
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (link := tmp_path / "elsewhere" / "link").symlink_to(folder)
+    assert runs_from(link / "report.html", link) == ".."
+    assert runs_from(tmp_path / "page.html", link) == "runs"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_page_of_runs_side_by_side_is_kept_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    runs = [write_run(tmp_path / "runs", earlier(measurement(), day=day)) for day in (1, 2)]
+    page = tmp_path / "page.html"
+    page.write_text("before", encoding="utf-8")
+
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(Path, "write_text", full)
+        if several:
+            write_several_page(page, runs, read_several(runs))
+        else:
+            write_page(page, *runs, judge_stored(runs[1], runs[0]))
+    assert page.read_text(encoding="utf-8") == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "runs"]
+
+
+def test_a_run_whose_deletion_is_interrupted_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, earlier(measurement()))
+
+    def killed(path: Path) -> None:
+        (path / MEASUREMENTS).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", killed)
+        delete(folder)
+    assert summarise_runs(tmp_path) == ([], [])
+    clean(tmp_path)
+    assert not list(tmp_path.glob(f"*{folder.name}*"))
+
+
+def test_a_run_that_its_storage_does_not_delete_stays_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, earlier(measurement()))
+
+    class Refusing:
+        def delete(self, name: str) -> None:
+            raise StoreError("403 Forbidden")
+
+    monkeypatch.setattr(retention, "storage_of", lambda root: Refusing())
+    with pytest.raises(StoreError, match="403"):
+        delete(folder)
+    assert read_run(folder).id == folder.name
+
+
+def test_a_pin_that_cannot_be_written_leaves_the_one_that_it_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, old = tmp_path / "runs", tmp_path / "pinned" / "a-b"
+    old.mkdir(parents=True)
+    first = pin_run(port(root, 1), "first")
+    first.path.rename(place := old / first.path.name)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    second = port(root, 2)
+    with monkeypatch.context() as patched, pytest.raises(StoreError, match="nothing was pinned"):
+        patched.setattr(pins, "write", full)
+        pin_run(second, "second")
+    assert pins.read(place) == first.pin
+
+
+def test_an_account_as_json_has_all_of_its_parts() -> None:
+    told = replace(explained("plain"), parameters=("b", "a"), where="row 1")
+    night = replace(run(failing(case="plain")), explanations=(told,))
+    [values] = explanations_of(night)
+    parts = {name: getattr(told, name) for name in ("case", "edge", "quantity", "meaning")}
+    parts |= {"parameters": ["b", "a"], "elements": "row 1", "lines": []}
+    assert values.pop("commands") and values == parts
+
+
+def test_a_row_of_a_finding_says_no_edge_and_near_values_differ(tmp_path: Path) -> None:
+    """The values of a row have as many digits as it takes to tell them apart."""
+    found = finding(severity=Severity.ERROR)
+    rows = [
+        run(measurement(value=value), findings=(found,) * (name == "b"), id=name)
+        for name, value in (("a", 1.001e-6), ("b", 1.002e-6))
+    ]
+    _, lines, _ = table(compare_runs(rows))
+    finds, gate = lines[-2:]
+    assert "()" not in finds[0] and "(JAX float32 vs oracle)" in gate[0]
+    assert gate[1] != gate[2]
+
+
+def test_a_run_that_drifted_from_a_pin_is_no_anchor(tmp_path: Path) -> None:
+    """Also of levels that no pin has."""
+    a, b = (measurement(case=name, identity=name) for name in "ab")
+    nights = [earlier(replace(a, value=3.9e-6), b, day=1), earlier(a, b, day=2)]
+    for night in nights:
+        write_run(tmp_path, night)
+    pinned = pins.Pins((pins.pin_of(earlier(a), {}, "why"),))
+    for known, expected in ((pinned, nights[1]), (pins.Pins(), nights[0])):
+        found = anchors_of(tmp_path, earlier(a, b, day=3), known)
+        assert [old.id for old in found] == [expected.id]

@@ -464,6 +464,7 @@ def test_a_run_that_is_deleted_here_is_deleted_there(tmp_path: Path, machine: An
         ({"gates": 0}, False),
         ({"verdict": "PASS"}, False),
         ({"created": "yesterday"}, False),
+        ({"created": "2026-11-01T00:00:00"}, False),
         ({"created": "2026-11-01T00:00:00+00:00"}, False),
     ],
     ids=str,
@@ -703,3 +704,26 @@ def test_a_list_sends_what_could_not_be_sent_before(
     told = cli("list", "--json", "--out", address)
     [listed_run] = json.loads(told.stdout)["runs"]
     assert listed_run["id"] == night(1).id and "sent now" in told.stderr
+
+
+def test_a_list_that_is_interrupted_keeps_what_it_has_read(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    names = [write_run(shared.open_copy(address), night(day)).name for day in (1, 2, 3)]
+    machine("second")
+    read = shared_index._read
+
+    def killed(storage: shared.Storage, new: Sequence[str]) -> Any:
+        if names[2] in new:
+            raise KeyboardInterrupt
+        return read(storage, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_index, "TOGETHER", 1)
+        patched.setattr(shared_index, "_read", killed)
+        assert "interrupted" in cli("list", "--out", address).output
+    asked.clear()
+    assert listed(address) == (names, [])
+    assert not [path for path in asked if path.startswith((names[0], names[1]))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -597,3 +598,24 @@ def test_a_folder_of_retired_work_is_made_with_those_above_it(tmp_path: Path) ->
     with retiring._alone(home):
         assert home.is_dir()
     assert not home.exists()
+
+
+def test_nothing_is_retired_where_no_folder_can_be(tmp_path, monkeypatch) -> None:
+    """Below a file, which is no lack of permission."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "file" / "pinned")
+    _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
+    with pytest.raises(StoreError, match="nothing was retired"):
+        retire(folder, "b", "gone")
+
+
+def test_who_was_refused_keeps_no_lock(tmp_path, pinned, monkeypatch) -> None:
+    """Another process could not retire anything as long as this one lives."""
+    _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
+    locked: list[int] = []
+    monkeypatch.setattr(retiring.fcntl, "flock", lambda handle, how: locked.append(handle))
+    with pytest.raises(StoreError, match="it lacks b"):
+        retire(folder, "nonsense", "gone")
+    [handle] = locked
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
