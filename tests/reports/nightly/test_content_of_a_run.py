@@ -159,9 +159,10 @@ def test_each_part_of_a_night_is_a_step(world: World, tmp_path: Path) -> None:
 def test_a_shard_of_a_night_is_its_part_of_the_plan(world: World, tmp_path: Path) -> None:
     """The second of two shards has the second case and the probes, with a planted bug."""
     options = Options(tmp_path / "runs", ASKED, "recorded", world.checkpoint)
-    lines: list[str] = []
+    lines, steps = list[str](), list[Any]()
     shard = replace(options, shard=Shard(2, 2), fault="rope")
-    outcome = made(world, shard, [], lines)
+    outcome = made(world, shard, steps, lines)
+    assert [(done, of) for done, of, _ in steps] == [(0, 2), (1, 2), (2, 2)]
     manifest = read_run(outcome.folder).manifest
     assert outcome.decision is None and manifest.kind is RunKind.SHARD
     assert manifest.id.endswith("-shard-2-of-2") and manifest.shard == {"index": 2, "count": 2}

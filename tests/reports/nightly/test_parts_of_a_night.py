@@ -711,3 +711,10 @@ def test_every_part_has_the_reference_that_this_machine_chose(
     monkeypatch.setattr(fan_out, "contents", lambda names: {})
     asked = [item.arguments["options"]["reference"] for item in items_of(Options(Path("unused")))]
     assert asked == [kind, kind]
+
+
+def test_a_worker_that_is_free_runs_the_longest_part_though_it_ran_a_longer_one() -> None:
+    """At 50 seconds, when the night would not yet end late without it."""
+    expected = {**{f"p{n}": 10.0 for n in range(12)}, "longest": 50.0, "long": 20.0}
+    order = ["p0", "longest", "p1", "p2", "p3", "p4", "p5", "long"]
+    assert in_order(list(expected), expected, 2)[: len(order)] == order

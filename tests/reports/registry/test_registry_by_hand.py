@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from parity.engine.measure.measurement import Kind, Verdict
@@ -1717,3 +1718,33 @@ def test_a_run_that_drifted_from_a_pin_is_no_anchor(tmp_path: Path) -> None:
     for known, expected in ((pinned, nights[1]), (pins.Pins(), nights[0])):
         found = anchors_of(tmp_path, earlier(a, b, day=3), known)
         assert [old.id for old in found] == [expected.id]
+
+
+def test_the_address_of_measurements_is_that_of_their_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all slashes of its scheme, without which no storage finds them."""
+    folder = write_run(tmp_path, earlier(measurement()))
+    content = (folder / "run.json").read_bytes()
+
+    class Remote:
+        """Answers like a storage that has this run, and cannot hash its file."""
+
+        def __enter__(self) -> Remote:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def execute(self, query: str, values: dict[str, str]) -> Remote:
+            if "sha256" in query:
+                raise duckdb.Error
+            assert values == {"pattern": "s3://bucket/runs/*/run.json"}
+            return self
+
+        def fetchall(self) -> list[Any]:
+            return [(f"s3://bucket/runs/{folder.name}/run.json", content, len(content))]
+
+    monkeypatch.setattr(lookback.duckdb, "connect", Remote)
+    [[entry], unreadable] = lookback._runs("s3://bucket/runs")
+    assert entry.file == f"s3://bucket/runs/{folder.name}/{MEASUREMENTS}" and unreadable == []

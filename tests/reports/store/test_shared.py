@@ -535,7 +535,10 @@ def test_writers_of_one_id_at_once_lose_no_run(storage: str, tmp_path: Path) -> 
 def listed(address: str) -> tuple[list[str], list[str]]:
     """Runs that `list` names, and those that it says are unreadable."""
     answer = json.loads(cli("list", "--json", "--out", address).output)
-    names = [Path(entry["folder"]).name for entry in answer["unreadable"]]
+    folders = [Path(entry["folder"]) for entry in answer["unreadable"]]
+    # They are named as if they were copied, wherever they were examined.
+    assert {folder.parent for folder in folders} <= {shared.copy_of(address)}
+    names = [folder.name for folder in folders]
     return [run["id"] for run in answer["runs"]], names
 
 
