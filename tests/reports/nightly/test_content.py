@@ -265,3 +265,13 @@ def test_a_run_says_which_code_and_which_checkpoint_it_is_of(
     assert (code, len(content)) == (Start.now().code, 64)
     append("training.json")(checkpoint)
     assert stored(replace(options, checkpoint=checkpoint)) != (code, content)
+
+
+def test_a_damaged_checkpoint_is_refused_before_any_part_begins(
+    options: Options, checkpoint: Path
+) -> None:
+    (checkpoint / "model.safetensors").write_bytes(b"half")
+    executor = Inline()
+    with pytest.raises(ValueError, match="safetensors"):
+        fan_out(replace(options, checkpoint=checkpoint), executor, quiet)
+    assert executor.ran == [] and list_runs(options.out) == ([], [])

@@ -394,7 +394,9 @@ def test_a_night_of_one_host_has_its_environment_and_one_of_several_none(tmp_pat
     several = _environment(replace(manifest, parts=(*parts, other)))
     assert (several.device.name, several.threads, several.host) == ("A + P", "2 + 4", {})
     assert several.device.kind == manifest.environment.device.kind
-    shard = run(measurement(case="z"), measurement(case="a"), measurement(case="z", quantity="q"))
+    cases = tuple("zyxabcmlkdefnop")
+    rows = [measurement(case=case, quantity=q) for q in "pq" for case in cases]
+    shard = run(*rows)
     folder = write_run(tmp_path, shard)
     answer = Answer("plain", State.DONE, seconds=1.23456, attempts=2, place=Place(node="n"))
     environment = shard.manifest.environment
@@ -406,7 +408,7 @@ def test_a_night_of_one_host_has_its_environment_and_one_of_several_none(tmp_pat
         environment.threads,
         1.235,
         2,
-        ("z", "a"),
+        cases,
     )
 
 

@@ -24,7 +24,7 @@ from parity.engine.programs.explanation import Explanation
 from parity.engine.programs.source_lines import Line
 from reports.page.all_runs import Entry, Event, GateGroup
 from reports.provenance.host import FIELDS
-from reports.registry import lookback, retention, runs_page
+from reports.registry import lookback, lookup, retention, runs_page
 from reports.registry import outcome as outcomes
 from reports.registry import pin as pinning
 from reports.registry import side_by_side as pairs
@@ -106,6 +106,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ({"selected": ["baseline"]}, "ran only some cases"),
         ({"suites": [{**WHOLE, "planned": 2}]}, "is INCOMPLETE: Nothing failed, but suite parity"),
         ({"contract": []}, "is INCOMPLETE"),
+        ({"selected": ["a"], "kind": "port", "suites": [{**WHOLE, "name": "a"}]}, "ran only some"),
     ],
 )
 def test_only_a_whole_healthy_run_of_a_clean_tree_is_pinned(
@@ -1093,7 +1094,7 @@ def test_a_run_whose_name_begins_like_that_of_a_pinned_one_is_not_pinned(tmp_pat
     (file,) = pins.home(root, read_run(first).manifest).glob("*.json")
     pin = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(pin | {"schema": 0}), encoding="utf-8")
-    assert is_pinned(root, read_run(first).manifest)
+    assert is_pinned(root, read_run(first).manifest) and find_run(root, "pinned") == first
 
 
 def test_gates_that_held_are_counted_edge_by_edge_the_mathematics_first(tmp_path: Path) -> None:
@@ -1582,6 +1583,8 @@ def test_nothing_is_looked_back_on_in_a_folder_of_other_things(tmp_path: Path) -
     (tmp_path / "src").mkdir()
     with pytest.raises(StoreError, match="expected a folder of runs"):
         look_back(str(tmp_path))
+    with pytest.raises(StoreError, match="expected a folder of runs"):
+        look_up(tmp_path, "latest")
 
 
 def test_gates_are_looked_back_on_from_the_closest_to_its_tolerance_on(tmp_path: Path) -> None:
@@ -1688,7 +1691,9 @@ def test_a_pin_that_cannot_be_written_leaves_the_one_that_it_would_replace(
 
 def test_an_account_as_json_has_all_of_its_parts() -> None:
     told = replace(explained("plain"), parameters=("b", "a"), where="row 1")
-    night = replace(run(failing(case="plain")), explanations=(told,))
+    code = (Line("model.py:3 (f)", "why", "> 3  x"),)
+    known = Explanation("held", "jax64:oracle", meaning="It holds.", lines=code)
+    night = replace(run(failing(case="plain")), explanations=(told, known))
     [values] = explanations_of(night)
     parts = {name: getattr(told, name) for name in ("case", "edge", "quantity", "meaning")}
     parts |= {"parameters": ["b", "a"], "elements": "row 1", "lines": []}
@@ -1748,3 +1753,21 @@ def test_the_address_of_measurements_is_that_of_their_manifest(
     monkeypatch.setattr(lookback.duckdb, "connect", Remote)
     [[entry], unreadable] = lookback._runs("s3://bucket/runs")
     assert entry.file == f"s3://bucket/runs/{folder.name}/{MEASUREMENTS}" and unreadable == []
+
+
+def test_all_parts_of_a_verdict_are_of_one_look_at_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another process stores an older run while the verdict is formed."""
+    then = write_run(tmp_path, earlier(measurement(), day=2))
+    now = write_run(tmp_path, earlier(measurement(), day=3))
+    load = lookup.load_history
+
+    def loaded(root: Path, run: Run) -> History:
+        history = load(root, run)
+        write_run(root, earlier(measurement(), day=1))
+        return history
+
+    monkeypatch.setattr(lookup, "load_history", loaded)
+    [comparison] = judge_stored(now).decision.comparisons
+    assert comparison.pin.run == then.name
