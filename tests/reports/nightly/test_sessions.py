@@ -23,6 +23,7 @@ from reports.nightly.pytest_session import (
     distinct,
     measures,
 )
+from reports.provenance import environment
 from reports.registry import outcome
 from reports.store.schema import RunKind, StoreError
 from reports.verdict.decide import ExitCode, Word
@@ -602,3 +603,20 @@ def test_what_a_fixture_compared_is_stored_beside_what_its_test_did(tmp_path: Pa
         made.pytest_runtest_logreport(told)
     assert [document["title"] for _, document in made.ports] == phases
     assert [row.case for _, row in made.records] == phases
+
+
+def test_runs_in_the_checkout_of_the_tests_do_not_make_it_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    decision = SimpleNamespace(word=Word.PASS, sentence="All hold.", exit_code=ExitCode.PASS)
+    done = SimpleNamespace(decision=decision, folder=tmp_path)
+    monkeypatch.setattr(outcome, "store", lambda *_: done)
+    make = environment.new_manifest
+    monkeypatch.setattr(
+        environment, "new_manifest", lambda *them: (asked.append(them), make(*them))[1]
+    )
+    made = collector(tmp_path)
+    made.pytest_runtest_logreport(report("t", measurement(edge="mine:theirs", suite="")))
+    made._store(interrupted=False)
+    assert asked == [(made.started, RunKind.PYTEST, tmp_path, tmp_path / "runs")]

@@ -18,6 +18,7 @@ from parity.engine.measure.contract import Gate, breaches, contract_of
 from parity.engine.measure.measurement import Measurement, Verdict
 from parity.engine.measure.metrics import POOLED
 from parity.faults.controls import CASE, CONTROLS
+from parity.megalodon import GIVEN
 from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
@@ -501,3 +502,39 @@ def test_tensors_of_a_failure_are_kept_once(monkeypatch) -> None:
     suite = run_parity([by_name("plain")], REFERENCE, quiet)
     first, replay = kept
     assert first is suite.tensors and replay is None
+
+
+def test_floors_of_a_given_checkpoint_are_measured_before_its_case(monkeypatch) -> None:
+    """The stored ones are those of the committed checkpoint."""
+    given = replace(by_name("byte_lm"), name=GIVEN)
+    asked: list[list[Any]] = []
+
+    def extended(floors: Any, cases: Any) -> Any:
+        asked.append(list(cases))
+        return floors
+
+    monkeypatch.setattr(module, "extended", extended)
+    monkeypatch.setattr(module.megalodon_contract, "gates", lambda *_: ())
+    monkeypatch.setattr(Suite, "case", lambda *_: iter([measurement()]))
+    run_parity([by_name("plain"), given], REFERENCE, quiet)
+    assert asked == [[given]]
+
+
+def test_the_account_of_a_port_is_of_the_comparison_that_is_stored(monkeypatch) -> None:
+    """And not of its replay."""
+    values, asked = itertools.count(), list[float]()
+
+    def of_port(report: Any) -> None:
+        asked.extend(m.value for m in report.measurements)
+
+    def compared(rows: list[Measurement]) -> Any:
+        return SimpleNamespace(measurements=rows, contract=[])
+
+    def measured() -> list[Measurement]:
+        return [measurement(value=float(next(values)))]
+
+    port(list, monkeypatch)
+    monkeypatch.setattr(module, "compare_port", lambda _: compared(measured()))
+    monkeypatch.setattr(module.accounts, "of_port", of_port)
+    suite = module.run_port(REFERENCE, quiet)
+    assert asked == [m.value for m in suite.measurements] == [0.0]

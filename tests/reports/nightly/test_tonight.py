@@ -299,3 +299,21 @@ def test_a_page_that_cannot_be_written_says_what_it_said(tmp_path: Path, monkeyp
         patched.setattr(Path, "write_text", full)
     assert tonight.page.read_text(encoding="utf-8") == before
     assert lines[1:] == [f"{tonight.page} is not renewed: [Errno 28] No space left on device"]
+
+
+def test_the_next_page_is_due_some_time_after_the_last_one_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the drawing waited for a processor."""
+    now, drawn = [0.0], list[float]()
+
+    def draw(self: Tonight, state: str) -> str:
+        drawn.append(now[0])
+        now[0] += 40.0
+        return ""
+
+    monkeypatch.setattr(module.Tonight, "_text", draw)
+    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: now[0], cost=lambda: 0.0)
+    for now[0] in (0.0, 41.0, 54.0, 56.0):
+        tonight.add(tmp_path)
+    assert drawn == [0.0, 56.0]

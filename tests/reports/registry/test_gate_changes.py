@@ -282,3 +282,16 @@ def test_a_port_is_followed_through_runs_that_had_others_beside_it(tmp_path: Pat
         11: [(10, ["logits"], [])],
         12: [(11, [], ["logits"])],
     }
+
+
+def test_what_failed_before_a_run_that_cannot_be_read_is_dropped_after_it(tmp_path: Path) -> None:
+    x = measurement(quantity="x")
+    nights = (
+        earlier(failing(), x, day=10),
+        earlier(failing(), x, failing(quantity="y"), day=11),
+        earlier(x, day=12),
+    )
+    lines = lines_of(tmp_path, *nights)
+    lines[1] = replace(lines[1], broken=3)
+    found = by_day(follow_gates(tmp_path, lines))
+    assert (found[11].known, found[12].dropped) == (False, 1)

@@ -1771,3 +1771,41 @@ def test_all_parts_of_a_verdict_are_of_one_look_at_the_runs(
     monkeypatch.setattr(lookup, "load_history", loaded)
     [comparison] = judge_stored(now).decision.comparisons
     assert comparison.pin.run == then.name
+
+
+def test_a_copy_is_looked_back_on_once_though_a_pattern_finds_it_twice(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, earlier(measurement(), day=1))
+    shutil.copytree(folder, tmp_path / "copy")
+    for place in (str(tmp_path), f"{tmp_path}/*"):
+        found = look_back(place, "baseline", "logits")
+        assert (found.runs, len(found.rows)) == (1, 1)
+        assert [Path(name).name for name, _ in found.unreadable] == ["copy"]
+
+
+def test_runs_of_the_kind_that_is_asked_for_are_looked_back_on(tmp_path: Path) -> None:
+    """Of which there are as many as are counted where none of them has the gate."""
+    for day, kind in enumerate(("nightly", "nightly", "pytest"), 1):
+        write_run(tmp_path, earlier(measurement(), day=day, kind=kind))
+    assert look_back(str(tmp_path), kind=RunKind.PYTEST).runs == 1
+    with pytest.raises(StoreError, match="no gate of case x in 1 run of"):
+        look_back(str(tmp_path), "x", kind=RunKind.PYTEST)
+
+
+def test_a_run_of_no_known_class_of_device_is_listed_without_one(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), device={"kind": None, "name": "a name"}))
+    [listed], _ = summarise_runs(tmp_path)
+    assert listed.device == ""
+
+
+def test_what_is_left_on_a_storage_alone_is_cleaned_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned: list[bool] = []
+
+    class Storage:
+        def clean(self) -> None:
+            cleaned.append(True)
+
+    monkeypatch.setattr(retention, "storage_of", lambda root: Storage())
+    clean(tmp_path)
+    assert cleaned == [True]

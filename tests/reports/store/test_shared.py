@@ -730,3 +730,18 @@ def test_a_list_that_is_interrupted_keeps_what_it_has_read(
     asked.clear()
     assert listed(address) == (names, [])
     assert not [path for path in asked if path.startswith((names[0], names[1]))]
+
+
+def test_a_machine_that_has_runs_of_its_own_lists_those_of_others_too(
+    tmp_path: Path, machine: Any
+) -> None:
+    """Under the names of their folders there, whatever they were called when they were made."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    write_run(shared.open_copy(address), night(1))
+    machine("second")
+    theirs = write_run(shared.open_copy(address), night(2)).name
+    (tmp_path / "remote" / "runs" / theirs).rename(tmp_path / "remote" / "runs" / "renamed")
+    machine("first")
+    for _ in range(2):
+        assert listed(address) == ([night(1).id, "renamed"], [])
