@@ -565,8 +565,11 @@ def test_a_storage_is_asked_anew_each_time_and_makes_folders_where_there_are_som
 
 
 def test_the_note_of_a_run_is_sent_to_nobody(tmp_path: Path) -> None:
+    """Nor is what an interrupted writer left half-written beside its files."""
     store, _ = storage()
-    machine(tmp_path, "writer").publish(folder_of(tmp_path, "a"), NAME)
+    folder = folder_of(tmp_path, "a")
+    (folder / ".report.html.x.partial").write_text("half", encoding="utf-8")
+    machine(tmp_path, "writer").publish(folder, NAME)
     sent = {path.rpartition("/")[2] for path in store.objects if f"{ROOT}/{NAME}/" in path}
     assert sent == {MANIFEST, "measurements.parquet", "report.html", "tensors.parquet"}
 
@@ -636,3 +639,106 @@ def test_a_run_that_cannot_be_moved_stays_where_it_is(
     with pytest.raises(OSError, match="another device"):
         unsent.put_in(tmp_path, folder, unsent.Note("n", None))
     assert (folder / MANIFEST).is_file()
+
+
+def test_a_run_is_sent_under_the_name_of_its_note_and_not_under_that_of_its_folder(
+    tmp_path: Path,
+) -> None:
+    """They differ where a run of the name waits already, which may never be sent."""
+    store, _ = storage()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    for content in "ab":
+        with pytest.raises(StoreError):
+            writer.publish(folder_of(tmp_path, content), NAME)
+    store.down = ""
+    damaged, whole = unsent.waiting(writer.copy)
+    assert (damaged.name, whole.name) == (NAME, f"{NAME}-2")
+    (damaged / MANIFEST).write_text("{", encoding="utf-8")
+    lines: list[str] = []
+    writer.send_unsent(lines.append)
+    assert assert_whole(store) == {NAME: "b"} and len(lines) == 2
+
+
+def test_a_run_of_which_an_earlier_version_sent_a_part_is_sent_whole(tmp_path: Path) -> None:
+    """Its run.json on the storage does not say that the other files are there."""
+    _, below = storage()
+    folder = folder_of(tmp_path, "a").rename(tmp_path / NAME)
+    below.create(f"{NAME}/{MANIFEST}", (folder / MANIFEST).read_bytes())
+    assert sending.deliver(below, folder) == (NAME, f"{NAME}-2")
+    files = {path.name for path in folder.iterdir() if path.name != unsent.NOTE}
+    assert below.inside(f"{NAME}-2").keys() == files and len(files) == 4
+
+
+def test_of_a_folder_on_the_storage_only_the_bucket_has_to_exist() -> None:
+    """Whoever writes there first makes what lies between."""
+    store, _ = storage()
+    assert Objects(store, "bucket/team/nights/runs").names() == []
+
+
+def test_an_object_that_may_not_be_read_is_not_taken_for_a_missing_one() -> None:
+    store, below = storage()
+    assert below.create("x", b"ours")
+
+    def forbid(request: str, path: str) -> None:
+        if request == "get":
+            raise PermissionError("403")
+
+    store.before = forbid
+    with pytest.raises(PermissionError):
+        below.read("x")
+    with pytest.raises(PermissionError):
+        below.create("x", b"theirs")
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_a_write_whose_reply_was_lost_is_done_whatever_was_written(content: bytes) -> None:
+    """Tokens of claims and marks of deletions are empty objects."""
+    store, below = storage()
+    write = store.pipe_file
+
+    def lose_the_reply(path: str, value: bytes, **how: Any) -> None:
+        write(path, value, **how)
+        raise ConnectionError("the connection was reset")
+
+    store.pipe_file = lose_the_reply  # pyright: ignore[reportAttributeAccessIssue]
+    assert below.create("x", content) and store.written == {f"{ROOT}/x": 1}
+
+
+def test_a_waiting_run_is_free_again_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), unsent.locked(tmp_path) as ours:
+        assert ours
+        raise ZeroDivisionError
+    with unsent.locked(tmp_path) as ours:
+        assert ours
+
+
+def test_a_waiting_run_that_cannot_be_opened_is_not_taken_for_one_that_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(unsent.os, "open", refuse)
+        with pytest.raises(PermissionError), unsent.locked(tmp_path):
+            pass
+
+
+def test_a_run_has_its_note_from_before_it_waits_until_it_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without a note is taken for one of an earlier version, and gets another name."""
+    rename, seen = Path.rename, list[unsent.Note | None]()
+
+    def watched(self: Path, target: Path) -> Path:
+        seen.append(unsent.read_note(self))
+        moved = rename(self, target)
+        seen.append(unsent.read_note(moved))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", watched)
+    note = unsent.Note(NAME, "token")
+    kept = unsent.put_in(tmp_path, folder_of(tmp_path, "a"), note)
+    unsent.take_out(kept, tmp_path / NAME)
+    assert seen == [note] * 4 and unsent.read_note(tmp_path / NAME) is None

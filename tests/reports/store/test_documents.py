@@ -416,6 +416,26 @@ def test_a_run_that_is_watched_is_replaced_with_its_page_and_verdict(tmp_path: P
     assert read_run(folder).findings == later.findings
 
 
+def test_a_watched_run_has_its_page_and_verdict_before_a_reader_sees_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reports.store import writer
+
+    first = Run(Manifest("w", "2026-11-20T21:30:00+00:00", kind=RunKind.WATCH), (), (finding(),))
+    folder = write_run(tmp_path, first)
+    seen: list[tuple[Finding, ...]] = []
+    add_verdict = writer.add_verdict
+
+    def watched(place: Path, *rest: str) -> None:
+        seen.append(read_run(folder).findings)
+        add_verdict(place, *rest)
+
+    monkeypatch.setattr(writer, "add_verdict", watched)
+    later = replace(first, findings=(finding(value=3.0),))
+    rewrite_run(folder, later, "<p>page</p>")
+    assert seen == [first.findings] and read_run(folder).findings == later.findings
+
+
 def test_a_run_on_shared_storage_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from reports.registry.lookup import judge_stored
 from reports.registry.outcome import UnjudgedError, store
 from reports.store import reader
 from reports.store import run as store_run
+from reports.store.examine import examine
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from reports.store.seal import text_of
@@ -520,3 +521,28 @@ def test_a_link_to_a_file_is_no_damaged_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert list_runs(tmp_path) == ([], [])
+
+
+def test_columns_are_read_in_the_order_in_which_they_are_asked_for() -> None:
+    """Tables of runs are joined, though another writer has them in another order."""
+    content, schema = parquet(a=["x"], b=[1.0])
+    for asked in (schema, pa.schema([schema.field("b"), schema.field("a")])):
+        table = reader.read_table(content, Path("f"), asked, frozenset())
+        assert table.column_names == asked.names
+
+
+def test_one_null_among_values_is_damage(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement(), measurement(quantity="loss"), suites=SUITES))
+    rows_of(folder, lambda rows: [rows[0], {**rows[1], "value": None}])
+    with pytest.raises(StoreError, match="a value in every row of the columns value of"):
+        read_run(folder)
+
+
+def test_a_verdict_of_a_later_version_is_a_gate_that_does_not_pass(tmp_path: Path) -> None:
+    """In a list, which judges columns; reading the run asks for an update."""
+    folder = write_run(tmp_path, run(measurement(), measurement(quantity="loss"), suites=SUITES))
+    rows_of(folder, lambda rows: [rows[0], {**rows[1], "verdict": "odd", "tolerance": math.nan}])
+    found = examine(folder)
+    assert (found.gates, found.broken, found.why) == (2, 1, "")
+    with pytest.raises(StoreError, match="update megalodon-numerics"):
+        read_run(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import hashlib
@@ -512,6 +513,7 @@ def test_a_folder_changes_with_what_its_links_lead_to(tmp_path: Path) -> None:
         {"lines": [["a", "b", "", {"environment": 0, "suites": 1}]], "texts": ["1", "[{}]"]},
         {"lines": [], "texts": [], "verified": {}, "rules": None},
         {"lines": [["a", "b", "damaged", None, 0, 0, "", ""]], "rules": index.RULES - 1},
+        {"lines": [["a", "b", "damaged", None, 0, 0, "", ""]], "rules": index.RULES + 1},
     ],
     ids=str,
 )
@@ -629,7 +631,9 @@ def test_one_look_is_at_every_folder_of_runs(tmp_path: Path) -> None:
     for day in (1, 2):
         write_run(tmp_path / str(day), night(day))
     with one_look():
-        found = [list_runs(tmp_path / str(day))[0] for day in (1, 2, 1)]
+        found = [list_runs(tmp_path / str(day))[0] for day in (1, 2)]
+        write_run(tmp_path / "1", night(3))
+        found.append(list_runs(tmp_path / "1")[0])
     assert [[it.manifest.id[:10] for it in runs] for runs in found] == [
         ["2026-11-01"],
         ["2026-11-02"],
@@ -662,3 +666,114 @@ def test_a_folder_that_cannot_be_listed_is_another_one_with_another_error(
 
     monkeypatch.setattr(index.os, "scandir", refuse)
     assert index.signature_of(tmp_path) == f"unreadable: {error}"
+
+
+def test_damaged_files_are_told_however_many_there_are(tmp_path: Path) -> None:
+    """Also a combined file, which costs the runs whose rows it has and no other."""
+    files = [str(write_run(tmp_path, night(day)) / MEASUREMENTS) for day in range(1, 7)]
+    together = gathered.Gathered(tmp_path, {})
+    found = [examine.examine(Path(file).parent) for file in files]
+    whole, damaged = (str(together.path(gathered.gather(together, [found[i]]))) for i in (1, 4))
+    for turn in (0, 3):
+        Path(files[turn]).write_bytes(b"PAR1")
+    Path(damaged).write_bytes(b"PAR1")
+    with Table(files, ["", whole, "", "", damaged, ""]) as table:
+        answer, broken = table.ask("SELECT run FROM measurements ORDER BY run")
+    assert sorted(broken) == [0, 3, 4] and answer["run"].tolist() == [1, 2, 5]
+
+
+def test_one_look_ends_with_an_error_too(tmp_path: Path) -> None:
+    write_run(tmp_path, night(1))
+    with pytest.raises(ZeroDivisionError), one_look():
+        assert len(list_runs(tmp_path)[0]) == 1
+        raise ZeroDivisionError
+    write_run(tmp_path, night(2))
+    assert len(list_runs(tmp_path)[0]) == 2
+
+
+def test_a_combined_file_that_was_edited_without_a_trace_of_its_time_is_not_trusted(
+    tmp_path: Path,
+) -> None:
+    """Its size and its time of modification can be set back; that of its last change cannot."""
+    files, write = combined(tmp_path)
+    path = files.path(name := write("a"))
+    os.utime(path, (0, 0))
+    assert gathered.Gathered(tmp_path, files.verified).holds(name)
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    # The clock of a file system has steps of some milliseconds.
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        os.utime(path, (0, 0))
+    os.utime(path, (0, 0))
+    status = path.stat()
+    assert (status.st_size, status.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert not gathered.Gathered(tmp_path, files.verified).holds(name)
+
+
+def test_a_combined_file_that_did_not_become_what_was_written_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def lost(path: Path) -> Any:
+        yield tmp_path / "elsewhere"
+
+    monkeypatch.setattr(gathered, "written_aside", lost)
+    assert combined(tmp_path)[1]("a") == ""
+
+
+def test_a_run_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+) -> None:
+    """Its line is of the files as they were before."""
+    folder = write_run(tmp_path, night(1))
+    whole = index.examine_all
+
+    def change_after_reading(folders: Any) -> Any:
+        monkeypatch.setattr(index, "examine_all", whole)
+        found = whole(folders)
+        (folder / "another").write_text("", encoding="utf-8")
+        return found
+
+    monkeypatch.setattr(index, "examine_all", change_after_reading)
+    for _ in range(3):
+        assert len(list_runs(tmp_path)[0]) == 1
+    assert reads == [folder.name] * 2
+
+
+def test_an_index_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / INDEX, index._read
+    index.write_lines(path, [Line("a", "signature")])
+
+    def replace_after_reading(place: Path) -> Any:
+        monkeypatch.setattr(index, "_read", read)
+        found = read(place)
+        index.write_lines(path, [Line("b", "signature")])
+        return found
+
+    monkeypatch.setattr(index, "_read", replace_after_reading)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert index.unknown_folders(tmp_path, folders) == [tmp_path / "b"]
+    assert index.unknown_folders(tmp_path, folders) == [tmp_path / "a"]
+
+
+def test_an_index_that_was_overwritten_in_place_is_read_again(tmp_path: Path) -> None:
+    """By a tool that copies files, for example: it has the inode and size of the one before."""
+    path, contents = tmp_path / INDEX, list[bytes]()
+    for name in ("a", "b"):
+        index.write_lines(path, [Line(name, "signature")])
+        contents.append(path.read_bytes())
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for time_, (content, unknown) in enumerate(zip(contents, folders[::-1], strict=True)):
+        path.write_bytes(content)
+        os.utime(path, (time_, time_))
+        assert index.unknown_folders(tmp_path, folders) == [unknown]
+
+
+def test_a_file_whose_name_is_no_utf8_is_part_of_its_folder(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, night(1))
+    before = index.signature_of(folder)
+    (folder / os.fsdecode(b"b\xfcro")).write_text("", encoding="utf-8")
+    assert index.signature_of(folder) != before
+    assert [info.folder for info in list_runs(tmp_path)[0]] == [folder]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reports.store import claims, objects, shared, unsent
+from reports.store import claims, objects, shared, unsent, writer
 from reports.store.objects import Objects
 from reports.store.runs import list_runs, write_run
 from reports.store.schema import MANIFEST, SCHEMA, StoreError
@@ -671,3 +671,55 @@ def test_every_error_of_a_storage_names_it_and_what_to_do(
     error = StoreError("said")
     with pytest.raises(StoreError, match=r"^said$"), shared._refusals_named(ADDRESS):
         raise error
+
+
+def test_a_page_has_the_name_that_its_run_has_on_the_storage(tmp_path: Path) -> None:
+    """Also where the name was taken away while the run was sent."""
+    store = Faulty.make()
+    night = earlier(measurement(), day=1, suites=SUITES)
+
+    def take(request: str, path: str) -> None:
+        if request == "put" and path.endswith(".parquet"):
+            store.before = lambda *_: None
+            claims.retire(Objects(store, ROOT), night.id)
+
+    store.before = take
+    folder = write_run(machine(tmp_path, "writer").copy, night, lambda run: f"<p>{run.id}</p>")
+    assert folder.name == f"{night.id}-2"
+    assert (folder / "report.html").read_text(encoding="utf-8") == f"<p>{folder.name}</p>"
+    there = store.objects[f"{ROOT}/{folder.name}/report.html"]
+    assert there[0] == (folder / "report.html").read_bytes()
+
+
+def test_a_run_that_cannot_be_moved_to_the_unsent_ones_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Faulty.make()
+    copy = machine(tmp_path, "writer").copy
+
+    def refuse(*_: Any) -> Path:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shared, "put_in", refuse)
+    with pytest.raises(StoreError, match="Input/output error"):
+        write_run(copy, earlier(measurement(), day=1, suites=SUITES))
+    [left] = copy.glob(".partial-*")
+    assert (left / MANIFEST).is_file() and (left / "measurements.parquet").is_file()
+
+
+def test_a_page_comes_before_the_verdict_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here and there: a verdict never speaks of a page that is not there."""
+    store = Faulty.make()
+    folder = write_run(machine(tmp_path, "writer").copy, earlier(measurement(), suites=SUITES))
+    here, there, aside = list[str](), list[str](), writer.written_aside
+
+    def watched(path: Path) -> Any:
+        here.append(path.name)
+        return aside(path)
+
+    monkeypatch.setattr(writer, "written_aside", watched)
+    store.before = lambda request, path: there.append(path.rpartition("/")[2])
+    writer.add_verdict(folder, "PASS", "<p>page</p>")
+    assert here == there == ["report.html", "verdict.json"]

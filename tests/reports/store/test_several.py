@@ -79,6 +79,8 @@ def test_processes_read_what_one_reads(shared: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(foreign.parent)
     assert _answer(shared) == expected
     assert [len(part) for part in expected] == [6, 1, 6]
+    # The index has all of them, so that the next command reads none.
+    assert len(index.read_lines(shared / index.INDEX)) == 7
     # This process read its own share and nothing of the others'.
     assert [name[8:10] for name in read] == ["02", "05", "01"]
     assert len(list((shared / gathered.FOLDER).glob("*.parquet"))) == 3
@@ -105,7 +107,12 @@ def test_what_a_helper_did_not_do_is_done(
 def test_a_helper_is_asked_for_its_share_by_name(
     shared: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
-    """It finds the modules of this process, needs no GPU, and is given up after half an hour."""
+    """It finds the modules of this process, needs no GPU, and is given up after half an hour.
+
+    Whatever the user's environment says of either.
+    """
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     asked: list[tuple[Any, ...]] = []
 
     def helper(module: str, arguments: tuple[str, ...], *how: Any) -> Any:
@@ -198,3 +205,20 @@ def test_processes_are_as_many_as_processors_runs_and_memory_allow(
     folders = sorted(path for path in shared.iterdir() if path.name[0] != ".")
     assert several.learn_together(shared, folders, True) == []
     assert asked == [shared] * helpers and len(folders) == 7
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_helpers_keep_values_only_where_the_index_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    asked: list[bool] = []
+
+    def learn(root: Path, folders: Any, keep: bool) -> list[Line]:
+        asked.append(keep)
+        return []
+
+    monkeypatch.setattr(runs, "learn_together", learn)
+    name = write_run(tmp_path, run(measurement())).name
+    assert [line.name for line in list_lines(tmp_path, keep)[0]] == [name] and asked == [keep]
+    # Nor does this process.
+    assert all((tmp_path / made).exists() is keep for made in (index.INDEX, gathered.FOLDER))

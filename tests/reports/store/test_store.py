@@ -24,7 +24,16 @@ from reports.store.examine import examine
 from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.reader import checksum
-from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
+from reports.store.runs import (
+    Run,
+    RunInfo,
+    StoreError,
+    check_writable,
+    list_runs,
+    read_run,
+    without_copies,
+    write_run,
+)
 from reports.store.schema import FILES, MANIFEST, MIGRATIONS, SCHEMA, VERDICT, RunKind
 from reports.store.seal import text_of
 from reports.store.tensors import TENSORS
@@ -577,3 +586,24 @@ def test_a_list_of_which_one_entry_is_no_object_is_damage_in_a_list_of_runs_too(
     folder = reseal(write_run(tmp_path, run(measurement())), cases=[{"name": "a"}, 7])
     readable, [(damaged, why)] = list_runs(tmp_path)
     assert (readable, damaged) == ([], folder) and why
+
+
+def test_what_another_writer_claims_once_a_run_is_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hidden name is free after the rename, and the next writer may take it at once."""
+    rename = Path.rename
+
+    def claimed_by_another(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        self.mkdir()
+        return moved
+
+    monkeypatch.setattr(Path, "rename", claimed_by_another)
+    folder = write_run(tmp_path, run(measurement()))
+    assert (tmp_path / f".partial-{folder.name}").is_dir()
+
+
+def test_copies_without_an_original_are_ordered_by_their_folders_among_runs_of_their_time() -> None:
+    made = [RunInfo(Path(f"runs/{folder}"), run(id=id_).manifest) for folder, id_ in ("bb", "ax")]
+    assert without_copies(made, []) == made[::-1]
