@@ -742,3 +742,12 @@ def test_a_run_has_its_note_from_before_it_waits_until_it_has_left(
     kept = unsent.put_in(tmp_path, folder_of(tmp_path, "a"), note)
     unsent.take_out(kept, tmp_path / NAME)
     assert seen == [note] * 4 and unsent.read_note(tmp_path / NAME) is None
+
+
+def test_each_name_that_is_claimed_is_kept_for_its_run(tmp_path: Path) -> None:
+    storage()
+    writer = machine(tmp_path, "writer")
+    names = ("night-1", "night-2")
+    assert all(writer.claim(name) for name in names)
+    sent = [writer.publish(folder_of(tmp_path, name[-1], name), name).name for name in names]
+    assert sent == [*names]

@@ -366,6 +366,7 @@ def test_every_field_of_every_row_is_read_as_it_was_written(tmp_path: Path) -> N
         ("token_bytes_ratio", 2.1, 2.0, False),
         ("ratio", math.nan, 2.0, None),
         ("ratio", 2.0, math.nan, None),
+        ("ratio", math.inf, 2.0, True),
     ],
 )
 def test_a_goal_is_the_least_wanted_or_of_ratios_over_tokens_the_most(
@@ -548,6 +549,17 @@ def test_columns_that_older_files_lack_say_nothing(tmp_path: Path) -> None:
         pq.write_table(table.drop_columns(added), tmp_path / name)
     assert read_tensors(tmp_path, None) == (replace(tensor, breaking=0, where=""),)
     assert read_explanations(tmp_path, None) == (replace(account, where="", lines=()),)
+
+
+@pytest.mark.parametrize("lacks", ["where", "lines"])
+def test_a_file_that_lacks_one_column_keeps_the_others(tmp_path: Path, lacks: str) -> None:
+    """Columns came one after the other."""
+    account = replace(full_account(), where="w")
+    write_explanations(tmp_path, [account])
+    table = pq.read_table(tmp_path / EXPLANATIONS)
+    pq.write_table(table.drop_columns(lacks), tmp_path / EXPLANATIONS)
+    expected = replace(account, where="") if lacks == "where" else replace(account, lines=())
+    assert read_explanations(tmp_path, None) == (expected,)
 
 
 def full_account() -> Explanation:

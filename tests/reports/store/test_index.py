@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -777,3 +778,10 @@ def test_a_file_whose_name_is_no_utf8_is_part_of_its_folder(tmp_path: Path) -> N
     (folder / os.fsdecode(b"b\xfcro")).write_text("", encoding="utf-8")
     assert index.signature_of(folder) != before
     assert [info.folder for info in list_runs(tmp_path)[0]] == [folder]
+
+
+def test_a_table_is_closed_where_its_block_ends(tmp_path: Path) -> None:
+    with Table([]) as table:
+        assert table.ask("SELECT run FROM measurements")[0]["run"].tolist() == []
+    with pytest.raises(duckdb.Error):
+        table.ask("SELECT run FROM measurements")

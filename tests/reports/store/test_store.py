@@ -607,3 +607,23 @@ def test_what_another_writer_claims_once_a_run_is_there_is_left_alone(
 def test_copies_without_an_original_are_ordered_by_their_folders_among_runs_of_their_time() -> None:
     made = [RunInfo(Path(f"runs/{folder}"), run(id=id_).manifest) for folder, id_ in ("bb", "ax")]
     assert without_copies(made, []) == made[::-1]
+
+
+@pytest.mark.parametrize("schema", range(2, SCHEMA))
+def test_a_run_of_an_older_schema_keeps_the_columns_that_it_has(
+    tmp_path: Path, schema: int
+) -> None:
+    row = measurement(suite="mine", deterministic=True)
+    folder = write_run(tmp_path, run(row))
+    if schema < 4:
+        row = replace(row, suite="")
+        table = pq.read_table(folder / "measurements.parquet").drop_columns("suite")
+        pq.write_table(table, folder / "measurements.parquet")
+    assert read_run(reseal(folder, schema=schema)).measurements == (row,)
+
+
+def test_copies_of_a_run_in_two_folders_of_runs_are_named_though_their_names_are_equal() -> None:
+    made = [RunInfo(Path(root) / "r", run(id="r").manifest) for root in ("one", "two")]
+    left_out: list[tuple[Path, str]] = []
+    assert without_copies(made, left_out) == made[:1]
+    assert [folder for folder, _ in left_out] == [made[1].folder]
