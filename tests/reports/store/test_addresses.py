@@ -192,3 +192,12 @@ def test_a_folder_of_a_run_whose_manifest_is_a_link_to_nothing_holds_runs(tmp_pa
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").symlink_to(tmp_path / "nowhere")
     check_root(tmp_path)
+
+
+def test_no_copy_is_begun_of_a_storage_that_nothing_here_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(StoreError, match="installed package that reads nothing://runs"):
+        open_copy("nothing://runs")
+    assert not list(tmp_path.iterdir())
