@@ -785,3 +785,32 @@ def test_a_table_is_closed_where_its_block_ends(tmp_path: Path) -> None:
         assert table.ask("SELECT run FROM measurements")[0]["run"].tolist() == []
     with pytest.raises(duckdb.Error):
         table.ask("SELECT run FROM measurements")
+
+
+def test_the_list_that_merges_combined_files_reads_the_merged_one(tmp_path: Path) -> None:
+    """Those of before are deleted at once where they are old."""
+    measured = [day * 1e-8 for day in range(1, gathered.FEW + 2)]
+    for day, value in enumerate(measured, 1):
+        if day == len(measured):
+            for path in (tmp_path / gathered.FOLDER).iterdir():
+                os.utime(path, (0, 0))
+        write_run(tmp_path, night(day, measurement(value=value)))
+        if day < len(measured):
+            list_runs(tmp_path)
+    assert values(tmp_path) == measured
+    assert len(list((tmp_path / gathered.FOLDER).iterdir())) < gathered.FEW
+
+
+def test_a_combined_file_that_cannot_be_deleted_ends_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, write = combined(tmp_path)
+    os.utime(files.path(write("a")), (0, 0))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        gathered.forget(files, [])
+    assert files.verified == {}

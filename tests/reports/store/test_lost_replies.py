@@ -723,3 +723,21 @@ def test_a_page_comes_before_the_verdict_that_names_it(
     store.before = lambda request, path: there.append(path.rpartition("/")[2])
     writer.add_verdict(folder, "PASS", "<p>page</p>")
     assert here == there == ["report.html", "verdict.json"]
+
+
+def test_who_opens_a_copy_is_told_of_the_runs_that_were_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, lines = Faulty.make(), list[str]()
+    storage = shared.storage_of(shared.open_copy(ADDRESS))
+    assert storage is not None
+    store.down = "all"
+    with pytest.raises(StoreError):
+        storage.publish(folder_of(tmp_path, "a"), NAME)
+    store.down = ""
+    # Nothing is sent where the runs stay as they are.
+    shared.open_copy(ADDRESS, runs=False, report=lines.append)
+    assert lines == [] and not store.runs(ROOT)
+    shared.open_copy(ADDRESS, report=lines.append)
+    assert [line.startswith(f"sent now: {ADDRESS}/{NAME},") for line in lines] == [True]
+    assert capsys.readouterr().err == ""

@@ -627,3 +627,20 @@ def test_copies_of_a_run_in_two_folders_of_runs_are_named_though_their_names_are
     left_out: list[tuple[Path, str]] = []
     assert without_copies(made, left_out) == made[:1]
     assert [folder for folder, _ in left_out] == [made[1].folder]
+
+
+def test_a_claim_of_a_killed_writer_that_cannot_be_deleted_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another user's."""
+    night = run(measurement())
+    (claim := tmp_path / f".partial-{night.id}").mkdir()
+    os.utime(claim, (0, 0))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.shutil, "rmtree", refuse)
+        assert write_run(tmp_path, night).name == f"{night.id}-2"
+    assert claim.is_dir()
