@@ -751,3 +751,18 @@ def test_each_name_that_is_claimed_is_kept_for_its_run(tmp_path: Path) -> None:
     assert all(writer.claim(name) for name in names)
     sent = [writer.publish(folder_of(tmp_path, name[-1], name), name).name for name in names]
     assert sent == [*names]
+
+
+def test_a_run_that_is_published_while_its_name_is_taken_away_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer decides, who sees that the name is gone."""
+    store, below = storage()
+    store.shift = -2 * HOURS
+    below.create(f"{NAME}/a", b"")
+    store.shift = timedelta()
+    monkeypatch.setattr(
+        shared, "retire", lambda below, name: below.create(f"{name}/{MANIFEST}", b"{}")
+    )
+    machine(tmp_path, "cleaner").clean()
+    assert below.inside(NAME).keys() == {"a", MANIFEST}

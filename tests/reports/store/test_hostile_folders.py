@@ -546,3 +546,14 @@ def test_a_verdict_of_a_later_version_is_a_gate_that_does_not_pass(tmp_path: Pat
     assert (found.gates, found.broken, found.why) == (2, 1, "")
     with pytest.raises(StoreError, match="update megalodon-numerics"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("target", ["gone", "itself"])
+@pytest.mark.parametrize("name", [".shared", "itself"])
+def test_a_link_that_leads_nowhere_is_named_and_ends_no_list(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    """It may be the run, or the address, of a disk that is not mounted."""
+    (tmp_path / name).symlink_to(target)
+    readable, [(bad, why)] = list_runs(tmp_path)
+    assert (readable, bad) == ([], tmp_path / name) and why
