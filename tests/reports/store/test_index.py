@@ -814,3 +814,10 @@ def test_a_combined_file_that_cannot_be_deleted_ends_no_list(
         patched.setattr(Path, "unlink", refuse)
         gathered.forget(files, [])
     assert files.verified == {}
+
+
+def test_only_gates_are_kept_for_histories(tmp_path: Path) -> None:
+    fact = measurement(quantity="fact", tolerance=math.nan, verdict=Verdict.INFO)
+    found = examine.examine(write_run(tmp_path, night(1, measurement(), fact)))
+    assert found.gates == 1 and found.rows is not None
+    assert found.rows["quantity"].to_pylist() == ["logits"]
