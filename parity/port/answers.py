@@ -178,7 +178,12 @@ def _constructed(
         inside[0] == shape or (reshaped and math.prod(inside[0]) == math.prod(shape))
     ):
         places = [whole(shape)]
-    elif len(names) == shape[0] and all(target == shape[1:] for target in inside):
+    elif (
+        shape
+        and len(names) == shape[0]
+        and all(_without_ones(target) == _without_ones(shape[1:]) for target in inside)
+    ):
+        # Axes of length 1 hold no order: a stack of biases may have them for broadcasting.
         places = [cut(shape, shape, 0, i, i + 1) for i in range(len(names))]
     for axis in range(len(shape)) if not places else ():
         rest = shape[:axis], shape[axis + 1 :]
@@ -209,3 +214,7 @@ def write_questions(path: Path, questions: Mapping[str, Mapping[str, Any]]) -> N
     with written_aside(path) as aside:
         text = json.dumps(content | {"questions": questions}, indent=2, ensure_ascii=False)
         aside.write_text(text + "\n", encoding="utf-8")
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(length for length in shape if length != 1)

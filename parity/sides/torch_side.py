@@ -513,15 +513,25 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Restore a module's parameters and buffers on exit; yield copies of their values by name.
+    """Restore a module's parameters, buffers and attributes on exit; yield copies of the values of
+    its tensors by name.
 
     A call may change parameters and buffers: statistics in training mode, or the rows of an
     embedding with `max_norm`. If a port's arrays share memory with the module, such a change would
-    reach the port too, and the comparison would miss the difference.
+    reach the port too, and the comparison would miss the difference. A call may also keep a
+    recurrent state or a cache as an attribute, and every run must begin with the same one.
     """
     buffers = dict(module.named_buffers())
+    attributes = [(inner, _attributes_of(inner)) for inner in module.modules()]
+    contents = {id(x): _content(x) for _, held in attributes for x in held.values()}
     tensors = dict(_state_of(module))
     kept = {name: x.detach().clone() for name, x in tensors.items()}
+    kept |= {name: contents[id(x)] for name, x in _held(module)}
+    for inner, held in attributes:
+        for name, x in held.items():
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                # A result of a call before this one: autograd may have freed what computed it.
+                vars(inner)[name] = x.detach()
     try:
         yield kept
     finally:
@@ -538,19 +548,80 @@ def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                     held[leaf] = cast("Any", tensor)
                 if kept[name].shape == tensor.shape and not _same(kept[name], tensor):
                     tensor.copy_(kept[name])
+            # Parameters, buffers or modules that a first call made stay, and so do the attributes
+            # that say so.
+            if {*state} == {*tensors} and [*module.modules()] == [m for m, _ in attributes]:
+                for inner, held in attributes:
+                    for name in {*_attributes_of(inner)} - {*held}:
+                        del vars(inner)[name]
+                    vars(inner).update(held)
+                    for x in held.values():
+                        _refill(x, contents[id(x)])
 
 
 def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of parameters and buffers that are new or differ from their values in
-    `kept`."""
+    """Return the names of parameters, buffers and tensors held as attributes that are new or differ
+    from their values in `kept`."""
     # Values are compared because writes through `.data` do not change a tensor's version counter.
-    return [
+    state = [
         name
         for name, x in _state_of(module)
         if name not in kept
         or (kept[name].shape, kept[name].dtype) != (x.shape, x.dtype)
         or not _same(kept[name], x)
     ]
+    # A weight that each call computes again, such as that of `torch.nn.utils.weight_norm`, is a
+    # float64 tensor after a float64 run, and no state.
+    return state + [
+        name
+        for name, x in _held(module)
+        if name not in kept
+        or kept[name].shape != x.shape
+        or (kept[name].dtype is x.dtype and not _same(kept[name], x))
+    ]
+
+
+_MODULE = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has, such as its parameters and hooks."""
+
+
+def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are its own, without parameters and submodules."""
+    return {name: x for name, x in vars(module).items() if name not in _MODULE}
+
+
+def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a module and its submodules hold as plain attributes, by name."""
+    for path, inner in module.named_modules():
+        for name, x in _attributes_of(inner).items():
+            if isinstance(x, torch.Tensor) and _is_plain(x):
+                yield f"{path}.{name}".lstrip("."), x
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of what a call could change in place in an attribute; None: nothing."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if _is_plain(value) else None
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _refill(value: Any, content: Any) -> None:
+    """Give an attribute the content that `_content` copied."""
+    if content is None:
+        return
+    if isinstance(value, torch.Tensor):
+        if content.shape == value.shape and not _same(content, value):
+            value.detach().copy_(content)
+    elif isinstance(value, list):
+        value[:] = content
+    else:
+        value.clear()
+        value.update(content)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor can be compared and copied."""
+    return _is_readable(x) and not is_traceable_wrapper_subclass(x)
 
 
 def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -182,8 +182,14 @@ def first_unknown(
                 children[parent].append(i)
     leads: dict[int, bool] = {}
     for i in sorted(operations, reverse=True):
-        below = (c for c in children[i] if _telling(values[c]) or leads[c])
-        leads[i] = any(matches[c] or leads[c] for c in below)
+        turns = [c for c in children[i] if _is_slice(i, c, operations, values)]
+        below = [c for c in children[i] if _telling(values[c]) or leads[c]]
+        # An array that a loop reads is right if it is right in every iteration: the first state of
+        # a recurrence, for example, shows nothing about the factors of the states after it.
+        leads[i] = any(matches[c] or leads[c] for c in below if c not in turns) or (
+            any(c in turns for c in below)
+            and all(matches[c] or leads[c] for c in turns if c in below)
+        )
     unknown = [i for i in sorted(operations) if not matches[i] and not leads[i]]
     named = [i for i in unknown if _telling(values[i]) and operations[i].source]
     if not named:
@@ -192,6 +198,13 @@ def first_unknown(
     masks = _ancestors(first, operations, lambda i: _is_mask(values[i]) and not matches[i])
     lines = (operations[i].source[0] for i in sorted(masks) if operations[i].source)
     return Unknown(operations[first].source, tuple(dict.fromkeys(lines)))
+
+
+def _is_slice(
+    parent: int, child: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
+) -> bool:
+    """Return whether a `jax.lax.scan` reads result `child` in one iteration from `parent`."""
+    return operations[child].primitive == "scan" and values[child].size < values[parent].size
 
 
 def _implicated(

@@ -83,6 +83,26 @@ def test_the_first_unknown_operation_is_one_that_nothing_known_follows():
     assert first_unknown(nameless, values, known, 1e-9) is None
 
 
+@pytest.mark.parametrize("right", [0, 1, 3], ids=str)
+@pytest.mark.parametrize("primitive", ["scan", "slice"])
+def test_a_loop_s_operand_is_right_only_if_every_iteration_s_part_is(primitive: str, right: int):
+    """0 is read in three parts, of which the first `right` are known; a single slice may be one of
+    several of a fused result, whose other parts are wrong later."""
+    parts = {n: op(primitive, (0,)) for n in (1, 2, 3)}
+    operations = {0: op("made")} | parts | {4: op("end", (1, 2, 3))}
+    values = {0: A[:3], 1: A[0], 2: A[1], 3: A[2], 4: B}
+    found = first_unknown(operations, values, [A[n] for n in range(right)], 1e-9)
+    assert found is not None
+    first = {0: "made", 1: "made" if primitive == "scan" else "slice", 3: "end"}[right]
+    assert found.source == (f"{first}.py:1 (f)",)
+    # What the loop stacks is no part of an operand.
+    stacked = {0: op("made"), 1: op("scan", (0,)), 2: op("scan", (1,)), 3: op("end", (2,))}
+    values = {0: A[0], 1: A, 2: A[0] + 1, 3: B}
+    found = first_unknown(stacked, values, [A], 1e-9)
+    assert found is not None and found.source == ("scan.py:1 (f)",)
+    assert operations[0].source != found.source
+
+
 @pytest.mark.parametrize(
     ("other", "known"),
     [

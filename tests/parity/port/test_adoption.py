@@ -391,6 +391,16 @@ def test_answers_are_one_parameter_a_stack_or_a_fusion_in_their_order(
     assert np.array_equal(built, expected)
 
 
+def test_a_stack_may_have_axes_of_length_1_more_or_less() -> None:
+    arrays = {"a": numbered(3), "b": numbered(1, 3)}
+    built = answers._from_answer(["b", "a"], arrays, "p", (2, 1, 1, 3)).from_original(arrays)
+    assert np.array_equal(built, np.stack([numbered(3), numbered(3)])[:, None, None])
+    with pytest.raises(AnswerError, match="does not fit its shape"):
+        answers._from_answer(["a", "b"], arrays, "p", (2, 3, 3))
+    with pytest.raises(AnswerError, match=r"does not fit its shape \(\): a \(3,\)"):
+        answers._from_answer("a", arrays, "p", ())
+
+
 def test_a_matrix_is_transposed_without_being_asked_only_where_nothing_else_fits() -> None:
     arrays = {"a": numbered(2, 3), "b": numbered(4, 3)}
     built = answers._from_answer("a", arrays, "p", (3, 2)).from_original(arrays)

@@ -434,3 +434,69 @@ def test_a_norm_without_epsilon_keeps_that_of_float32_in_float64(given):
     eps = torch.finfo(torch.float32).eps if given is None else given
     wanted = torch.nn.functional.rms_norm(x.double(), (8,), eps=eps)
     np.testing.assert_array_equal(side.run(WIDE).stages[OUTPUT], wanted.numpy())
+
+
+class Recurrent(torch.nn.Module):
+    """Adds its state of the last call, which it keeps in attributes."""
+
+    def __init__(self, start=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((8,), 0.5))
+        self.state = start
+        self.total, self.seen, self.calls = torch.zeros(8), {}, 0
+
+    def forward(self, x):
+        y = self.weight * x + self.total * len(self.seen) * self.calls
+        if self.state is not None:
+            y = y + self.state
+        self.state = y
+        self.total += y.detach().sum(0)
+        self.seen["last"] = y
+        self.calls += 1
+        self.note = "called"
+        return y
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_every_run_begins_with_the_state_that_the_module_was_given_with(started: bool):
+    start = torch.ones(8, requires_grad=True) * 2.0 if started else None
+    inner = Recurrent(start)
+    side = TorchSide(torch.nn.Sequential(inner), X)
+    before = dict(vars(inner))
+    cotangents = {OUTPUT: np.ones_like(X)}
+    one, two = (side.run(Run(cotangents=cotangents)) for _ in range(2))
+    assert np.array_equal(one.stages[OUTPUT], X * 0.5 + (2 if started else 0))
+    assert np.array_equal(one.stages[OUTPUT], two.stages[OUTPUT])
+    assert [*one.gradients] == [*two.gradients] == ["0.weight"]
+    assert vars(inner) == before and inner.state is start
+    assert not inner.seen and not inner.total.any()
+    assert one.updated == two.updated == ("0.state", "0.total")
+
+
+class Lazy(torch.nn.Module):
+    """Makes its weight in its first call."""
+
+    built = False
+
+    def forward(self, x):
+        if not self.built:
+            self.weight, self.built = torch.nn.Parameter(torch.randn(8)), True
+        return x * self.weight
+
+
+def test_what_a_first_call_makes_stays_with_what_says_so():
+    side = TorchSide(Lazy(), X)
+    first = side.run().stages[OUTPUT]
+    assert np.array_equal(side.run().stages[OUTPUT], first)
+
+
+def test_a_weight_that_each_call_computes_again_is_no_state():
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        module = torch.nn.utils.weight_norm(torch.nn.Linear(8, 8))
+    side = TorchSide(torch.nn.Sequential(module), X)
+    cotangents = {OUTPUT: np.ones((5, 8), np.float32)}
+    for precision in (Precision.FLOAT32, Precision.FLOAT64):
+        for _ in range(2):
+            trace = side.run(Run(precision, cotangents=cotangents))
+            assert {*trace.gradients} == {"0.bias", "0.weight_g", "0.weight_v"}
+            assert not trace.updated
