@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from parity.engine.programs.rounding import digest, is_short
 from parity.sides.side import (
@@ -34,6 +33,7 @@ from parity.sides.side import (
 )
 from parity.sides.torch_lift import Lift, lifted
 from parity.sides.torch_precision import full_precision
+from parity.sides.torch_state import changed_state, is_floating, is_readable, unchanged
 
 DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -90,9 +90,9 @@ class TorchSide:
         """
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
-        named |= {name: b for name, b in buffers if _floating(b) and name not in named}
+        named |= {name: b for name, b in buffers if is_floating(b) and name not in named}
         for name, tensor in named.items():
-            if not _is_readable(tensor):
+            if not is_readable(tensor):
                 raise SideError(
                     "expected dense tensors of float16, bfloat16, float32 or float64, got "
                     f"{name}, a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
@@ -146,7 +146,7 @@ class TorchSide:
     def tables(self) -> list[np.ndarray]:
         """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
         found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
-        return [_unpaired(x) for x in found if _floating(x) and _is_readable(x) and x.numel() > 1]
+        return [_unpaired(x) for x in found if is_floating(x) and is_readable(x) and x.numel() > 1]
 
     def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
         """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
@@ -167,7 +167,7 @@ class TorchSide:
         The intermediate results of fused operations (`torch_lift.FUSED`) are included.
         """
         module = self._in(Precision.FLOAT64)
-        with _unchanged(module), lifted(None, self._unseen) as mode, torch.no_grad():
+        with unchanged(module), lifted(None, self._unseen) as mode, torch.no_grad():
             mode.results = []
             inputs, keywords = _map(self.arguments, lambda x: _cast(x, torch.float64))
             (self.call or (lambda m, *a, **k: m(*a, **k)))(module, *inputs, **keywords)
@@ -215,7 +215,7 @@ class TorchSide:
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
             stack.enter_context(full_precision())
-            kept = stack.enter_context(_unchanged(module))
+            kept = stack.enter_context(unchanged(module))
             unseen = stack.enter_context(_watched(module, stages, how.forced))
             stack.enter_context(self._computing(how))
             stack.enter_context(torch.set_grad_enabled(gradients))
@@ -232,14 +232,14 @@ class TorchSide:
             numbers = _float_numbers(results, how.precision)
             results |= numbers
             # Copied: the result may be a buffer that the next run overwrites.
-            outputs = {n: _pairs(x).clone() for n, x in results.items() if _floating(x)}
+            outputs = {n: _pairs(x).clone() for n, x in results.items() if is_floating(x)}
             if not outputs:
                 kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in results.items()}
                 raise SideError(f"expected the module to return floating tensors, got {kinds}")
             if gradients and how.cotangents and {*how.cotangents} <= {*numbers}:
                 raise SideError(no_derivative(how.cotangents))
             derivatives = _gradients(module, outputs, how) if gradients else {}
-            updated = tuple(_changed(module, kept))
+            updated = tuple(changed_state(module, kept))
         arrays = {name: self._read(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
@@ -277,7 +277,7 @@ class TorchSide:
         return _array(x)
 
     def _in(self, precision: Precision) -> torch.nn.Module:
-        floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
+        floats = (x.dtype for x in self.module.state_dict().values() if is_floating(x))
         if precision is Precision.FLOAT32 and {*floats} <= {torch.float32, torch.complex64}:
             return self.module
         if precision not in self._copies:
@@ -338,13 +338,13 @@ def _watched(
             # Most modules return one tensor; traversing it would cost as much as copying it.
             one = isinstance(result, torch.Tensor)
             for name, x in [(path, result)] if one else fields_of(result, path):
-                if not _floating(x):
+                if not is_floating(x):
                     continue
                 if is_functorch_wrapped_tensor(x):
                     # A wrapper for one row of a `vmap`, or a dual number: it has no plain value.
                     unseen[name] = "results inside torch.func"
                     continue
-                if not _is_readable(x):
+                if not is_readable(x):
                     unseen[name] = "results that are no dense tensors"
                     continue
                 count, unique = 2, name
@@ -459,7 +459,7 @@ def _with_moved_tables(
     """
 
     def is_moved(value: Any) -> bool:
-        if not _floating(value) or not _is_readable(value):
+        if not is_floating(value) or not is_readable(value):
             return False
         return not (shared and digest(_unpaired(value)) in shared)
 
@@ -511,132 +511,6 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
-@contextlib.contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Restore a module's parameters, buffers and attributes on exit; yield copies of the values of
-    its tensors by name.
-
-    A call may change parameters and buffers: statistics in training mode, or the rows of an
-    embedding with `max_norm`. If a port's arrays share memory with the module, such a change would
-    reach the port too, and the comparison would miss the difference. A call may also keep a
-    recurrent state or a cache as an attribute, and every run must begin with the same one.
-    """
-    buffers = dict(module.named_buffers())
-    attributes = [(inner, _attributes_of(inner)) for inner in module.modules()]
-    contents = {id(x): _content(x) for _, held in attributes for x in held.values()}
-    tensors = dict(_state_of(module))
-    kept = {name: x.detach().clone() for name, x in tensors.items()}
-    kept |= {name: contents[id(x)] for name, x in _held(module)}
-    for inner, held in attributes:
-        for name, x in held.items():
-            if isinstance(x, torch.Tensor) and not x.is_leaf:
-                # A result of a call before this one: autograd may have freed what computed it.
-                vars(inner)[name] = x.detach()
-    try:
-        yield kept
-    finally:
-        state = dict(_state_of(module))
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                if state.get(name) is not tensor:
-                    # Put it back: the new tensor may share memory with the user's arrays.
-                    path, _, leaf = name.rpartition(".")
-                    owner = module.get_submodule(path)
-                    owner._buffers.pop(leaf, None)
-                    owner._parameters.pop(leaf, None)
-                    held = owner._buffers if name in buffers else owner._parameters
-                    held[leaf] = cast("Any", tensor)
-                if kept[name].shape == tensor.shape and not _same(kept[name], tensor):
-                    tensor.copy_(kept[name])
-            # Parameters, buffers or modules that a first call made stay, and so do the attributes
-            # that say so.
-            if {*state} == {*tensors} and [*module.modules()] == [m for m, _ in attributes]:
-                for inner, held in attributes:
-                    for name in {*_attributes_of(inner)} - {*held}:
-                        del vars(inner)[name]
-                    vars(inner).update(held)
-                    for x in held.values():
-                        _refill(x, contents[id(x)])
-
-
-def _changed(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of parameters, buffers and tensors held as attributes that are new or differ
-    from their values in `kept`."""
-    # Values are compared because writes through `.data` do not change a tensor's version counter.
-    state = [
-        name
-        for name, x in _state_of(module)
-        if name not in kept
-        or (kept[name].shape, kept[name].dtype) != (x.shape, x.dtype)
-        or not _same(kept[name], x)
-    ]
-    # A weight that each call computes again, such as that of `torch.nn.utils.weight_norm`, is a
-    # float64 tensor after a float64 run, and no state.
-    return state + [
-        name
-        for name, x in _held(module)
-        if name not in kept
-        or kept[name].shape != x.shape
-        or (kept[name].dtype is x.dtype and not _same(kept[name], x))
-    ]
-
-
-_MODULE = frozenset(vars(torch.nn.Module()))
-"""Attributes that every module has, such as its parameters and hooks."""
-
-
-def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are its own, without parameters and submodules."""
-    return {name: x for name, x in vars(module).items() if name not in _MODULE}
-
-
-def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a module and its submodules hold as plain attributes, by name."""
-    for path, inner in module.named_modules():
-        for name, x in _attributes_of(inner).items():
-            if isinstance(x, torch.Tensor) and _is_plain(x):
-                yield f"{path}.{name}".lstrip("."), x
-
-
-def _content(value: Any) -> Any:
-    """Return a copy of what a call could change in place in an attribute; None: nothing."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if _is_plain(value) else None
-    return value.copy() if type(value) in (list, dict, set) else None
-
-
-def _refill(value: Any, content: Any) -> None:
-    """Give an attribute the content that `_content` copied."""
-    if content is None:
-        return
-    if isinstance(value, torch.Tensor):
-        if content.shape == value.shape and not _same(content, value):
-            value.detach().copy_(content)
-    elif isinstance(value, list):
-        value[:] = content
-    else:
-        value.clear()
-        value.update(content)
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    """Return whether a tensor can be compared and copied."""
-    return _is_readable(x) and not is_traceable_wrapper_subclass(x)
-
-
-def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield buffers and parameters by name, except packed ones, which cannot be compared."""
-    for name, x in (*module.named_buffers(), *module.named_parameters()):
-        # Weights that another library packs, such as torchao's; no forward pass writes to them.
-        if not is_traceable_wrapper_subclass(x):
-            yield name, x
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal; NaN equals NaN."""
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _map(v, function) for key, v in value.items()}
@@ -685,28 +559,9 @@ def _dtype_like(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if x.is_floating_point() else x.dtype
 
 
-def _floating(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
 def _pairs(x: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor (...,) as its parts (..., 2); see `parity.sides.complex_pairs`."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-
-
-def _is_readable(x: torch.Tensor) -> bool:
-    """Return whether a tensor's numbers can be read as an array.
-
-    The numbers are readable if the tensor is dense and initialised, and NumPy or ml_dtypes has its
-    dtype.
-    """
-    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    plain += (torch.complex64, torch.complex128)
-    lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
-    made = not isinstance(x, lazy) and not x.is_meta
-    dense = made and not x.is_nested and x.layout is torch.strided
-    # Integers, of quantised weights for example, are read as they are.
-    return dense and (x.dtype in plain or not _floating(x))
 
 
 def _dense(name: str, x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import equinox as eqx
@@ -19,7 +20,11 @@ from stability.repeat.agreement import BATCH, STREAM, findings
 from tests.helpers import TINY, model_of
 
 IDS = np.random.default_rng(0).integers(0, TINY.vocab_size, (3, 2 * TINY.chunk_size + 3), np.int32)
-MODEL = model_of(TINY)
+
+
+@functools.cache
+def model():
+    return model_of(TINY)
 
 
 def severities(found):
@@ -27,7 +32,7 @@ def severities(found):
 
 
 def test_a_healthy_model_agrees_with_itself_up_to_rounding():
-    found = findings(MODEL, IDS)
+    found = findings(model(), IDS)
     assert severities(found) == {BATCH: Severity.OK, STREAM: Severity.OK}
     # Rounding only, and not nothing: a stream sums in another order.
     assert 0 < found[1].value < found[1].threshold
@@ -45,7 +50,7 @@ def test_the_limit_is_that_of_two_runs_against_float64(monkeypatch):
         for by in (error, 0.0)
     )
     own = np.abs(after - before)[np.maximum(after, before) >= math.log(1e-3)].max()
-    for finding in findings(MODEL, IDS):
+    for finding in findings(model(), IDS):
         assert finding.threshold == 2 * known.noise_factor * own
 
 
@@ -66,7 +71,7 @@ def test_a_scale_that_batches_have_and_single_rows_lack_is_an_error(monkeypatch,
         return lambda ids: run(ids) * (1 + 0.1 * ((len(ids) == 1) == alone))
 
     monkeypatch.setattr(agreement, "_whole", scaled)
-    assert severities(findings(MODEL, IDS))[BATCH] is Severity.ERROR
+    assert severities(findings(model(), IDS))[BATCH] is Severity.ERROR
 
 
 def test_a_state_that_is_lost_between_tokens_is_an_error(monkeypatch):
@@ -78,13 +83,13 @@ def test_a_state_that_is_lost_between_tokens_is_an_error(monkeypatch):
         return logits, fresh(model.config, len(token)) if int(after.position.max()) == 4 else after
 
     monkeypatch.setattr(agreement, "decode_step", forgetful)
-    found = findings(MODEL, IDS)
+    found = findings(model(), IDS)
     assert severities(found) == {BATCH: Severity.OK, STREAM: Severity.ERROR}
     assert "look for" in found[1].remedy
 
 
 def test_a_model_that_answers_nan_is_an_error_and_no_crash():
-    broken = eqx.tree_at(lambda m: m.model.norm.weight, MODEL, replace_fn=lambda x: x * jnp.nan)
+    broken = eqx.tree_at(lambda m: m.model.norm.weight, model(), replace_fn=lambda x: x * jnp.nan)
     found = findings(broken, IDS)
     assert severities(found) == {BATCH: Severity.ERROR, STREAM: Severity.ERROR}
     assert all(math.isnan(finding.value) for finding in found)
@@ -101,6 +106,6 @@ def test_an_error_of_its_own_without_a_bound_measures_nothing(monkeypatch, subje
     monkeypatch.setattr(agreement, "_wide", lambda model: excluded)
     monkeypatch.setattr(agreement, "_whole", lambda model: scores)
     monkeypatch.setattr(agreement, "_stepwise", lambda model: lambda ids: scores(ids, 0.0))
-    finding = next(f for f in findings(MODEL, IDS) if f.subject == subject)
+    finding = next(f for f in findings(model(), IDS) if f.subject == subject)
     assert finding.severity is Severity.ERROR
     assert finding.message.startswith("not measured")
