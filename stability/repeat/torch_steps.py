@@ -16,13 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array, UInt32
 
-from stability.repeat.digests import FIRST, INPUT, PARAMETER, SECOND, STEP, Digests, sums_of
+from stability.repeat.digests import FIRST, INPUT, PARAMETER, SECOND, STEP, Digests
 from stability.repeat.log import DigestLog
 
 if TYPE_CHECKING:
@@ -31,12 +28,12 @@ if TYPE_CHECKING:
 _MASK = 2**32 - 1
 _BLOCK = 1 << 24
 """Number of elements whose words are in memory at once on a device, 8 bytes each in ten arrays."""
+_HOST_BLOCK = 1 << 15
+"""The same on a CPU: three arrays of 4 bytes per element, which fit into a processor's cache."""
 
 
 def torch_digest(x: torch.Tensor) -> tuple[int, int]:
     """Return the digest of a tensor, two 32-bit words, equal to `stability.repeat.digest`."""
-    # On a CPU, XLA fuses what takes torch thirty passes over memory. Of a tensor on a GPU, JAX
-    # would need a copy, and its first use reserves most of the memory of that GPU.
     return _on_host(x) if x.device.type == "cpu" else _on_device(x)
 
 
@@ -52,22 +49,54 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
     else:
         array = x.numpy()
     flat, seed = array.reshape(-1), zlib.crc32(f"{name}{tuple(x.shape)}".encode())
-    # Compiled for a few sizes only: a training with padded batches has many shapes.
-    step = max(1024, 1 << max(0, flat.size.bit_length() - 4))
-    padded = flat
-    if flat.size % step or not flat.size:
-        padded = np.zeros(max(step, -(-flat.size // step) * step), flat.dtype)
-        padded[: flat.size] = flat
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        found = _digest(padded, np.uint32(seed), np.uint32(flat.size % 2**32))
-        first, second = np.asarray(found).tolist()
-    return first, second
+    block = min(flat.size, _HOST_BLOCK)
+    places = np.arange(block, dtype=np.uint32) * np.uint32(STEP)
+    mixed, spare = np.empty((2, block), np.uint32)
+    first = second = 0
+    # NumPy works in place on a part that stays in the cache. XLA would need a copy of every array
+    # whose size it was not compiled for, and torch has no unsigned shift.
+    for start in range(0, flat.size, _HOST_BLOCK):
+        part = flat[start : start + _HOST_BLOCK]
+        mixed, spare = mixed[: part.size], spare[: part.size]
+        np.add(places[: part.size], np.uint32((seed + start * STEP) & _MASK), out=mixed)
+        _mix(mixed, spare)
+        for word in _words_of(part):
+            np.bitwise_xor(mixed, word, out=mixed)
+            _mix(mixed, spare)
+        first += int(mixed.sum(dtype=np.uint32))
+        np.right_shift(mixed, 15, out=spare)
+        np.bitwise_xor(mixed, spare, out=spare)
+        np.multiply(spare, np.uint32(STEP), out=spare)
+        np.right_shift(spare, 13, out=mixed)
+        np.bitwise_xor(mixed, spare, out=mixed)
+        second += int(mixed.sum(dtype=np.uint32))
+    return first & _MASK, second & _MASK
 
 
-@jax.jit
-def _digest(x: Array, seed: Array, size: Array) -> UInt32[Array, "2"]:
-    index = jax.lax.iota(jnp.uint32, x.size)
-    return sums_of(x, seed + index * jnp.uint32(STEP), index < size)
+def _mix(x: np.ndarray, spare: np.ndarray) -> None:
+    """Replace 32-bit words by those of `_mixed`, in place."""
+    for shift, factor in ((16, FIRST), (13, SECOND), (16, None)):
+        np.right_shift(x, shift, out=spare)
+        np.bitwise_xor(x, spare, out=x)
+        if factor is not None:
+            np.multiply(x, np.uint32(factor), out=x)
+
+
+def _words_of(x: np.ndarray) -> list[np.ndarray]:
+    """Return the bits of every element as words of at most 32 bits; all NaN have equal bits."""
+    if np.iscomplexobj(x):
+        pair = x.view(x.real.dtype).reshape(-1, 2)
+        return [*_words_of(pair[:, 0].copy()), *_words_of(pair[:, 1].copy())]
+    bits = x.view(f"u{x.itemsize}")
+    if x.dtype.kind not in "biu":
+        # A floating-point format, of NumPy or `ml_dtypes`.
+        unknown = np.isnan(x)
+        if unknown.any():
+            bits = np.where(unknown, np.full(1, np.nan, x.dtype).view(bits.dtype), bits)
+    if x.itemsize == 8:
+        pair = bits.view("<u4").reshape(-1, 2)
+        return [pair[:, 0], pair[:, 1]]
+    return [bits]
 
 
 def _on_device(x: torch.Tensor) -> tuple[int, int]:

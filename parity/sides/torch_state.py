@@ -1,0 +1,179 @@
+"""What a torch module holds: which of its tensors can be read, and its state before a call.
+
+Source: docs/your-own-port.md "Sides".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def is_floating(x: Any) -> bool:
+    """Return whether a value is a tensor of floating-point or complex numbers."""
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def is_readable(x: torch.Tensor) -> bool:
+    """Return whether a tensor's numbers can be read as an array.
+
+    The numbers are readable if the tensor is dense and initialised, and NumPy or ml_dtypes has its
+    dtype.
+    """
+    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    plain += (torch.complex64, torch.complex128)
+    lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
+    made = not isinstance(x, lazy) and not x.is_meta
+    dense = made and not x.is_nested and x.layout is torch.strided
+    # Integers, of quantised weights for example, are read as they are.
+    return dense and (x.dtype in plain or not is_floating(x))
+
+
+@contextlib.contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Restore a module's parameters, buffers and attributes on exit; yield copies of the values of
+    its tensors by name.
+
+    A call may change parameters and buffers: statistics in training mode, or the rows of an
+    embedding with `max_norm`. If a port's arrays share memory with the module, such a change would
+    reach the port too, and the comparison would miss the difference. A call may also keep a
+    recurrent state or a cache as an attribute, and every run must begin with the same one.
+    """
+    modules, buffers = [*module.modules()], dict(module.named_buffers())
+    tensors = dict(_state_of(module))
+    kept = {name: x.detach().clone() for name, x in (*tensors.items(), *_held(module))}
+    attributes = [_Attributes(inner) for inner in modules]
+    try:
+        yield kept
+    finally:
+        # Parameters, buffers or modules that a first call made stay, and so do the attributes that
+        # say so.
+        made = {*dict(_state_of(module))} != {*tensors} or [*module.modules()] != modules
+        with torch.no_grad():
+            _put_back(module, tensors, kept, buffers)
+            for held in attributes if not made else ():
+                held.put_back()
+
+
+def _put_back(
+    module: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    kept: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+) -> None:
+    """Give a module its parameters and buffers again, with their values in `kept`."""
+    state = dict(_state_of(module))
+    for name, tensor in tensors.items():
+        if state.get(name) is not tensor:
+            # Put it back: the new tensor may share memory with the user's arrays.
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            owner._buffers.pop(leaf, None)
+            owner._parameters.pop(leaf, None)
+            held = owner._buffers if name in buffers else owner._parameters
+            held[leaf] = cast("Any", tensor)
+        _refill(tensor, kept[name])
+
+
+def changed_state(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of parameters, buffers and tensors held as attributes that are new or differ
+    from their values in `kept`."""
+    # Values are compared because writes through `.data` do not change a tensor's version counter.
+    state = [
+        name
+        for name, x in _state_of(module)
+        if name not in kept
+        or (kept[name].shape, kept[name].dtype) != (x.shape, x.dtype)
+        or not _same(kept[name], x)
+    ]
+    # A weight that each call computes again, such as that of `torch.nn.utils.weight_norm`, is a
+    # float64 tensor after a float64 run, and no state.
+    return state + [
+        name
+        for name, x in _held(module)
+        if name not in kept
+        or kept[name].shape != x.shape
+        or (kept[name].dtype is x.dtype and not _same(kept[name], x))
+    ]
+
+
+_MODULE = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has, such as its parameters and hooks."""
+
+
+class _Attributes:
+    """The attributes of one module before a call, with what a call could change in place.
+
+    Attributes that are results of an earlier call are detached during the call, since autograd may
+    have freed what computed them.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.held = module, _attributes_of(module)
+        self.contents = {name: _content(x) for name, x in self.held.items()}
+        for name, x in self.held.items():
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                vars(module)[name] = x.detach()
+
+    def put_back(self) -> None:
+        for name in {*_attributes_of(self.module)} - {*self.held}:
+            del vars(self.module)[name]
+        vars(self.module).update(self.held)
+        for name, x in self.held.items():
+            _refill(x, self.contents[name])
+
+
+def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are its own, without parameters and submodules."""
+    return {name: x for name, x in vars(module).items() if name not in _MODULE}
+
+
+def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a module and its submodules hold as plain attributes, by name."""
+    for path, inner in module.named_modules():
+        for name, x in _attributes_of(inner).items():
+            if isinstance(x, torch.Tensor) and _is_plain(x):
+                yield f"{path}.{name}".lstrip("."), x
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of what a call could change in place in an attribute; None: nothing."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if _is_plain(value) else None
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _refill(value: Any, content: Any) -> None:
+    """Give a value the content that `_content` copied."""
+    if content is None:
+        return
+    if isinstance(value, torch.Tensor):
+        if content.shape == value.shape and not _same(content, value):
+            value.copy_(content)
+    elif isinstance(value, list):
+        value[:] = content
+    else:
+        value.clear()
+        value.update(content)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor can be compared and copied."""
+    return is_readable(x) and not is_traceable_wrapper_subclass(x)
+
+
+def _state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield buffers and parameters by name, except packed ones, which cannot be compared."""
+    for name, x in (*module.named_buffers(), *module.named_parameters()):
+        # Weights that another library packs, such as torchao's; no forward pass writes to them.
+        if not is_traceable_wrapper_subclass(x):
+            yield name, x
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal; NaN equals NaN."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
