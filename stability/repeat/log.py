@@ -19,7 +19,8 @@ import numpy as np
 
 from stability.repeat.digests import PARAMETER, Digests
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the file and of the digests in it."""
 
 
 class LogError(ValueError):

@@ -7,6 +7,7 @@ docs/training.md "Where two runs part".
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 import zlib
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from stability.repeat.digests import FIRST, INPUT, PARAMETER, SECOND, STEP, Digests
+from stability.repeat.digests import FIRST, INPUT, PARAMETER, PART, SECOND, STEP, Digests
 from stability.repeat.log import DigestLog
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 _MASK = 2**32 - 1
 _BLOCK = 1 << 24
 """Number of elements whose words are in memory at once on a device, 8 bytes each in ten arrays."""
-_HOST_BLOCK = 1 << 15
-"""The same on a CPU: three arrays of 4 bytes per element, which fit into a processor's cache."""
 
 
 def torch_digest(x: torch.Tensor) -> tuple[int, int]:
@@ -49,28 +48,33 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
     else:
         array = x.numpy()
     flat, seed = array.reshape(-1), zlib.crc32(f"{name}{tuple(x.shape)}".encode())
-    block = min(flat.size, _HOST_BLOCK)
-    places = np.arange(block, dtype=np.uint32) * np.uint32(STEP)
-    mixed, spare = np.empty((2, block), np.uint32)
+    places = _places()[: flat.size]
+    words = np.empty((2, places.size), np.uint32)
     first = second = 0
     # NumPy works in place on a part that stays in the cache. XLA would need a copy of every array
     # whose size it was not compiled for, and torch has no unsigned shift.
-    for start in range(0, flat.size, _HOST_BLOCK):
-        part = flat[start : start + _HOST_BLOCK]
-        mixed, spare = mixed[: part.size], spare[: part.size]
-        np.add(places[: part.size], np.uint32((seed + start * STEP) & _MASK), out=mixed)
-        _mix(mixed, spare)
+    for start in range(0, flat.size, PART):
+        part = flat[start : start + PART]
+        mixed, spare = words[0, : part.size], words[1, : part.size]
+        one = np.array([(seed + start // PART * STEP) & _MASK], np.uint32)
+        _mix(one, np.empty_like(one))
+        np.add(places[: part.size], one, out=mixed)
         for word in _words_of(part):
             np.bitwise_xor(mixed, word, out=mixed)
             _mix(mixed, spare)
+        np.right_shift(mixed, 16, out=spare)
+        np.multiply(spare, mixed, out=spare)
         first += int(mixed.sum(dtype=np.uint32))
-        np.right_shift(mixed, 15, out=spare)
-        np.bitwise_xor(mixed, spare, out=spare)
-        np.multiply(spare, np.uint32(STEP), out=spare)
-        np.right_shift(spare, 13, out=mixed)
-        np.bitwise_xor(mixed, spare, out=mixed)
-        second += int(mixed.sum(dtype=np.uint32))
+        second += int(spare.sum(dtype=np.uint32))
     return first & _MASK, second & _MASK
+
+
+@functools.cache
+def _places() -> np.ndarray:
+    """Return the numbers that tell the positions in a part apart."""
+    places = np.arange(PART, dtype=np.uint32) * np.uint32(STEP)
+    _mix(places, np.empty_like(places))
+    return places
 
 
 def _mix(x: np.ndarray, spare: np.ndarray) -> None:
@@ -85,7 +89,7 @@ def _mix(x: np.ndarray, spare: np.ndarray) -> None:
 def _words_of(x: np.ndarray) -> list[np.ndarray]:
     """Return the bits of every element as words of at most 32 bits; all NaN have equal bits."""
     if np.iscomplexobj(x):
-        pair = x.view(x.real.dtype).reshape(-1, 2)
+        pair = x.view(f"f{x.itemsize // 2}").reshape(-1, 2)
         return [*_words_of(pair[:, 0].copy()), *_words_of(pair[:, 1].copy())]
     bits = x.view(f"u{x.itemsize}")
     if x.dtype.kind not in "biu":
@@ -110,11 +114,12 @@ def _on_device(x: torch.Tensor) -> tuple[int, int]:
         part = flat[start : start + _BLOCK]
         # Torch does not add unsigned integers, so words of 32 bits are held in int64.
         place = torch.arange(start, start + part.numel(), device=x.device)
-        mixed = _mixed((seed + place * STEP) & _MASK)
+        inside = _mixed(((place % PART) * STEP) & _MASK)
+        mixed = (inside + _mixed((seed + place // PART * STEP) & _MASK)) & _MASK
         for word in _words(part):
             mixed = _mixed(mixed ^ word)
-        other = ((mixed ^ (mixed >> 15)) * STEP) & _MASK
-        sums = (sums + torch.stack([mixed.sum(), (other ^ (other >> 13)).sum()])) & _MASK
+        other = (mixed * (mixed >> 16)) & _MASK
+        sums = (sums + torch.stack([mixed.sum(), other.sum()])) & _MASK
     first, second = sums.tolist()
     return first, second
 

@@ -41,6 +41,8 @@ def model_of_digest(x: np.ndarray) -> tuple[int, int]:
     """The same digest in whole numbers of Python, element by element."""
     import zlib
 
+    step = 0x9E3779B9
+
     def mixed(h: int) -> int:
         h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
         h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
@@ -49,11 +51,11 @@ def model_of_digest(x: np.ndarray) -> tuple[int, int]:
     seed, first, second = zlib.crc32(f"{x.dtype}{x.shape}".encode()), 0, 0
     words = x.reshape(-1, 1).view(np.uint32 if x.dtype.itemsize >= 4 else f"u{x.dtype.itemsize}")
     for place, bits in enumerate(words.tolist()):
-        h = mixed((seed + place * 0x9E3779B9) % 2**32)
+        part, inside = divmod(place, 2**15)
+        h = (mixed(inside * step % 2**32) + mixed((seed + part * step) % 2**32)) % 2**32
         for word in bits:
             h = mixed(h ^ word)
-        other = (h ^ h >> 15) * 0x9E3779B9 % 2**32
-        first, second = (first + h) % 2**32, (second + (other ^ other >> 13)) % 2**32
+        first, second = (first + h) % 2**32, (second + h * (h >> 16)) % 2**32
     return first, second
 
 
@@ -65,6 +67,7 @@ ARRAYS = {
     "uint32": np.array([[0, 2**32 - 1]], np.uint32),
     "a scalar": np.float32(0.3)[()] * np.ones((), np.float32),
     "empty": np.zeros((0, 3), np.float32),
+    "two parts": np.arange(2**15 + 3, dtype=np.uint8),
 }
 
 
@@ -313,13 +316,13 @@ def test_a_killed_run_is_continued(tmp_path) -> None:
     assert compare_logs(read_log(cut), read_log(whole)).whole
 
 
-HEAD = json.dumps({"schema": 1, "about": {}, "names": ["x"]})
+HEAD = json.dumps({"schema": 2, "about": {}, "names": ["x"]})
 STEP = json.dumps({"step": 0, "digests": "00" * 8})
 DAMAGED = {
     "nothing": "",
     "another file": "loss 0.1\nloss 0.2\n",
     "no names": STEP,
-    "another schema": HEAD.replace("1", "2"),
+    "another schema": HEAD.replace("2", "1"),
     "a name twice": HEAD.replace('["x"]', '["x", "x"]'),
     "a line cut in the middle": f"{HEAD}\n{STEP[:9]}\n{STEP}\n",
     "a digest too short": f'{HEAD}\n{{"step": 0, "digests": "00"}}',

@@ -25,6 +25,7 @@ from stability.repeat import (
     torch_digest,
 )
 from stability.repeat import torch_steps as module
+from stability.repeat.digests import PART
 from tests.helpers import double, skip_unless_computed
 
 torch = pytest.importorskip("torch")
@@ -51,7 +52,6 @@ def test_a_tensor_has_the_digest_of_the_same_array(dtype: Any, block: int, monke
     # XLA may widen formats of 8 bits by way of float16.
     skip_unless_computed(name, *(["float16"] if "float8" in name else []))
     monkeypatch.setattr(module, "_BLOCK", block)
-    monkeypatch.setattr(module, "_HOST_BLOCK", block)
     for x in (FLOATS * 100, FLOATS[0, 0] * 100, np.zeros((0, 3)), -np.zeros(2)):
         x = np.asarray(x).astype(dtype)
         with jax.enable_x64(True):
@@ -59,6 +59,21 @@ def test_a_tensor_has_the_digest_of_the_same_array(dtype: Any, block: int, monke
         assert [*torch_digest(as_torch(x))] == [*module._on_device(as_torch(x))] == expected
     assert torch_digest(as_torch(FLOATS.T)) == torch_digest(as_torch(FLOATS.T.copy()))
     assert torch_digest(as_torch(FLOATS.T)) != torch_digest(as_torch(FLOATS.reshape(5, 3)))
+
+
+def test_positions_count_over_the_end_of_a_part(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", PART - 5)
+    x = RNG.normal(size=(2 * PART + 7, 2)).astype(np.float32)
+    expected = np.asarray(jax.jit(digest)(x)).tolist()
+    assert [*torch_digest(as_torch(x))] == [*module._on_device(as_torch(x))] == expected
+    rows = np.arange(2 * PART + 7)
+    for a, b in ((0, PART // 2), (PART - 1, PART), (3, PART + 3)):
+        # Whole parts, neighbours of two parts, and the same position of two parts.
+        other = rows.copy()
+        other[[a, b]] = b, a
+        moved = x[other]
+        found = torch_digest(as_torch(moved))
+        assert [*found] == np.asarray(jax.jit(digest)(moved)).tolist() != expected
 
 
 @pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
