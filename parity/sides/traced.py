@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.jaxprs import aval, constants, equations
 from parity.engine.programs.marks import MarkChange, Marks
-from parity.engine.programs.operations import Operation, Recorder
+from parity.engine.programs.operations import Operation, Place, Recorder
 from parity.engine.programs.rounding import Signs, pool
 from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, RUN_ONCE, known_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
@@ -123,7 +123,8 @@ class Traced:
         """Return the operations between the preceding stages and a stage, and their results.
 
         Operations and results are by index, in order of execution. There are none for a stage in a
-        branch, or in a loop that is too long to be unrolled.
+        loop that is too long to be unrolled. A run shows which branches are taken and how often
+        while loops are repeated; another run then records the operations inside.
 
         Args:
             arrays: the program's arguments.
@@ -131,11 +132,29 @@ class Traced:
             forced: values that replace stages, by name.
         """
         values = self._arguments(arrays, True)
+        courses: dict[Place, int] = {}
+        while True:
+            recorder, computed, asked = self._recorded(values, stage, forced, courses)
+            if not asked:
+                break
+            courses |= asked
+        self.recorded = recorder
+        results = {i: as_pairs(np.asarray(x)) for i, x in computed.items()}
+        return {i: recorder.operations[i] for i in results}, results
+
+    def _recorded(
+        self, values: Any, stage: str, forced: Mapping[str, Any], courses: Mapping[Place, int]
+    ) -> tuple[Recorder, dict[int, Any], dict[Place, int]]:
+        """Evaluate once with known courses of branches and loops.
+
+        Return the operations, the results of those before the stage, and the courses of the
+        conditions and loops before the stage that were not known.
+        """
         recorder = Recorder()
 
         def evaluate(values: Any) -> Any:
             nonlocal recorder
-            recorder = Recorder()
+            recorder = Recorder(courses)
             marks = Marks()
             changes = self._changes(forced)
             how = Evaluation(True, notices={}, recorder=recorder)
@@ -144,13 +163,13 @@ class Traced:
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)
             found = {i: recorder.values[i] for i in window}
+            # A stage inside a branch has no operations before the branch is known.
+            asked = {p: x for p, (i, x) in recorder.asked.items() if last is None or i in window}
             # Random keys are left out: they are not numbers, unlike the values drawn with them.
-            return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
+            return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}, asked
 
-        computed = jax.jit(evaluate, compiler_options=self._options)(values)
-        self.recorded = recorder
-        results = {i: as_pairs(np.asarray(x)) for i, x in computed.items()}
-        return {i: recorder.operations[i] for i in results}, results
+        computed, asked = jax.jit(evaluate, compiler_options=self._options)(values)
+        return recorder, computed, {place: int(x) for place, x in asked.items()}
 
     @property
     def tables(self) -> list[np.ndarray]:

@@ -40,7 +40,7 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "cus
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 # 2,000 unrolled operations take some 10 s to compile.
 UNROLLED = 2_000
-"""Largest number of operations, over all iterations, of a scan that is unrolled so that each of its
+"""Largest number of operations, over all iterations, of a loop that is unrolled so that each of its
 operations can be recorded."""
 FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
 
@@ -61,7 +61,8 @@ class Evaluation:
     """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks inside such
     functions are then not found."""
     recorder: Recorder | None = None
-    """Records every operation outside of branches and long loops; None: nothing is recorded."""
+    """Records every operation, except in long loops and in branches and while loops whose course it
+    does not know yet; None: nothing is recorded."""
 
     def run(
         self,
@@ -112,26 +113,45 @@ class Evaluation:
                 inner = next(eqn.params[key] for key in keys if key in eqn.params)
                 with self._inside(eqn):
                     return self._call(inner, inputs, marks, changes)
-            if self.recorder is not None and primitive == "scan" and _few_turns(eqn):
-                with self._inside(eqn):
-                    return self._unrolled(self.recorder, eqn, inputs, marks, changes)
-            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
+            if self.recorder is not None:
+                return self._recorded(self.recorder, eqn, inputs, marks, changes)
+            return self._loop_or_branch(eqn, inputs, marks, changes)
         if not self.widened:
             return self._noted(eqn, inputs, bind(eqn, inputs))
         results = rounded(eqn, inputs, self.signs, self.notices, counted=counted)
         return self._noted(eqn, inputs, results)
 
+    def _recorded(
+        self, recorder: Recorder, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        """Evaluate a loop or condition and record its operations, if its course is known."""
+        primitive, course = eqn.primitive.name, recorder.course_of(eqn)
+        with self._inside(eqn):
+            if primitive == "scan" and _are_few(eqn.params["jaxpr"], eqn.params["length"]):
+                return self._unrolled(recorder, eqn, inputs, marks, changes)
+            if primitive == "cond" and course is not None:
+                return self._cond(eqn, inputs, marks, changes, course)
+            if primitive == "while" and course and _are_few(eqn.params["body_jaxpr"], course):
+                return self._repeated(recorder, eqn, inputs, course)
+        alone = dataclasses.replace(self, recorder=None)
+        if primitive == "while" and self.widened:
+            turns, outputs = alone._while(eqn, inputs)
+            recorder.ask(eqn, turns)
+            return self._noted(eqn, inputs, outputs)
+        if primitive == "cond":
+            recorder.ask(eqn, inputs[0])
+        return self._noted(eqn, inputs, alone._loop_or_branch(eqn, inputs, marks, changes))
+
     def _loop_or_branch(
         self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
-        alone = dataclasses.replace(self, recorder=None)
         if eqn.primitive.name == "scan":
-            return alone._scan(eqn, inputs, marks, changes)
+            return self._scan(eqn, inputs, marks, changes)
         if eqn.primitive.name == "cond":
-            return alone._cond(eqn, inputs, marks, changes)
+            return self._cond(eqn, inputs, marks, changes)
         if has_marks(eqn):
             self.notices["marks in a while loop are not captured: they have many values"] = None
-        return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
+        return self._while(eqn, inputs)[1] if self.widened else bind(eqn, inputs)
 
     def _noted(self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         if self.recorder is not None:
@@ -233,7 +253,8 @@ class Evaluation:
                 recorder.note(eqn, [x], [row])
             own, outside = marks.within(), marks.next_names(in_turn(n, turn) for n in shapes)
             inner = {n: changes[u] for n, u in zip(shapes, outside, strict=True) if u in changes}
-            outputs = self._call(p["jaxpr"], [*constants, *carry, *rows], own, inner)
+            with recorder.turn(turn):
+                outputs = self._call(p["jaxpr"], [*constants, *carry, *rows], own, inner)
             carry = [_of_type(x, y) for x, y in zip(outputs, carry, strict=False)]
             stacked[turn] = outputs[len(carry) :]
             for name, value in own.values.items():
@@ -248,11 +269,18 @@ class Evaluation:
         return [*carry, *results]
 
     def _cond(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+        self,
+        eqn: JaxprEqn,
+        inputs: list[Any],
+        marks: Marks,
+        changes: Changes,
+        course: int | None = None,
     ) -> Sequence[Any]:
+        """Evaluate a condition; only the branch `course`, if it is known."""
         index, *operands = inputs
         branches = eqn.params["branches"]
-        joint = Branches.of([self._shapes(branch, operands, marks) for branch in branches])
+        alone = dataclasses.replace(self, recorder=None)
+        joint = Branches.of([alone._shapes(branch, operands, marks) for branch in branches])
         outside = dict(zip(joint.shapes, marks.next_names(joint.shapes), strict=True))
 
         def run(branch: ClosedJaxpr, names: dict[str, str]) -> Any:
@@ -270,9 +298,11 @@ class Evaluation:
 
             return taken
 
-        outputs, values, passed = jax.lax.switch(
-            index, [run(b, n) for b, n in zip(branches, joint.own, strict=True)], *operands
-        )
+        runs = [run(b, n) for b, n in zip(branches, joint.own, strict=True)]
+        if course is None:
+            outputs, values, passed = jax.lax.switch(index, runs, *operands)
+        else:
+            outputs, values, passed = runs[course](*operands)
         for name in joint.shapes:
             unique = marks.name_of(name)
             marks.values[unique], marks.passed[unique] = values[name], passed[name]
@@ -290,11 +320,11 @@ class Evaluation:
         jax.eval_shape(once, *inputs)
         return shapes
 
-    def _while(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    def _while(self, eqn: JaxprEqn, inputs: list[Any]) -> tuple[Any, Sequence[Any]]:
+        """Evaluate a while loop; return the number of its iterations, and its results."""
         p = eqn.params
         condition = inputs[: p["cond_nconsts"]]
-        constants = inputs[p["cond_nconsts"] :][: p["body_nconsts"]]
-        first = [_widen(x) for x in inputs[p["cond_nconsts"] + p["body_nconsts"] :]]
+        constants, first = _while_inputs(eqn, inputs)
 
         def goes_on(carry: Any) -> Any:
             turn, values = carry
@@ -306,7 +336,18 @@ class Evaluation:
             following = body._call(p["body_jaxpr"], [*constants, *values], Marks(), {})
             return turn + 1, [_of_type(x, y) for x, y in zip(following, values, strict=True)]
 
-        return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
+        return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))
+
+    def _repeated(
+        self, recorder: Recorder, eqn: JaxprEqn, inputs: list[Any], turns: int
+    ) -> Sequence[Any]:
+        """Evaluate a while loop of so many iterations without a loop, to record its operations."""
+        constants, carry = _while_inputs(eqn, inputs)
+        for turn in range(turns):
+            with recorder.turn(turn):
+                found = self._call(eqn.params["body_jaxpr"], [*constants, *carry], Marks(), {})
+            carry = [_of_type(x, y) for x, y in zip(found, carry, strict=True)]
+        return carry
 
     def at(self, turn: Any) -> Evaluation:
         """Return the settings for iteration `turn` of a loop; each iteration reads another part of
@@ -322,10 +363,16 @@ class Evaluation:
         return self._constant(value) if self.widened else value
 
 
-def _few_turns(scan: JaxprEqn) -> bool:
-    """Return whether a scan has few enough operations, over all iterations, to be unrolled."""
-    length = scan.params["length"]
-    return 0 < length * sum(1 for _ in equations(scan.params["jaxpr"].jaxpr)) <= UNROLLED
+def _while_inputs(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the constants of a while loop's body, and its widened initial values."""
+    before = eqn.params["cond_nconsts"]
+    start = before + eqn.params["body_nconsts"]
+    return inputs[before:start], [_widen(x) for x in inputs[start:]]
+
+
+def _are_few(body: ClosedJaxpr, turns: int) -> bool:
+    """Return whether a loop has few enough operations, over all iterations, to be unrolled."""
+    return 0 < turns * sum(1 for _ in equations(body.jaxpr)) <= UNROLLED
 
 
 def _row(sequence: Any) -> jax.ShapeDtypeStruct:

@@ -7,14 +7,15 @@ order. Source: docs/your-own-port.md "Where it starts".
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +55,11 @@ class Operation:
     """Whether the program computes the result in a dtype narrower than float32."""
 
 
+Place: TypeAlias = tuple[int, ...]
+"""Place of a condition or loop in an evaluation: the `id` of each call around it and the iteration
+of each loop, then its own `id`."""
+
+
 @dataclass
 class Recorder:
     """Records the operations of one evaluation and their results.
@@ -61,20 +67,46 @@ class Recorder:
     `_producers` has the index of the operation that computed each array, by the array's `id`.
     """
 
+    courses: Mapping[Place, int] = field(default_factory=dict)
+    """Branches that conditions take and numbers of iterations of while loops, by their place: their
+    operations are recorded."""
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     """First result of each operation."""
+    asked: dict[Place, tuple[int, Any]] = field(default_factory=dict)
+    """For each condition or while loop without a course: the index of its operation, and the value
+    that decides its course, known once the evaluation has run."""
     _producers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _calls: list[JaxprEqn] = field(default_factory=list)
+    _path: list[int] = field(default_factory=list)
 
     def enter(self, call: JaxprEqn) -> None:
         """Record that the following operations are inside this call."""
         self._calls.append(call)
+        self._path.append(id(call))
 
     def leave(self) -> None:
         """Record the end of the innermost call."""
         self._calls.pop()
+        self._path.pop()
+
+    @contextlib.contextmanager
+    def turn(self, number: int) -> Iterator[None]:
+        """Within this context, operations are in iteration `number` of the innermost loop."""
+        self._path.append(number)
+        yield
+        self._path.pop()
+
+    def course_of(self, eqn: JaxprEqn) -> int | None:
+        """Return the branch or number of iterations of a condition or loop; None if unknown."""
+        return self.courses.get((*self._path, id(eqn)))
+
+    def ask(self, eqn: JaxprEqn, value: Any) -> None:
+        """Record what decides the course of a condition or loop, before its operation is noted."""
+        place = (*self._path, id(eqn))
+        if place not in self.courses:
+            self.asked[place] = len(self.operations), value
 
     def note(
         self,

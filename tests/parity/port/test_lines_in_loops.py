@@ -49,6 +49,50 @@ def recurrent(bug: str = "") -> Callable[..., Any]:
     return port
 
 
+class Settled(torch.nn.Module):
+    """Repeats a layer until its result settles; the sign of the input chooses the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x) if x.sum() < 0 else torch.sin(x)
+        for _ in range(LAYERS):
+            h = torch.tanh(0.5 * self.cell(h) + x)
+        return h
+
+
+def settled(bug: str = "") -> Callable[..., Any]:
+    def port(params: Any, x: jax.Array) -> jax.Array:
+        p = params["cell"]
+
+        def layer(state: Any) -> Any:
+            turn, h = state
+            if bug == "choice in a loop":
+                return turn + 1, jax.lax.cond(turn == 1, wrong, right, h)
+            product = h @ p["weight"].T + p["bias"]
+            scaled = (0.6 if bug == "loop" else 0.5) * product
+            return turn + 1, jnp.tanh(scaled + x)
+
+        def right(h: jax.Array) -> jax.Array:
+            return jnp.tanh(0.5 * (h @ p["weight"].T + p["bias"]) + x)
+
+        def wrong(h: jax.Array) -> jax.Array:
+            shifted = 0.5 * (h @ p["weight"].T + p["bias"]) + 1.01 * x
+            return jnp.tanh(shifted)
+
+        def other(x: jax.Array) -> jax.Array:
+            doubled = (1.01 if bug == "choice" else 1.0) * x
+            return jnp.sin(doubled)
+
+        h = jax.lax.cond(x.sum() < 0, jnp.tanh, other, x)
+        h = checkpoint_name(h, "start") if bug != "choice" else h
+        return jax.lax.while_loop(lambda s: s[0] < LAYERS, layer, (0, h))[1]
+
+    return port
+
+
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +147,11 @@ CASES = {
     "forget": (Recurrent, recurrent, "forget = jax.nn.sigmoid", "output"),
     "candidate": (Recurrent, recurrent, "c = forget * c", "output"),
     "bias": (Deep, stacked, "v = v + scale", "h@1"),
+    "loop": (Settled, settled, "scaled = ", "output"),
+    "choice": (Settled, settled, "doubled = ", "output"),
+    "choice in a loop": (Settled, settled, "shifted = ", "output"),
 }
+FRAMES = {"bias": "layer", "loop": "layer", "choice": "other", "choice in a loop": "wrong"}
 
 
 @pytest.mark.parametrize("bug", CASES)
@@ -117,11 +165,13 @@ def test_the_line_inside_of_a_loop_is_named(bug: str, monkeypatch) -> None:
     number = first + next(i for i, text in enumerate(lines) if line in text)
     report = _compared(original, function)
     assert f"diverges at {stage}" in report.text()
-    assert report.sentence().endswith(f"({function.__qualname__}.<locals>.{_inner(port)})")
+    inner = FRAMES.get(bug, "step")
+    assert report.sentence().endswith(f"({function.__qualname__}.<locals>.{inner})")
     assert f"{__name__.rpartition('.')[2]}.py:{number} " in report.sentence()
     # A loop with more operations is compared as one: its call is named.
     monkeypatch.setattr(evaluation, "UNROLLED", 0)
-    assert f".py:{number} " not in _compared(original, function).sentence()
+    found = f".py:{number} " in _compared(original, function).sentence()
+    assert found == (bug == "choice")
 
 
 class Twice(torch.nn.Module):
@@ -185,7 +235,3 @@ def test_a_parameter_in_another_layout_is_not_what_the_original_does_not_do() ->
     lines, first = inspect.getsourcelines(function)
     number = first + next(i for i, text in enumerate(lines) if "conv_general" in text)
     assert f".py:{number} " in _compared(original, function).sentence()
-
-
-def _inner(port: Callable[..., Any]) -> str:
-    return "step" if port is recurrent else "layer"

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from scipy.special import erfinv
 
 from parity.engine.measure.metrics import relative_l2
-from parity.engine.programs.evaluation import UNROLLED, Evaluation, _few_turns
+from parity.engine.programs.evaluation import UNROLLED, Evaluation, _are_few
 from parity.engine.programs.instrument import capture
 from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.operations import Recorder
@@ -561,13 +561,14 @@ def test_a_loop_of_too_many_operations_is_recorded_as_one():
 
         return lambda x: jax.lax.scan(turn, x, None, length=length)[0]
 
-    def scan(length: int, operations: int):
-        return jax.make_jaxpr(turning(length, operations))(X).eqns[0]
+    def few(length: int, operations: int):
+        scan = jax.make_jaxpr(turning(length, operations))(X).eqns[0]
+        return _are_few(scan.params["jaxpr"], length)
 
-    assert _few_turns(scan(UNROLLED // 4, 4)) and _few_turns(scan(1, 1))
-    assert not _few_turns(scan(UNROLLED // 4 + 1, 4))
-    assert not _few_turns(scan(UNROLLED // 4, 5))
-    assert not _few_turns(scan(0, 4))
+    assert few(UNROLLED // 4, 4) and few(1, 1)
+    assert not few(UNROLLED // 4 + 1, 4)
+    assert not few(UNROLLED // 4, 5)
+    assert not few(0, 4)
     for length, primitives in ((2, ["mul"] * 6), (UNROLLED, ["scan"])):
         recorder = recorded(turning(length, 3))[-1]
         assert [o.primitive for o in recorder.operations] == primitives
