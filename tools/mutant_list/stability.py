@@ -10,8 +10,8 @@ MUTANTS = (
         (
             "digest_without_places",
             "elements that change places have the same digest",
-            "place = place + counted * jnp.uint32(stride * STEP % 2**32)",
-            "place = place",
+            "index = index + counted * jnp.uint32(stride % 2**32)",
+            "index = index",
             "test_repeat.py",
         ),
     ),
