@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 
 from parity.engine.programs.exits import exits_named
+from parity.engine.programs.numpy_constants import convert_in_each_mode
 from parity.engine.programs.yardstick import RUN_ONCE, known_options
 from parity.mesh.placement import (
     Placement,
@@ -167,6 +168,7 @@ class Program:
             self.unread = _unread(result)
             return eqx.filter(jax.tree.map(lambda x: _numbers(x, dtype), result), eqx.is_array)
 
+        convert_in_each_mode()
         with exits_named("the function that is compared on meshes"):
             closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
         return closed, _result_names(shape, marks_of(closed)), call, leaves

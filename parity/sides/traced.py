@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from parity.engine.programs.evaluation import Evaluation
 from parity.engine.programs.jaxprs import aval, constants, equations
 from parity.engine.programs.marks import MarkChange, Marks
+from parity.engine.programs.numpy_constants import convert_in_each_mode
 from parity.engine.programs.operations import Operation, Place, Recorder
 from parity.engine.programs.rounding import Signs, pool
 from parity.engine.programs.yardstick import LARGE, RUN_OFTEN, RUN_ONCE, known_options
@@ -304,6 +305,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
 
         return jax.grad(contracted)([constant[i] for i in trained])
 
+    convert_in_each_mode()
     if not derivative:
         closed = jax.make_jaxpr(lambda *values: call(values, True))(*arrays)
     else:

@@ -1,0 +1,49 @@
+"""NumPy arrays that a traced function uses as constants, in 32-bit and in 64-bit mode.
+
+JAX 0.10.2 converts a constant to the dtypes of the mode once, and takes the result again in the
+other mode for as long as a program holds it. A function that indexes by an int64 array, or
+multiplies by a float64 one, then fails in the mode in which it is traced second.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+import jax
+import numpy as np
+
+# Neither function is public, and JAX has no public way to convert a constant.
+from jax._src import dtypes, literals
+
+_converted: dict[tuple[int, np.dtype], tuple[weakref.ref, weakref.ref]] = {}
+"""The array that a constant was converted to, both as weak references, by `id` and dtype."""
+
+
+@functools.cache
+def convert_in_each_mode() -> bool:
+    """Make JAX convert NumPy constants in each mode; return whether it did not do so by itself."""
+    constant = np.zeros(1, np.int64)
+    with jax.enable_x64(True):
+        wide = dtypes.canonicalize_value(constant)
+    with jax.enable_x64(False):
+        narrow = dtypes.canonicalize_value(constant)
+    if wide.dtype == narrow.dtype:
+        dtypes.register_canonicalize_value_handler(np.ndarray, _convert)
+    return wide.dtype == narrow.dtype
+
+
+def _convert(x: np.ndarray) -> np.ndarray:
+    """Return an array in the dtype of the active mode, the same one if it was converted before."""
+    key = id(x), dtypes.canonicalize_dtype(x.dtype)
+    constant, result = _converted.get(key, (_dead, _dead))
+    found = result()
+    # The `id` of an array that is gone may be that of another one.
+    if found is None or constant() is not x:
+        found = literals.TypedNdArray(np.asarray(x, key[1]))
+        _converted[key] = weakref.ref(x), weakref.ref(found, lambda _: _converted.pop(key, None))
+    return found
+
+
+def _dead() -> None:
+    """Stand for a reference to an array that is gone."""

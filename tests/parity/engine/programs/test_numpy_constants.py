@@ -1,0 +1,58 @@
+"""A function's NumPy constants have the dtypes of the mode in which it is traced."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from parity import FunctionSide
+from parity.engine.programs import numpy_constants
+from parity.sides.side import OUTPUT, Precision, Run
+
+X = np.linspace(0.1, 0.9, 8, dtype=np.float32).reshape(4, 2)
+
+
+def made(wrapped):
+    scale, rows = np.linspace(0.1, 1, 2), np.array([3, 0, 0, -1])
+
+    def function(params, x):
+        return (x * scale)[rows] * scale
+
+    return (jax.jit(function) if wrapped else function), (X * np.float64(1) * scale)[rows] * scale
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "jit"])
+@pytest.mark.parametrize("first", [Precision.FLOAT32, Precision.FLOAT64])
+def test_a_function_of_numpy_constants_runs_in_both_precisions_in_any_order(first, wrapped):
+    function, expected = made(wrapped)
+    side = FunctionSide(function, {}, X)
+    found = {}
+    for precision in (first, *({Precision.FLOAT32, Precision.FLOAT64} - {first})):
+        trace = side.run(Run(precision))
+        assert not trace.notices
+        found[precision] = trace.stages[OUTPUT]
+    assert found[Precision.FLOAT64] == pytest.approx(expected, rel=1e-15)
+    assert not np.array_equal(found[Precision.FLOAT32], found[Precision.FLOAT64])
+    assert found[Precision.FLOAT32] == pytest.approx(expected)
+
+
+def test_an_array_is_one_constant_however_often_it_is_used():
+    scale = np.linspace(0.1, 1, 2)
+    numpy_constants.convert_in_each_mode()
+    for wide, dtype in ((True, np.float64), (False, np.float32), (True, np.float64)):
+        with jax.enable_x64(wide):
+            closed = jax.make_jaxpr(lambda x: x * scale + (x - scale))(X.astype(dtype))
+        (constant,) = closed.consts
+        assert constant.dtype == dtype
+
+
+def test_a_constant_of_another_array_with_the_same_id_is_not_taken():
+    numpy_constants.convert_in_each_mode()
+    found = []
+    for number in range(64):
+        # Each array is freed before the next one is made, which often gets its `id`.
+        found.append(numpy_constants._convert(np.full(3, number, np.int64)).tolist())
+    assert found == [[number] * 3 for number in range(64)]
+    kept = numpy_constants._convert(one := np.arange(3, dtype=np.int64))
+    assert numpy_constants._convert(one) is kept
