@@ -1968,3 +1968,27 @@ def test_instructions_for_arithmetic_make_another_processor(flag: str) -> None:
     assert machine._hash(f"{flag} sse2") == machine._hash(f"sse2 {flag} {flag}")
     # Mitigations come and go with versions of the kernel.
     assert machine._hash(f"sse2 {flag} md_clear spec_ctrl") == machine._hash(f"sse2 {flag}")
+
+
+def test_an_item_that_is_tried_again_has_run_since_its_second_attempt(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(local.time, "time", lambda: now[0])
+    executor, seen = LocalExecutor(1), []
+
+    class Process:
+        name, closed = "local:1", False
+
+        def perform(self, item):
+            seen.append(executor._running["local:1"])
+            now[0] += 600.0
+            if len(seen) == 1:
+                raise BrokenProcessPool
+            return Answer(item.name, State.DONE, 7)
+
+        def end(self):
+            pass
+
+    here = threading.local()
+    here.process = Process()
+    assert executor._run(here, Item("long", "module:function")).attempts == 2
+    assert seen == [("long", 100.0), ("long", 700.0)] and not executor._running

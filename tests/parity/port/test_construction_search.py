@@ -337,6 +337,21 @@ def test_a_change_that_helped_nothing_at_one_stage_is_tried_again_at_the_next():
     }
 
 
+def test_what_is_used_just_before_the_first_wrong_stage_is_changed_first():
+    names = ("a.w", "b.w", "c.w", "d.w", "none.w")
+    held = {name: draw(D, D, seed=n) for n, name in enumerate(names)}
+    stages = ("a", "b", "c", "d")
+    search = searching(held, held, {name: name for name in sorted(names, reverse=True)})
+    asked: list[str] = []
+    search._exchanged = lambda parameter, others: iter(asked.append(parameter) or ())
+    for culprit, order in (("c", ["c", "b", "a"]), ("b", ["b", "a"])):
+        asked.clear()
+        place = Place(PortEdge.PORT64_ORIGINAL64, (Stage(culprit, 0.0, 1.0, 0.5),))
+        list(search._changes(reported([row("case", Verdict.FAIL)], place), stages))
+        # Parameters that are used later, or nowhere, come last.
+        assert asked[: len(order)] == [f"{name}.w" for name in order]
+
+
 def test_answers_are_not_changed_with_parameters_of_other_layers():
     held = {f"layers.{n}.{leaf}.w": draw(D, D) for n in range(2) for leaf in ("key", "query")}
     answered = {"layers.1.query.w": copied("layers.1.query.w", (D, D))}

@@ -560,9 +560,14 @@ def test_a_night_is_an_anchor_only_for_a_level_that_no_older_one_has(tmp_path: P
     """The second measured a gate more of one level, and the other level has its anchor already."""
     one, two = (measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two"))
     other = measurement(quantity="logits")
+
+    def made(day: int, rows: list[Any]) -> Run:
+        # Nights of one code measure other gates where a case or an edge is left out.
+        return Run(replace(night(day=day).manifest, code="1a2b"), tuple(rows))
+
     for day, rows in ((1, [other]), (2, [other, one, two]), (3, [other, one])):
-        write_run(tmp_path, Run(night(day=day).manifest, tuple(rows)))
-    found = find_anchors(tmp_path, Run(night(day=4).manifest, (other, one)), lambda old: True)
+        write_run(tmp_path, made(day, rows))
+    found = find_anchors(tmp_path, made(4, [other, one]), lambda old: True)
     assert [anchor.id[:10] for anchor in found] == ["2026-11-01", "2026-11-03"]
 
 

@@ -39,7 +39,7 @@ from reports.verdict.vanished import (
     write_retired,
 )
 from tests.helpers import cli
-from tests.reports.nights import altered, contracted, measurement, reseal, run
+from tests.reports.nights import altered, contracted, failing, measurement, reseal, run
 
 SUITE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
 BEFORE = (
@@ -576,6 +576,11 @@ def test_what_a_run_measured_beyond_its_contract_has_not_vanished() -> None:
     for changes in ({"selected": ["a"]}, {"kind": "pytest"}):
         some = night(1, rows, **changes)
         assert vanished(some, before, []) == Vanished()
+
+
+def test_a_group_of_which_every_gate_fails_was_measured() -> None:
+    tonight = night(1, [failing(case="b")], contract=())
+    assert not vanished(tonight, Earlier({"parity": SEEN}, {GROUP: SEEN}), []).groups
 
 
 def test_what_one_port_switched_off_is_still_expected_of_another() -> None:
