@@ -167,20 +167,20 @@ class Storage:
     def send_unsent(self, report: Log = _on_stderr) -> None:
         """Send the runs that could not be sent when they were made; `report` gets a line for each.
 
-        An error of the storage is reported, not raised.
+        An error of the storage, or of this disk, is reported, not raised.
         """
         for folder in waiting(self.copy):
-            with locked(folder) as ours:
-                if not ours:
-                    continue
-                try:
+            try:
+                with locked(folder) as ours:
+                    if not ours:
+                        continue
                     with _refusals_named(self.address):
                         place = self._deliver(folder, report)
-                except StoreError as error:
-                    # A failure affects this run only: others can be read, and perhaps sent.
-                    report(f"run not sent: {error}. It is complete in {folder}")
-                else:
-                    report(f"sent now: {self.address}/{place.name}, which could not be sent before")
+            except (OSError, StoreError) as error:
+                # A failure affects this run only: others can be read, and perhaps sent.
+                report(f"run not sent: {error}. It is complete in {folder}")
+            else:
+                report(f"sent now: {self.address}/{place.name}, which could not be sent before")
 
     def _deliver(self, folder: Path, report: Log) -> Path:
         """Send an unsent run, and return its folder in the copy."""

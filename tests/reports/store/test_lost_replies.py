@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import re
@@ -413,6 +414,33 @@ def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
     # What cannot be sent claims no name.
     assert not [path for path in store.objects if "/night-a" in path or "/night-b" in path]
     assert [folder.name for folder in unsent.waiting(writer.copy)] == ["night-a", "night-b"]
+
+
+@pytest.mark.parametrize("part", ["open", "take_out"])
+def test_an_unsent_run_that_this_disk_refuses_costs_only_itself(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Faulty.make()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    for content in ("a", "b"):
+        with pytest.raises(StoreError):
+            writer.publish(folder_of(tmp_path, content, f"night-{content}"), f"night-{content}")
+    store.down = ""
+    at = unsent.os if part == "open" else shared
+    whole = getattr(at, part)
+
+    def refusing(path: Path, *others: Any, **how: Any) -> Any:
+        if str(path).endswith("night-a"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return whole(path, *others, **how)
+
+    monkeypatch.setattr(at, part, refusing)
+    lines: list[str] = []
+    writer.send_unsent(lines.append)
+    assert [line.split(":")[0] for line in lines] == ["run not sent", "sent now"]
+    assert "Permission denied" in lines[0] and "It is complete in" in lines[0]
+    assert "night-b" in writer.objects.names()
 
 
 @pytest.mark.parametrize("name", [NAME, "another"])
