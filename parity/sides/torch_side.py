@@ -240,8 +240,9 @@ class TorchSide:
                 raise SideError(no_derivative(how.cotangents))
             derivatives = _gradients(module, outputs, how) if gradients else {}
             updated = tuple(changed_state(module, kept))
+            # Read here: a result may be a buffer or an attribute that the next lines restore.
+            exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         arrays = {name: self._read(x) for name, x in (stages | outputs).items()}
-        exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
         notices = []
         for reason in dict.fromkeys(unseen.values()):
             names = ", ".join(name for name, why in unseen.items() if why == reason)

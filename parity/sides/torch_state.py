@@ -45,11 +45,15 @@ def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """
     modules, buffers = [*module.modules()], dict(module.named_buffers())
     tensors = dict(_state_of(module))
+    # Such as a cache: `register_buffer("cache", None)`.
+    empty = [(inner, n) for inner in modules for n, x in inner._buffers.items() if x is None]
     kept = {name: x.detach().clone() for name, x in (*tensors.items(), *_held(module))}
     attributes = [_Attributes(inner) for inner in modules]
     try:
         yield kept
     finally:
+        for inner, name in empty:
+            inner._buffers[name] = None
         # Parameters, buffers or modules that a first call made stay, and so do the attributes that
         # say so.
         made = {*dict(_state_of(module))} != {*tensors} or [*module.modules()] != modules
@@ -76,7 +80,7 @@ def _put_back(
             owner._parameters.pop(leaf, None)
             held = owner._buffers if name in buffers else owner._parameters
             held[leaf] = cast("Any", tensor)
-        _refill(tensor, kept[name])
+        _refill(tensor, kept[name], was_leaf=True)
 
 
 def changed_state(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> list[str]:
@@ -115,16 +119,17 @@ class _Attributes:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.held = module, _attributes_of(module)
         self.contents = {name: _content(x) for name, x in self.held.items()}
-        for name, x in self.held.items():
-            if isinstance(x, torch.Tensor) and not x.is_leaf:
-                vars(module)[name] = x.detach()
+        tensors = {name: x for name, x in self.held.items() if isinstance(x, torch.Tensor)}
+        self.leaves = {name for name, x in tensors.items() if x.is_leaf}
+        for name in {*tensors} - self.leaves:
+            vars(module)[name] = tensors[name].detach()
 
     def put_back(self) -> None:
         for name in {*_attributes_of(self.module)} - {*self.held}:
             del vars(self.module)[name]
         vars(self.module).update(self.held)
         for name, x in self.held.items():
-            _refill(x, self.contents[name])
+            _refill(x, self.contents[name], was_leaf=name in self.leaves)
 
 
 def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
@@ -147,11 +152,21 @@ def _content(value: Any) -> Any:
     return value.copy() if type(value) in (list, dict, set) else None
 
 
-def _refill(value: Any, content: Any) -> None:
-    """Give a value the content that `_content` copied."""
+def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
+    """Give a value the content that `_content` copied.
+
+    Args:
+        value: the tensor or container.
+        content: the copy.
+        was_leaf: whether the value was no result of another operation. One that is now was written
+            to in place, and another backward pass would go through this call's graph, which is
+            freed.
+    """
     if content is None:
         return
     if isinstance(value, torch.Tensor):
+        if was_leaf and not value.is_leaf:
+            value.detach_()
         if content.shape == value.shape and not _same(content, value):
             value.copy_(content)
     elif isinstance(value, list):

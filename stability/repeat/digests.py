@@ -52,7 +52,8 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
     """Return the digest of an array of any shape and numeric dtype, from its bits.
 
     All NaN are equal, whatever their payload; -0 and 0 differ. Shape and dtype count too. Arrays
-    that differ in several elements have equal digests with a probability of about 2^-64.
+    that differ in several elements have equal digests with a probability of about 2^-64, those that
+    differ in one element of more than 32 bits with 2^-32.
     """
     seed = jnp.uint32(zlib.crc32(f"{x.dtype}{x.shape}".encode()))
     index = jnp.zeros(x.shape, jnp.uint32)

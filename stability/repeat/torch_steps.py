@@ -47,6 +47,10 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
         array = x.view(whole).numpy().view(getattr(ml_dtypes, name))
     else:
         array = x.numpy()
+    # `ml_dtypes` has other bits for NaN in formats of 8 bits than torch and JAX.
+    nan = None
+    if name.startswith("float8"):
+        nan = torch.full((1,), torch.nan, dtype=x.dtype).view(torch.uint8).numpy()
     flat, seed = array.reshape(-1), zlib.crc32(f"{name}{tuple(x.shape)}".encode())
     places = _places()[: flat.size]
     words = np.empty((2, places.size), np.uint32)
@@ -59,7 +63,7 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
         one = np.array([(seed + start // PART * STEP) & _MASK], np.uint32)
         _mix(one, np.empty_like(one))
         np.add(places[: part.size], one, out=mixed)
-        for word in _words_of(part):
+        for word in _words_of(part, nan):
             np.bitwise_xor(mixed, word, out=mixed)
             _mix(mixed, spare)
         np.right_shift(mixed, 16, out=spare)
@@ -86,8 +90,11 @@ def _mix(x: np.ndarray, spare: np.ndarray) -> None:
             np.multiply(x, np.uint32(factor), out=x)
 
 
-def _words_of(x: np.ndarray) -> list[np.ndarray]:
-    """Return the bits of every element as words of at most 32 bits; all NaN have equal bits."""
+def _words_of(x: np.ndarray, nan: np.ndarray | None = None) -> list[np.ndarray]:
+    """Return the bits of every element as words of at most 32 bits.
+
+    All NaN get the bits `nan`; None: those of NumPy.
+    """
     if np.iscomplexobj(x):
         pair = x.view(f"f{x.itemsize // 2}").reshape(-1, 2)
         return [*_words_of(pair[:, 0].copy()), *_words_of(pair[:, 1].copy())]
@@ -96,7 +103,8 @@ def _words_of(x: np.ndarray) -> list[np.ndarray]:
         # A floating-point format, of NumPy or `ml_dtypes`.
         unknown = np.isnan(x)
         if unknown.any():
-            bits = np.where(unknown, np.full(1, np.nan, x.dtype).view(bits.dtype), bits)
+            one = np.full(1, np.nan, x.dtype).view(bits.dtype) if nan is None else nan
+            bits = np.where(unknown, one, bits)
     if x.itemsize == 8:
         pair = bits.view("<u4").reshape(-1, 2)
         return [pair[:, 0], pair[:, 1]]

@@ -22,7 +22,15 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from parity.engine.programs.jaxprs import bind, counters, equations, interpret, loop_inputs, opened
+from parity.engine.programs.jaxprs import (
+    aval,
+    bind,
+    counters,
+    equations,
+    interpret,
+    loop_inputs,
+    opened,
+)
 from parity.engine.programs.marks import (
     Branches,
     Changes,
@@ -126,12 +134,14 @@ class Evaluation:
     ) -> Sequence[Any]:
         """Evaluate a loop or condition and record its operations, if its course is known."""
         primitive, course = eqn.primitive.name, recorder.course_of(eqn)
+        p, times = eqn.params, recorder.times
+        one_row = primitive == "while" and not aval(p["cond_jaxpr"].jaxpr.outvars[0]).shape
         with self._inside(eqn):
-            if primitive == "scan" and _are_few(eqn.params["jaxpr"], eqn.params["length"]):
+            if primitive == "scan" and _are_few(p["jaxpr"], times * p["length"]):
                 return self._unrolled(recorder, eqn, inputs, marks, changes)
             if primitive == "cond" and course is not None:
                 return self._cond(eqn, inputs, marks, changes, course)
-            if primitive == "while" and course and _are_few(eqn.params["body_jaxpr"], course):
+            if one_row and course and _are_few(p["body_jaxpr"], times * course):
                 return self._repeated(recorder, eqn, inputs, course)
         alone = dataclasses.replace(self, recorder=None)
         if primitive == "while" and self.widened:
@@ -253,7 +263,7 @@ class Evaluation:
                 recorder.note(eqn, [x], [row])
             own, outside = marks.within(), marks.next_names(in_turn(n, turn) for n in shapes)
             inner = {n: changes[u] for n, u in zip(shapes, outside, strict=True) if u in changes}
-            with recorder.turn(turn):
+            with recorder.turn(turn, p["length"]):
                 outputs = self._call(p["jaxpr"], [*constants, *carry, *rows], own, inner)
             carry = [_of_type(x, y) for x, y in zip(outputs, carry, strict=False)]
             stacked[turn] = outputs[len(carry) :]
@@ -326,15 +336,21 @@ class Evaluation:
         condition = inputs[: p["cond_nconsts"]]
         constants, first = _while_inputs(eqn, inputs)
 
-        def goes_on(carry: Any) -> Any:
-            turn, values = carry
+        def on(turn: Any, values: Any) -> Any:
             return self.at(turn)._call(p["cond_jaxpr"], [*condition, *values], Marks(), {})[0]
+
+        def goes_on(carry: Any) -> Any:
+            return jnp.any(on(*carry))
 
         def step(carry: Any) -> Any:
             turn, values = carry
             body = self.at(turn)
             following = body._call(p["body_jaxpr"], [*constants, *values], Marks(), {})
-            return turn + 1, [_of_type(x, y) for x, y in zip(following, values, strict=True)]
+            following = [_of_type(x, y) for x, y in zip(following, values, strict=True)]
+            if aval(p["cond_jaxpr"].jaxpr.outvars[0]).shape:
+                # The loop of a `vmap`: a row that has ended keeps its values.
+                following = _where(on(turn, values), following, values)
+            return turn + 1, following
 
         return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))
 
@@ -344,7 +360,7 @@ class Evaluation:
         """Evaluate a while loop of so many iterations without a loop, to record its operations."""
         constants, carry = _while_inputs(eqn, inputs)
         for turn in range(turns):
-            with recorder.turn(turn):
+            with recorder.turn(turn, turns):
                 found = self._call(eqn.params["body_jaxpr"], [*constants, *carry], Marks(), {})
             carry = [_of_type(x, y) for x, y in zip(found, carry, strict=True)]
         return carry
@@ -361,6 +377,14 @@ class Evaluation:
 
     def _literal(self, value: Any) -> Any:
         return self._constant(value) if self.widened else value
+
+
+def _where(on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    """Return the new values of the rows that `on` selects, and the old ones of the others."""
+    return [
+        jnp.where(on.reshape(on.shape + (1,) * (x.ndim - on.ndim)), x, y)
+        for x, y in zip(new, old, strict=True)
+    ]
 
 
 def _while_inputs(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -8,6 +8,7 @@ multiplies by a float64 one, then fails in the mode in which it is traced second
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 
 import jax
@@ -35,6 +36,9 @@ def convert_in_each_mode() -> bool:
 
 def _convert(x: np.ndarray) -> np.ndarray:
     """Return an array in the dtype of the active mode, the same one if it was converted before."""
+    wide = x.dtype.itemsize > {"f": 8, "c": 16}.get(x.dtype.kind, math.inf)
+    if x.dtype.kind in "OSUMm" or not x.dtype.isnative or wide:
+        raise TypeError(f"a NumPy array of dtype {x.dtype} is not a valid JAX type")
     key = id(x), dtypes.canonicalize_dtype(x.dtype)
     constant, result = _converted.get(key, (_dead, _dead))
     found = result()

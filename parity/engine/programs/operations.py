@@ -76,6 +76,8 @@ class Recorder:
     asked: dict[Place, tuple[int, Any]] = field(default_factory=dict)
     """For each condition or while loop without a course: the index of its operation, and the value
     that decides its course, known once the evaluation has run."""
+    times: int = 1
+    """How often the loops around the next operation repeat it, in all."""
     _producers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _calls: list[JaxprEqn] = field(default_factory=list)
@@ -92,11 +94,14 @@ class Recorder:
         self._path.pop()
 
     @contextlib.contextmanager
-    def turn(self, number: int) -> Iterator[None]:
-        """Within this context, operations are in iteration `number` of the innermost loop."""
+    def turn(self, number: int, turns: int) -> Iterator[None]:
+        """Within this context, operations are in iteration `number` of the innermost loop, which
+        has `turns` iterations."""
         self._path.append(number)
+        before, self.times = self.times, self.times * turns
         yield
         self._path.pop()
+        self.times = before
 
     def course_of(self, eqn: JaxprEqn) -> int | None:
         """Return the branch or number of iterations of a condition or loop; None if unknown."""

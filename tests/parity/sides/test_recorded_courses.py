@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide
 from parity.engine.programs import evaluation
-from parity.sides.side import OUTPUT
+from parity.sides.side import OUTPUT, Precision, Run
+from tests.helpers import close
 
 X = np.linspace(0.1, 0.9, 5, dtype=np.float32)
 BRANCHES = [jnp.sin, jnp.cos, lambda x: jax.lax.cond(x[0] < 0.5, jnp.tanh, jnp.exp, x)]
@@ -35,7 +36,7 @@ def test_only_the_branch_that_is_taken_is_recorded(index: int, name: str):
     assert [p for p in found if p in ("sin", "cos", "tanh", "exp", "cond")] == [name]
     expected = getattr(np, name)(X.astype(np.float64))
     at = found.index(name)
-    assert results[at] == pytest.approx(expected) and results[-1] == pytest.approx(2 * expected)
+    assert close(results[at], expected) and close(results[-1], 2 * expected)
 
 
 def test_a_stage_in_a_branch_has_operations():
@@ -47,7 +48,7 @@ def test_a_stage_in_a_branch_has_operations():
 
     found, results = primitives(function, X, stage="inner")
     assert found == ["add", "cos"]
-    assert results[-1] == pytest.approx(np.cos(X.astype(np.float64) + 1.0))
+    assert close(results[-1], np.cos(X.astype(np.float64) + 1.0))
 
 
 def counted(params, x, turns):
@@ -70,13 +71,52 @@ def test_every_iteration_of_a_while_loop_is_recorded_with_its_own_branches(turns
     for name in names:
         expected = getattr(np, name)(expected)
     if turns:
-        assert results[-1] == pytest.approx(expected)
+        assert close(results[-1], expected)
 
 
 def test_a_while_loop_of_many_operations_stays_whole(monkeypatch):
     monkeypatch.setattr(evaluation, "UNROLLED", 2)
     found, _ = primitives(counted, X, np.int32(3))
     assert "while" in found and not {"sin", "cos"} & {*found}
+
+
+def test_rows_of_a_loop_end_apart_under_vmap():
+    """JAX repeats the loop until the last row ends; rows that have ended keep their values."""
+
+    def function(params, x, turns):
+        def row(x, turns):
+            return jax.lax.fori_loop(0, turns, lambda _, x: jnp.cos(x) * 1.5, x)
+
+        return jax.vmap(row)(x, turns)
+
+    turns = np.array([0, 2, 1], np.int32)
+    side = FunctionSide(function, {}, np.stack([X, X, X]), turns)
+    expected = np.stack([X, X, X]).astype(np.float64)
+    for row, count in enumerate(turns):
+        for _ in range(count):
+            expected[row] = np.cos(expected[row]) * 1.5
+    assert close(side.run(Run(Precision.FLOAT64)).stages[OUTPUT], expected)
+    # The loop stays whole: its operations are those of rows that have ended, too.
+    found, _ = primitives(function, np.stack([X, X, X]), turns)
+    assert "while" in found and "cos" not in found
+
+
+@pytest.mark.parametrize("outer", ["scan", "while"])
+def test_the_operations_of_nested_loops_are_counted_together(outer, monkeypatch):
+    """The inner loop has 3 x 3 operations in each of three iterations, in all 27."""
+
+    def function(params, x, turns):
+        def inner(x):
+            return jax.lax.scan(lambda c, _: (jnp.sin(c) * 1.5 + 0.5, None), x, None, length=3)[0]
+
+        if outer == "while":
+            return jax.lax.fori_loop(0, turns, lambda _, x: inner(x), x)
+        return jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
+
+    for limit, names in ((27, {"sin"}), (26, {"scan"})):
+        monkeypatch.setattr(evaluation, "UNROLLED", limit)
+        found, _ = primitives(function, X, np.int32(3))
+        assert {*found} & {"sin", "scan", "while"} == names
 
 
 def test_what_a_stage_does_not_depend_on_is_not_entered():

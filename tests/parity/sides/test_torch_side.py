@@ -500,3 +500,40 @@ def test_a_weight_that_each_call_computes_again_is_no_state():
             trace = side.run(Run(precision, cotangents=cotangents))
             assert {*trace.gradients} == {"0.bias", "0.weight_g", "0.weight_v"}
             assert not trace.updated
+
+
+class Counts(torch.nn.Module):
+    """Returns a count and a mask that it also keeps, and caches in a buffer that starts empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", None)
+        self.register_buffer("mean", torch.zeros(8))
+        self.mask = torch.zeros(8, dtype=torch.bool)
+
+    def forward(self, x):
+        self.count += 3
+        self.mask |= True
+        start = 0.0 if self.cache is None else self.cache
+        self.cache = x * self.weight
+        # In place, with a derivative: the buffer becomes a result of this call.
+        self.mean += self.cache.mean(0)
+        return self.cache + start + self.mean, self.count, self.mask
+
+
+def test_results_are_what_the_call_returned_and_the_next_call_starts_anew():
+    module = Counts()
+    side = TorchSide(module, X)
+    cotangents = {f"{OUTPUT}[0]": np.ones_like(X)}
+    one, two = (side.run(Run(cotangents=cotangents)) for _ in range(2))
+    for trace in (one, two):
+        assert trace.exact[f"{OUTPUT}[1]"] == 3 and trace.exact[f"{OUTPUT}[2]"].all()
+        assert np.array_equal(trace.stages[f"{OUTPUT}[0]"], one.stages[f"{OUTPUT}[0]"])
+        assert {*trace.updated} == {"count", "cache", "mean", "mask"}
+    assert module.cache is None and not module.count and not module.mask.any()
+    assert module.mean.is_leaf and not module.mean.requires_grad and not module.mean.any()
+    # The user's own backward pass works, too.
+    module(torch.from_numpy(X))[0].sum().backward()
+    assert module.weight.grad is not None

@@ -87,6 +87,14 @@ def test_all_nan_are_equal(bits: Any) -> None:
         assert digest_of(-torch.zeros(1)) != digest_of(torch.zeros(1))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"])
+def test_a_not_a_number_has_one_digest_in_torch_and_jax(name: str) -> None:
+    skip_unless_computed(name, *(["float16"] if "float8" in name else []))
+    x = torch.full((3,), torch.nan).to(getattr(torch, name))
+    found = np.asarray(jax.jit(digest)(jnp.full(3, jnp.nan, name))).tolist()
+    assert [*torch_digest(x)] == [*module._on_device(x)] == found
+
+
 def test_a_conjugate_is_another_tensor() -> None:
     """Torch conjugates and negates lazily."""
     x = torch.tensor([1 + 2j, 3 - 1j])
