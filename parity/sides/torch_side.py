@@ -282,7 +282,10 @@ class TorchSide:
         if precision is Precision.FLOAT32 and {*floats} <= {torch.float32, torch.complex64}:
             return self.module
         if precision not in self._copies:
-            self._copies[precision] = _in_dtype(_copy(self.module), DTYPES[precision])
+            copied = _in_dtype(_copy(self.module), DTYPES[precision])
+            if precision is Precision.FLOAT64:
+                _widen_attributes(self.module, copied)
+            self._copies[precision] = copied
         return self._copies[precision]
 
 
@@ -495,6 +498,19 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
     held = (x for inner in module.modules() for x in vars(inner).values())
     results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
     return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
+
+
+def _widen_attributes(module: torch.nn.Module, copied: torch.nn.Module) -> None:
+    """Make the tensors that a copy holds as attributes float64, except results of earlier calls.
+
+    A call may write to them in place, which would be lost in a temporary copy of another dtype. A
+    result, such as the weight of `torch.nn.utils.weight_norm`, is computed again by each call.
+    """
+    for one, other in zip(module.modules(), copied.modules(), strict=True):
+        for name, x in vars(one).items():
+            if is_floating(x) and x.is_leaf and is_readable(x):
+                y = vars(other)[name]
+                y.data = y.data.to(_dtype_like(y, torch.float64))
 
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -537,3 +537,25 @@ def test_results_are_what_the_call_returned_and_the_next_call_starts_anew():
     # The user's own backward pass works, too.
     module(torch.from_numpy(X))[0].sum().backward()
     assert module.weight.grad is not None
+
+
+class Window(torch.nn.Module):
+    """Writes its input to rows of a tensor that it holds, and returns the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.rows = torch.nn.Parameter(torch.ones(8)), torch.zeros(7, 8)
+
+    def forward(self, x):
+        self.rows[1:6] = x * self.weight
+        return self.rows * 1.0
+
+
+def test_what_is_written_to_an_attribute_is_there_in_every_precision():
+    side = TorchSide(Window(), X)
+    for precision in Precision:
+        for _ in range(2):
+            found = side.run(Run(precision)).stages[OUTPUT]
+            assert not found[0].any() and found[1:6].any(1).all()
+            if precision is Precision.FLOAT64:
+                assert np.array_equal(found[1:6], X)
