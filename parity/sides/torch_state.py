@@ -1,4 +1,4 @@
-"""What a torch module holds: which of its tensors can be read, and its state before a call.
+"""Tells which tensors of a torch module can be read, and restores its state after a call.
 
 Source: docs/your-own-port.md "Sides".
 """

@@ -1,8 +1,8 @@
 """NumPy arrays that a traced function uses as constants, in 32-bit and in 64-bit mode.
 
-JAX 0.10.2 converts a constant to the dtypes of the mode once, and takes the result again in the
-other mode for as long as a program holds it. A function that indexes by an int64 array, or
-multiplies by a float64 one, then fails in the mode in which it is traced second.
+JAX 0.10.2 converts a constant to the dtypes of the active mode and caches the result without the
+mode. If a function that indexes by an int64 array, or multiplies by a float64 array, is traced in
+both modes, JAX refuses the second program: its dtypes do not agree.
 """
 
 from __future__ import annotations

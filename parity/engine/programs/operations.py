@@ -77,7 +77,7 @@ class Recorder:
     """For each condition or while loop without a course: the index of its operation, and the value
     that decides its course, known once the evaluation has run."""
     times: int = 1
-    """How often the loops around the next operation repeat it, in all."""
+    """Number of times that the loops around the next operation repeat it, all together."""
     _producers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _calls: list[JaxprEqn] = field(default_factory=list)
