@@ -33,7 +33,13 @@ from parity.sides.side import (
 )
 from parity.sides.torch_lift import Lift, lifted
 from parity.sides.torch_precision import full_precision
-from parity.sides.torch_state import changed_state, is_floating, is_readable, unchanged
+from parity.sides.torch_state import (
+    changed_state,
+    held_tensors,
+    is_floating,
+    is_readable,
+    unchanged,
+)
 
 DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -145,7 +151,7 @@ class TorchSide:
 
     def tables(self) -> list[np.ndarray]:
         """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
-        found = [*dict(self.module.named_buffers()).values(), *_attributes(self.module)]
+        found = [*self.module.buffers(), *(x for _, x in held_tensors(self.module))]
         return [_unpaired(x) for x in found if is_floating(x) and is_readable(x) and x.numel() > 1]
 
     def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
@@ -441,12 +447,6 @@ def _set(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> None:
             tensor.copy_(torch.view_as_complex(other) if tensor.is_complex() else other)
 
 
-def _attributes(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the tensors that a module and its submodules hold as plain attributes."""
-    held = (x for inner in module.modules() for x in vars(inner).values())
-    return [x for x in held if isinstance(x, torch.Tensor)]
-
-
 def _with_moved_tables(
     module: torch.nn.Module, how: Run, shared: Collection[bytes]
 ) -> torch.nn.Module:
@@ -506,11 +506,11 @@ def _widen_attributes(module: torch.nn.Module, copied: torch.nn.Module) -> None:
     A call may write to them in place, which would be lost in a temporary copy of another dtype. A
     result, such as the weight of `torch.nn.utils.weight_norm`, is computed again by each call.
     """
-    for one, other in zip(module.modules(), copied.modules(), strict=True):
-        for name, x in vars(one).items():
-            if is_floating(x) and x.is_leaf and is_readable(x):
-                y = vars(other)[name]
-                y.data = y.data.to(_dtype_like(y, torch.float64))
+    # By name: a module may copy itself in its own way.
+    leaves = {name for name, x in held_tensors(module) if is_floating(x) and x.is_leaf}
+    for name, x in held_tensors(copied):
+        if name in leaves:
+            x.data = x.data.to(_dtype_like(x, torch.float64))
 
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

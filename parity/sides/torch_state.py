@@ -47,7 +47,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     tensors = dict(_state_of(module))
     # Such as a cache: `register_buffer("cache", None)`.
     empty = [(inner, n) for inner in modules for n, x in inner._buffers.items() if x is None]
-    kept = {name: x.detach().clone() for name, x in (*tensors.items(), *_held(module))}
+    kept = {name: x.detach().clone() for name, x in (*tensors.items(), *held_tensors(module))}
     attributes = [_Attributes(inner) for inner in modules]
     try:
         yield kept
@@ -98,7 +98,7 @@ def changed_state(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> 
     # float64 tensor after a float64 run, and no state.
     return state + [
         name
-        for name, x in _held(module)
+        for name, x in held_tensors(module)
         if name not in kept
         or kept[name].shape != x.shape
         or (kept[name].dtype is x.dtype and not _same(kept[name], x))
@@ -137,8 +137,9 @@ def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
     return {name: x for name, x in vars(module).items() if name not in _MODULE}
 
 
-def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a module and its submodules hold as plain attributes, by name."""
+def held_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the readable tensors that a module and its submodules hold as plain attributes, by
+    name."""
     for path, inner in module.named_modules():
         for name, x in _attributes_of(inner).items():
             if isinstance(x, torch.Tensor) and _is_plain(x):

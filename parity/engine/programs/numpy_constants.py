@@ -2,7 +2,8 @@
 
 JAX 0.10.2 converts a constant to the dtypes of the active mode and caches the result without the
 mode. If a function that indexes by an int64 array, or multiplies by a float64 array, is traced in
-both modes, JAX refuses the second program: its dtypes do not agree.
+both modes, JAX refuses the second program: its dtypes do not agree. The conversion here replaces
+that of JAX for the rest of the process; JAX cannot take its own back.
 """
 
 from __future__ import annotations
@@ -14,28 +15,36 @@ import weakref
 import jax
 import numpy as np
 
-# Neither function is public, and JAX has no public way to convert a constant.
-from jax._src import dtypes, literals
-
 _converted: dict[tuple[int, np.dtype], tuple[weakref.ref, weakref.ref]] = {}
 """The array that a constant was converted to, both as weak references, by `id` and dtype."""
 
 
 @functools.cache
 def convert_in_each_mode() -> bool:
-    """Make JAX convert NumPy constants in each mode; return whether it did not do so by itself."""
+    """Make JAX convert NumPy constants in each mode; return whether it did not do so by itself.
+
+    False too if this version of JAX has no such conversion.
+    """
     constant = np.zeros(1, np.int64)
-    with jax.enable_x64(True):
-        wide = dtypes.canonicalize_value(constant)
-    with jax.enable_x64(False):
-        narrow = dtypes.canonicalize_value(constant)
-    if wide.dtype == narrow.dtype:
-        dtypes.register_canonicalize_value_handler(np.ndarray, _convert)
+    try:
+        # Not public; JAX has no public way to convert a constant.
+        from jax._src import dtypes, literals
+
+        with jax.enable_x64(True):
+            wide = dtypes.canonicalize_value(constant)
+        with jax.enable_x64(False):
+            narrow = dtypes.canonicalize_value(constant)
+        if wide.dtype == narrow.dtype and literals.TypedNdArray:
+            dtypes.register_canonicalize_value_handler(np.ndarray, _convert)
+    except (ImportError, AttributeError):
+        return False
     return wide.dtype == narrow.dtype
 
 
 def _convert(x: np.ndarray) -> np.ndarray:
     """Return an array in the dtype of the active mode, the same one if it was converted before."""
+    from jax._src import dtypes, literals
+
     wide = x.dtype.itemsize > {"f": 8, "c": 16}.get(x.dtype.kind, math.inf)
     if x.dtype.kind in "OSUMm" or not x.dtype.isnative or wide:
         raise TypeError(f"a NumPy array of dtype {x.dtype} is not a valid JAX type")

@@ -219,7 +219,7 @@ def first_unknown(
                 children[parent].append(i)
     leads: dict[int, bool] = {}
     for i in sorted(operations, reverse=True):
-        turns = [c for c in children[i] if _is_slice(i, c, operations, values)]
+        turns = {c for c in children[i] if _is_slice(i, c, operations, values)}
         below = [c for c in children[i] if _telling(values[c]) or leads[c]]
         # An array that a loop reads is right if it is right in every iteration: the first state of
         # a recurrence, for example, shows nothing about the factors of the states after it.

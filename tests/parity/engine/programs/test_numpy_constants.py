@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -63,3 +65,15 @@ def test_a_constant_of_another_array_with_the_same_id_is_not_taken():
 def test_what_is_no_array_for_jax_is_refused_as_such(dtype):
     with pytest.raises(TypeError, match="is not a valid JAX type"):
         numpy_constants._convert(np.array([1]).astype(dtype))
+
+
+def test_another_version_of_jax_without_these_functions_is_left_alone(monkeypatch):
+    unguarded = numpy_constants.convert_in_each_mode.__wrapped__
+    with monkeypatch.context() as patched:
+        patched.delattr("jax._src.dtypes.canonicalize_value")
+        assert unguarded() is False
+    with monkeypatch.context() as patched:
+        # An import of such a module is an ImportError.
+        patched.setitem(sys.modules, "jax._src.literals", None)
+        patched.delattr("jax._src.literals")
+        assert unguarded() is False
