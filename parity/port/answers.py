@@ -141,7 +141,7 @@ def _each(answers: Mapping[str, Answer], mine: Arrays) -> dict[str, Answer]:
         name: _filled(answer, naming.numbers(name))
         for key, answer in answers.items()
         for name in mine
-        if naming.pattern(name) == key != name
+        if naming.pattern(name) == key
     }
     patterns = {naming.pattern(name) for name in filled}
     return filled | {key: answer for key, answer in answers.items() if key not in patterns}

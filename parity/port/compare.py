@@ -25,7 +25,7 @@ from parity.engine.pairing.alignment import Pin, align
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.matching import match_parameters
 from parity.engine.pairing.parameter_pairs import Matching
-from parity.engine.programs.exits import ExitError, exits_named
+from parity.engine.programs.exits import exits_named
 from parity.port.consequences import compensated, has_effect, notice_of, without
 from parity.port.conversion import misplaced, untransposed
 from parity.port.correspondence import Correspondence
@@ -131,7 +131,7 @@ def _would_hold(port: Port, side: Side) -> bool:
     the comparison raises."""
     try:
         return _compare(replace(port, port=side), again=False).holds
-    except (ValueError, ExitError):
+    except ValueError:
         return False
 
 

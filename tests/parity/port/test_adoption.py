@@ -332,6 +332,7 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
         ({"wq.kernel": []}, "is not null, a name"),
         ({"wq.kernel": 3}, "is not null, a name"),
         ({"wq.kernel": {"of": "query.kernel", "rows": [0]}}, "is not null, a name"),
+        ({"wq.kernel": {"of": "query.kernel", "rows": [False, True]}}, "is not null, a name"),
         ({"wq.kernel": {"of": "query.kernel", "rows": [3, 9]}}, "has the rows 3 to 9"),
         ({"wq.bias": {"of": "query.bias", "transposed": True}}, "is for matrices only"),
         (["wq.kernel"], "expected under `answers` an object"),
@@ -447,6 +448,16 @@ def test_one_answer_stands_for_all_layers_by_their_numbers() -> None:
     assert found["block_1.w_1"] == "own"
     assert found.keys() == {*mine, "head"}
     assert found["block_1.w_2"] == {"of": ["layers.1.2", "layers.1.x"]}
+
+
+def test_questions_are_written_in_the_letters_of_their_names(tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    answers.write_questions(file, {"größe": {"why": "offen"}})
+    assert '"größe"' in file.read_text(encoding="utf-8")
+    assert json.loads(file.read_text(encoding="utf-8")) == {
+        "answers": {},
+        "questions": {"größe": {"why": "offen"}},
+    }
 
 
 def test_the_command_writes_the_conversion_and_exits_with_what_is_left(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from parity.engine.pairing.constructions import (
     laid_out,
     whole,
 )
-from parity.engine.pairing.layouts import identity, transposition
+from parity.engine.pairing.layouts import Layout, identity, transposition
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
 from parity.engine.pairing.proposal import SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
-from parity.port import construction_search
+from parity.port import adopt, construction_search
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
@@ -38,6 +38,7 @@ from parity.port.construction_search import (
     _turned,
     agree,
 )
+from parity.port.ledger import Entry, Role
 from parity.port.localisation import Place
 from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
@@ -116,6 +117,18 @@ def turned(name: str) -> Construction:
     return laid_out(name, transposition((D, D), (1, 0)))
 
 
+def stacked(*names: str, rows: int = D) -> Construction:
+    """Return the construction of these originals below one another."""
+    shape, part = (len(names) * rows, D), (rows, D)
+    return Construction(
+        shape,
+        tuple(
+            Piece(name, whole(part), identity(part), cut(shape, shape, 0, n * rows, (n + 1) * rows))
+            for n, name in enumerate(names)
+        ),
+    )
+
+
 # What is confirmed
 
 
@@ -133,6 +146,30 @@ def test_what_no_result_shows_is_inferred_if_every_neighbour_is_confirmed_in_one
         # One of two neighbours shows nothing of the module.
         search.effective = frozenset({"m.w"})
         assert search.confirmed() == {"m.w"} and search.inferred() == set()
+
+
+@pytest.mark.parametrize(("other", "inferred"), [("m.c", set()), ("n.c", {"m.b"}), ("c", {"m.b"})])
+def test_what_no_result_shows_is_inferred_only_if_its_module_has_no_other_of_its_shape(
+    other: str, inferred: set[str]
+):
+    shapes = {"m.w": (2, 3), "m.b": (3,), other: (3,)}
+    held = {name: draw(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    port = {name: held[name] for name in ("m.w", "m.b")}
+    search = searching(held, port, {name: name for name in port})
+    search.agreed, search.effective = True, frozenset({"m.w"})
+    assert search.inferred() == inferred
+
+
+@pytest.mark.parametrize(("second", "inferred"), [("n.", {"p.b"}), ("", set())])
+def test_each_original_of_what_is_inferred_is_in_a_module(second: str, inferred: set[str]):
+    held = {f"{module}{leaf}": draw(n, D, seed=n) for n, leaf in ((1, "w"), (2, "b"))
+            for module in ("m.", second)}  # fmt: skip
+    port = {f"p.{leaf}": stacked(f"m.{leaf}", f"{second}{leaf}", rows=n) for n, leaf in
+            ((1, "w"), (2, "b"))}  # fmt: skip
+    arrays = {name: made.from_original(held) for name, made in port.items()}
+    search = searching(held, arrays, port)
+    search.agreed, search.effective = True, frozenset({"p.w"})
+    assert search.confirmed() == {"p.w"} and search.inferred() == inferred
 
 
 def test_equal_parameters_are_told_apart_only_if_noise_shows_that_they_are_tied():
@@ -168,6 +205,64 @@ def test_pieces_that_were_not_tested_are_not_confirmed(monkeypatch: pytest.Monke
         assert search.agreed and search.effective == effective
         told = [notice for notice in search.notices if "pieces were tested" in notice]
         assert told == ["only the first 1 of 2 pieces were tested"] * (runs == 1)
+
+
+def test_pieces_that_were_not_tested_are_counted_and_not_parameters(monkeypatch):
+    def both(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["v"] + X @ (p["a"] + p["b"])
+
+    def ours(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["v"] + X @ (p["ab"][:D] + p["ab"][D:])
+
+    monkeypatch.setattr(construction_search, "MOST_RUNS", 2)
+    held = {name: draw(D, D, seed=n) for n, name in enumerate("vab")}
+    port = {"v": held["v"], "ab": np.zeros((2 * D, D), np.float32)}
+    search = searching(held, port, {"v": "v", "ab": stacked("a", "b")}, both, ours)
+    search.run()
+    assert search.agreed and search.effective == {"v"}
+    assert "only the first 2 of 3 pieces were tested" in search.notices
+
+
+@pytest.mark.parametrize("table", [np.arange(D, dtype=np.float32), np.ones(D, np.float32)])
+def test_a_table_that_the_port_makes_itself_is_not_missing_and_a_constant_is(table):
+    held = {"w": draw(D, D), "table": table}
+    search = searching(
+        held,
+        {"w": held["w"]},
+        {"w": "w"},
+        lambda p, mark: X @ p["w"] + p["table"],
+        lambda p, mark: X @ p["w"] + table,
+    )
+    search.run()
+    assert search.agreed and search.lost == ({"table"} if np.ptp(table) == 0 else set())
+
+
+def test_a_missing_constant_counts_as_needed_where_no_gate_passed():
+    held = {"w": draw(D, D), "zero": np.zeros(D, np.float32)}
+    search = searching(held, {"w": held["w"]}, {"w": "w"}, lambda p, mark: X @ p["w"] + p["zero"],
+                       lambda p, mark: X @ p["w"])  # fmt: skip
+    search._test_effects(reported([row("output", Verdict.FAIL)]))
+    assert search.lost == {"zero"}
+    assert any("results depend on zero" in notice for notice in search.notices)
+
+
+def test_what_the_port_lacks_and_what_is_open_is_counted_and_listed_in_order():
+    """Two layers share a question, which is about two parameters."""
+    zeros = [f"zero{letter}" for letter in "fbdace"]
+    held = {"w": draw(D, D), **dict.fromkeys(zeros, np.zeros(D, np.float32))}
+
+    def plus(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["w"] + sum(p[name] for name in zeros)
+
+    mine = {"w": held["w"], **{f"idle.{n}.t": draw(2, 2, seed=n) for n in range(2)}}
+    sides = Program(plus, held), Program(lambda p, mark: X @ p["w"], mine)
+    found = adopt(Port("search", *sides, gradients=False, bfloat16=False))
+    assert found.agrees and found.lost == tuple(sorted(zeros))
+    assert [question.parameters for question in found.questions] == [("idle.0.t", "idle.1.t")]
+    first, *_ = found.text().split("\n")
+    assert first == (
+        "search: 1 of 3 parameters of the port are confirmed by a comparison, 2 are open"
+    )
 
 
 def test_a_missing_constant_counts_as_needed_if_the_port_stops_with_other_parameters():
@@ -221,9 +316,15 @@ def test_noise_stays_on_an_original_that_is_not_finite_without_it_either():
             raise SideError("a rate above 1")
         return X * p["w"]
 
+    def guarded(p: Arrays, mark: Mark) -> np.ndarray:
+        inner = mark("inner", np.log(1.0 - p["w"]))
+        return X * np.where(np.isfinite(inner), inner, 0.0)
+
     for function, weight, noise in (
         (lambda p, mark: X * p["w"] / 0.0, 1.0, True),
         (lambda p, mark: X * np.log(1.0 - p["w"]), 0.99, False),
+        # A stage is no result.
+        (guarded, 0.99, True),
         # A program that stops has no result at all.
         (bounded, 1.0, False),
     ):
@@ -246,6 +347,14 @@ def test_a_question_lists_originals_that_nothing_uses_first():
     search.pairs.pop("open", None)
     [question] = [q for q in search.questions() if q.parameter == "open"]
     assert question.choices[0] == "free" and len(question.choices) == CHOICES
+
+
+def test_originals_of_many_layers_are_one_choice():
+    held = {f"layers.{n}.a": draw(D, D, seed=n) for n in range(CHOICES + 1)} | {"other": draw(D, D)}
+    search = searching(held, {"open": draw(D, D)}, {})
+    search.pairs.clear()
+    [question] = search.questions()
+    assert question.choices == ("layers.{}.a", "other")
 
 
 def test_parameters_alike_share_a_question_only_if_the_same_is_proposed_for_them():
@@ -350,6 +459,10 @@ def test_what_is_used_just_before_the_first_wrong_stage_is_changed_first():
         list(search._changes(reported([row("case", Verdict.FAIL)], place), stages))
         # Parameters that are used later, or nowhere, come last.
         assert asked[: len(order)] == [f"{name}.w" for name in order]
+    # Where each stage is right when fed, what is used last may be wrong.
+    asked.clear()
+    list(search._changes(reported([row("case", Verdict.FAIL)]), stages))
+    assert asked == [f"{name}.w" for name in ("d", "c", "b", "a", "none")]
 
 
 def test_answers_are_not_changed_with_parameters_of_other_layers():
@@ -416,6 +529,10 @@ def test_matrices_of_a_stack_are_turned_and_others_than_square_ones_are_not():
     held = {name: draw(D, D, seed=n) for n, name in enumerate("ab")}
     assert np.array_equal(found.from_original(held), np.stack([x.T for x in held.values()]))
     assert _turned(copied("a", (D, 2 * D))) is None and _turned(copied("a", (D,))) is None
+    # Nor is a matrix whose numbers make a square one in another shape, or a vector.
+    for source, target in (((2, 8), (4, 4)), ((2, 2), (4,))):
+        lies = Layout(source, source, (0, 1), target)
+        assert _turned(laid_out("a", lies)) is None
 
 
 def test_an_answer_keeps_the_order_of_its_parts():
@@ -436,15 +553,18 @@ def test_an_answer_keeps_the_order_of_its_parts():
 
     names = {f"layers.{n}.qk.w": fused(n, "w", D) for n in range(2)}
     names |= {f"layers.{n}.qk.b": fused(n, "b") for n in range(2)}
-    pieces = [piece for made in names.values() for piece in made.pieces]
+    whole_ones = {f"layers.{n}.qk.scale": copied(f"layers.{n}.scale", (D,)) for n in range(2)}
+    pieces = [piece for made in (names | whole_ones).values() for piece in made.pieces]
     held = {piece.parameter: np.zeros(piece.part.whole, np.float32) for piece in pieces}
-    port = {name: np.zeros(made.shape, np.float32) for name, made in names.items()}
+    port = {name: np.zeros(made.shape, np.float32) for name, made in (names | whole_ones).items()}
     for answered, others in (
         ((), {*names}),
         (("layers.0.qk.b",), {*names} - {"layers.0.qk.b"}),
         (("layers.1.qk.w",), {"layers.0.qk.w", "layers.0.qk.b"}),
     ):
-        search = searching(held, port, names, fixed={name: names[name] for name in answered})
+        search = searching(
+            held, port, names | whole_ones, fixed={name: names[name] for name in answered}
+        )
         [(_, made)] = search._reordered("layers.0.qk.w")
         assert {*made} == others
         for name, construction in made.items():
@@ -506,6 +626,13 @@ def test_a_position_is_the_later_the_more_stages_are_right():
     ]
     assert found == [-1, 0, 2, 3, 4]
     assert _position(placed("c"), ("a", "b")) == -1, "a stage that was not there before"
+
+
+def test_programs_agree_only_if_a_result_was_compared():
+    right = placed(None, Verdict.PASS)
+    assert agree(right)
+    assert not agree(replace(right, ledger=(Entry("c", Role.OUTPUT, reason="why"),)))
+    assert not agree(replace(right, ledger=(Entry("w", Role.GRADIENT, "w", True),)))
 
 
 def test_no_change_is_better_than_stages_that_were_not_tested_unless_everything_holds(monkeypatch):

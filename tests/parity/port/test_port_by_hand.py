@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -430,6 +431,55 @@ def test_an_infinity_of_both_sides_counts_as_a_mask_where_there_may_be_one(edge,
         masked = {str(name) for name, values in side.items() if values[0] == 0.0}
         assert masked == {"inner", *(["out"] if masked_outputs else [])}
         assert np.isinf(side["grad/w"][0])
+
+
+@pytest.mark.parametrize(
+    ("original64", "port64", "masked"),
+    [
+        (np.inf, np.inf, True),
+        # The port's float64 says what it means where both have one.
+        (1.0, np.inf, True),
+        (np.inf, 1.0, False),
+        (None, np.inf, True),
+        (None, 1.0, False),
+        (np.inf, None, True),
+        (1.0, None, False),
+        (None, None, False),
+    ],
+)
+def test_an_infinity_of_both_float32_runs_is_a_mask_where_a_float64_run_has_it(
+    original64: float | None, port64: float | None, masked: bool
+):
+    def side(wide: float | None) -> SideRuns:
+        def answer(how: Run) -> Trace:
+            if how.precision is Precision.FLOAT64 and wide is None:
+                raise SideError("no float64")
+            first = wide if how.precision is Precision.FLOAT64 else np.inf
+            return trace(inner=[first, 1.0], out=FOUR)
+
+        return SideRuns(Scripted(answer), None)
+
+    both = _Both(same("inner", "out"), side(original64), side(port64))
+    for values in both.arrays(E.PORT32_ORIGINAL32):
+        assert (values["inner"][0] == 0.0) == masked
+
+
+def test_a_stage_of_the_port_that_differs_keeps_its_name():
+    """A stage of the original may have that name, and another partner."""
+    runs = SideRuns(Scripted(lambda how: trace(a=FOUR, b=FOUR, out=FOUR)), None)
+    pairs = (StagePair("b", "a", identity((2,)), AlignedBy.VALUE, 0.0),)
+    names = Correspondence(Alignment(pairs, {}, {}), Matching(()))
+    identities: list[str] = []
+    for whose, quantity, work in (("original", "b", "one"), ("port", "a", "one"),
+                                  ("port", "a", "two")):  # fmt: skip
+        both = _Both(names, copy.copy(runs), copy.copy(runs))
+        both.runs(whose).unrepeatable = "a"
+        found = both.unstable(Port("p", runs.side, Scripted(refusing()), device="cpu", work=work))
+        assert found is not None
+        [row] = found.measurements
+        assert row.quantity == quantity
+        identities.append(row.identity)
+    assert identities[1] != identities[2], "rows of other work are no history of one another"
 
 
 def test_derivatives_are_along_one_direction_of_the_valid_results_or_of_the_loss():

@@ -532,6 +532,18 @@ def test_a_parameter_of_either_side_alone_is_told():
         compare(ported(port=Side(stages=OTHER, weight=WEIGHT**2 + 0.5), bfloat16=False))
 
 
+def test_a_parameter_of_one_number_is_missed_too():
+    port = ported(Holder({"scale": np.ones(1)}, {}), bfloat16=False)
+    both = _Both(Correspondence(Alignment((), {}, {}),
+                                Matching((), (Unmatched("scale", (1,)), Unmatched("none", (0,))))),
+                 SideRuns(Side(), None), SideRuns(Side(), None))  # fmt: skip
+    best = both.original.wide
+    assert best is not None
+    both.original.wide = replace(best, gradients={"scale": np.ones(1), "none": np.ones(0)})
+    port.original.more["none"] = np.ones(0)
+    assert both.lost(port.original, {"original": Noise(), "port": Noise()}) == ["scale"]
+
+
 @pytest.mark.parametrize(("side", "stage"), [("original", "odd"), ("port", "beside")])
 def test_a_side_that_is_not_deterministic_fails_from_where_it_differs(side: str, stage: str):
     original, port = Side(unsteady=side == "original"), Side(stages=OTHER, unsteady=side == "port")

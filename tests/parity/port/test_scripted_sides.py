@@ -125,7 +125,8 @@ def test_a_mask_counts_as_its_sign_and_in_results_only_where_the_case_says_so(ma
     assert np.array_equal(runs.best.whole["scores"], values)
     # Rounding may turn the lowest number into an infinity.
     replaced[3] = 1.0
-    assert np.array_equal(runs.moved(Rounding.OPERATIONS, 0).stages["scores"], replaced)
+    for kind in Rounding:
+        assert np.array_equal(runs.moved(kind, 0).stages["scores"], replaced)
 
 
 @dataclass
