@@ -359,7 +359,8 @@ def _of_operands(
 
 
 def _judged(array: np.ndarray) -> np.ndarray:
-    return ~((np.abs(array) >= MASKING) | (array == np.round(array)))
+    # A masked element is a whole number too, as any of that magnitude.
+    return np.asarray(array != np.round(array))
 
 
 def _parts(array: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from parity.port.localisation import Place
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
 from parity.sides import JaxSide, TorchSide
+from tests.parity.port.test_construction_search import Program, X, draw
 
 SCALE = 3.0
 IDS = np.array([[4, 1, 0], [2, 2, 3]])
@@ -239,6 +240,29 @@ def test_a_difference_behind_two_quantities_of_one_name_starts_where_it_is():
     assert report.culprit is not None and report.culprit.name == "dense"
     assert {m.quantity for m in report.failures} & {"table", "norm"} == set()
     assert any("pair table (port) and table (original)" in text for text in report.notices)
+
+
+def test_each_pair_of_two_quantities_is_told_beside_all_other_notices():
+    """Two stages, each of which one program scales itself and the other one where it is used."""
+
+    def original(p, mark):
+        inner = np.tanh(mark("first", SCALE * (X @ p["w"])))
+        return np.tanh(mark("second", SCALE * (mark("inner", inner) @ p["v"])))
+
+    def port(p, mark):
+        inner = np.tanh(SCALE * mark("first", X @ p["w"]))
+        return np.tanh(SCALE * mark("second", mark("inner", inner) @ p["v"]))
+
+    held = {name: draw(3, 3, seed=n) for n, name in enumerate("wv")}
+    sides = Program(original, {**held, "table": draw(5, seed=7)}), Program(port, held)
+    report = compare(Port("two", *sides, gradients=False, bfloat16=False))
+    assert report.holds, report.text()
+    assert [text.split(":")[0] for text in report.notices] == [
+        "no parameter of the port holds the original's table",
+        "dropped the pair first (port) and first (original)",
+        "dropped the pair second (port) and second (original)",
+    ]
+    assert {m.quantity for m in report.measurements if m.metric == "rel_l2"} == {"inner", "output"}
 
 
 def test_a_pair_that_is_taken_apart_joins_the_stages_that_had_no_partner():

@@ -235,6 +235,22 @@ def test_a_side_that_refuses_more_runs_keeps_its_own_noise():
     assert not report.holds and "perturbed runs" not in str(report.notices)
 
 
+def test_stages_have_the_room_of_the_tables_of_the_original_and_not_of_the_port(monkeypatch):
+    asked: list[dict[str, float]] = []
+
+    def localise(names, original, port, constants):
+        asked.append(constants)
+        return Place(WIDE[0], ())
+
+    monkeypatch.setattr(sys.modules[compare.__module__], "localise", localise)
+    original, port = Quiet(), Quiet(stages=OTHER)
+    original.constants = SUMS
+    compare(ported(original, port, gradients=False, bfloat16=False))
+    [constants] = asked
+    assert [*constants] == [*STAGES]
+    assert min(constants.values()) > QUIET * SUMS, "as far as the tables move the original"
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -311,8 +327,12 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
 def test_rows_are_of_the_device_that_a_case_names_and_else_of_the_one_that_runs_it(device: str):
     report = compare(ported(device=device))
     assert {m.device for m in report.measurements} == {device or device_kind()}
-    unsteady = compare(ported(port=Side(stages=OTHER, unsteady=True), device=device))
-    assert {m.device for m in unsteady.measurements} == {device or device_kind()}
+    for sides in (
+        (Side(), Side(stages=OTHER, unsteady=True)),
+        (Side(refuses=(Precision.FLOAT64,)), Side(stages=OTHER)),
+    ):
+        other = compare(ported(*sides, device=device))
+        assert {m.device for m in other.measurements} == {device or device_kind()}
 
 
 def test_tolerances_are_the_factors_of_the_table_times_the_floors():
@@ -519,6 +539,7 @@ def test_a_parameter_of_either_side_alone_is_told():
     report = compare(ported(Side(bias=bias), bfloat16=False))
     [row] = [m for m in report.measurements if m.metric == "unmatched"]
     assert row.value == 1.0 and row.note == "the original's that the port does not have: b"
+    assert report.lost == ("b",)
     assert report.sentence() == f"twin/case: the parameters differ; {row.note}"
     assert any(
         n.startswith("no parameter of the port holds the original's b:") for n in report.notices
@@ -593,6 +614,16 @@ class Precise(Holder):
         return self
 
 
+class Tabled(Holder):
+    """A side with a table."""
+
+    def tables(self) -> list[np.ndarray]:
+        return [np.arange(5.0)]
+
+    def sharing(self, tables: list[np.ndarray]) -> Tabled:
+        return self
+
+
 def test_parameters_that_both_sides_hold_bit_for_bit_are_not_perturbed():
     """Also under a second name, but not the terms of a sum, which the port holds rounded."""
     rng = np.random.default_rng(0)
@@ -612,6 +643,11 @@ def test_parameters_that_both_sides_hold_bit_for_bit_are_not_perturbed():
     compare(ported(original, Precise(mine, {}, stages=OTHER), gradients=False, bfloat16=False))
     moved = {how.shared for how in original.asked if how.rounding is not None}
     assert moved == {frozenset({"w", "tied", *terms})}
+    # Nor is a parameter that the port holds as a table.
+    original = Holder({"tied": WEIGHT, **terms, "own": np.arange(5.0)}, {})
+    compare(ported(original, Tabled(mine, {}, stages=OTHER), gradients=False, bfloat16=False))
+    moved = {how.shared for how in original.asked if how.rounding is not None}
+    assert moved == {frozenset({"w", "tied", "own"})}
 
 
 @pytest.mark.parametrize("off", [0.0, 0.25])

@@ -122,7 +122,10 @@ def test_what_only_the_low_precision_computes_differently_is_found(trained, chan
     assert not compared(trained, deployed).holds
 
 
-def test_an_output_without_a_gate_in_the_low_precision_was_not_compared():
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_output_without_a_gate_in_the_low_precision_was_not_compared(beside: bool):
+    """Each of them, also behind one that was compared."""
+
     class Angles(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -130,7 +133,9 @@ def test_an_output_without_a_gate_in_the_low_precision_was_not_compared():
 
         def forward(self, x):
             # bfloat16 has no digit left of the fraction of such an angle.
-            return torch.sin(1e4 * self.linear(x))
+            y = self.linear(x)
+            angle = torch.sin(1e4 * y)
+            return (y, angle) if beside else angle
 
     module = Angles().eval()
     report = compared(module, module)

@@ -130,6 +130,18 @@ def test_the_masked_operand_is_the_one_whose_numbers_are_all_kept():
     assert (3, False, True) in suspects(operations, values, [A, MASKED])
 
 
+def test_the_masked_operand_is_an_array_of_numbers_though_all_that_is_kept_is_1():
+    """As numbers, truth values would be 1 wherever the mask keeps an element."""
+    scores, few, more = A.copy(), np.zeros((4, 5), bool), np.zeros((4, 5), bool)
+    scores[0, :3], few[0, :3] = 1.0, True
+    more[:2] = True
+    operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
+    values = {0: scores, 1: few, 2: np.where(few, scores, -np.inf), 3: D}
+    found = search(operations, values, Seen([scores, np.where(more, scores, -np.inf)]))
+    assert found.first is not None and found.first.mask
+    assert np.array_equal(found.first.wrong, more ^ few)
+
+
 def test_a_wrong_mask_is_looked_at_before_what_is_wrong_in_part():
     operations = {0: op("part"), 1: op(SELECT)}
     part = Suspect(0, MASK, partly=True, computed=True)
