@@ -189,7 +189,6 @@ def _in_float64(
         return place
     # The original's tables can only widen the tolerances, at the cost of five runs.
     own = _own_tables(together_, original, fed, constants)
-    own = {name: floor for name, floor in own.items() if name in known}
     return _place(edge, *sides, together(floors, own))
 
 

@@ -186,9 +186,9 @@ class Report:
         at = first_use(self.wrong_derivatives[0], stages)
         if at < 0:
             return ""
-        rows = (m for m in self._gates() if Quantity(m.quantity).role is Role.GRADIENT)
-        # No parameter that is used later has a wrong derivative.
-        names = {Quantity(m.quantity).name for m in rows}
+        rows = (m for m in self.measurements if Quantity(m.quantity).role is Role.GRADIENT)
+        # No parameter that is used later has a wrong derivative; one may have none that was measured.
+        names = {Quantity(m.quantity).name for m in rows if m.verdict is Verdict.PASS}
         later = [use for name in names if (use := first_use(name, stages)) > at]
         rest = f"; those from {stages[min(later)]} on hold" if later else ""
         return f"; look at what uses {stages[at]}{rest}"

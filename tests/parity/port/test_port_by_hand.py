@@ -176,7 +176,8 @@ def test_hidden_elements_are_held_to_the_rule_of_their_edge(name: str, edge: Por
         spoilt = np.where(np.arange(4) == 3, bad, expected)
         assert bounds.hidden(edge, kind, "x", spoilt, expected) is None
         assert bounds.hidden(edge, kind, "x", actual, spoilt) is None
-    assert bounds.hidden(edge, kind, "x", actual[:3], expected[:3]) is None
+    for other in (np.s_[:3], np.s_[:, None]):
+        assert bounds.hidden(edge, kind, "x", actual[other], expected[other]) is None
     assert bounds.hidden(edge, kind, "unknown", actual, expected) is None
 
 
@@ -651,7 +652,8 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
 
     held = {name: np.array([0.0, 1.0], np.float32) for name in ("w", "bias", "alone")}
     given = {
-        "ids": np.array([1, 2], dtype),
+        # One sequence: the reverse of the batch would be the batch itself.
+        "ids": np.array([[1, 2]], dtype),
         "mask": np.array([True, False]),
         "length": np.array(3, np.int32),
     }
@@ -668,7 +670,7 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
     assert all(inputs[name].dtype == x.dtype for name, x in given.items())
     assert np.array_equal(inputs["mask"], given["mask"]) and inputs["length"] == 3
     if np.issubdtype(dtype, np.integer):
-        assert inputs["ids"].tolist() == [2, 1]
+        assert inputs["ids"].tolist() == [[2, 1]]
     # A side that runs with other parameters alone is as unable as one that runs with neither.
     for unable in (Scripted(refusing()), Exact(refusing())):
         with pytest.raises(SideError, match="cannot run with other parameters and inputs"):
@@ -698,6 +700,14 @@ def test_the_original_is_fed_its_own_stages_to_see_what_its_tables_do_in_each():
     found = localisation._own_tables(together, runs, {"p1": FOUR}, {"p1": 0.0, "p2": 1.0})
     fed = [how.forced for how in side.asked if how.rounding is Rounding.CONSTANTS]
     assert fed and all(list(forced) == ["o1"] for forced in fed)
+    # With its padding, which a filter along the sequence may carry on.
+    assert runs.wide is not None
+    padding = {name: np.zeros_like(x) for name, x in runs.wide.stages.items()}
+    runs.wide = replace(runs.wide, stages=padding)
+    side.asked.clear()
+    localisation._own_tables(together, runs, {"p1": FOUR}, {"p2": 1.0})
+    fed = [how.forced["o1"] for how in side.asked if how.rounding is Rounding.CONSTANTS]
+    assert fed and all(np.array_equal(values, FOUR * FOUR) for values in fed)
     # The first stage is what it was fed; the table changes the second one alone.
     assert found == {"p1": 0.0, "p2": pytest.approx(UNIT_ROUNDOFF)}
     none = {"p1": 0.0, "p2": 0.0}
@@ -1085,12 +1095,12 @@ def test_a_norm_is_folded_into_matrices_that_hold_a_multiple_of_each_row_or_colu
     """And into the biases beside them, if the port lacks a vector of as many numbers."""
     rng = np.random.default_rng(0)
     shapes = {"m.w": (4, 3), "m.v": (4, 3), "m.b": (4,), "n.b": (4,), "one.w": (4, 1)}
-    shapes |= {"norm": (4,), "table": (3, 3)}
+    shapes |= {"norm": (4,), "table": (3, 3), "m.none": (0,)}
     original = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     scale = original["norm"]
     other = {name: rng.normal(size=x.shape) for name, x in original.items()}
     port = other | {"m.w": scale[:, None] * original["m.w"]}
-    names = ["m.w", "m.v", "m.b", "n.b", "one.w"]
+    names = ["m.w", "m.v", "m.b", "n.b", "one.w", "m.none"]
     # Neither a matrix beside it, nor one whose rows have one number each, is a multiple.
     assert folded(names, port, original, ["norm"]) == {"m.w", "m.b"}
     assert folded(["m.v", "m.b", "one.w"], port, original, ["norm"]) == set()

@@ -1026,6 +1026,11 @@ def test_wrong_derivatives_say_where_to_look():
     head = "port: every stage holds, derivatives do not: m.b.kernel, m.a.kernel"
     assert told(*wrong, *right) == f"{head}; look at what uses m.b; those from m.c on hold"
     assert told(*wrong, right[1]) == f"{head}; look at what uses m.b; those from m.d on hold"
+    # What was not measured is not said to hold.
+    unknown = row("grad/m.c.kernel", Verdict.NOT_COMPARABLE)
+    assert told(*wrong, unknown, right[1]) == (
+        f"{head}; look at what uses m.b; those from m.d on hold"
+    )
     # One that the same stage uses says nothing of what comes after it.
     beside = row("grad/m.b.bias", Verdict.PASS)
     assert told(*wrong, beside, *right) == f"{head}; look at what uses m.b; those from m.c on hold"

@@ -585,6 +585,9 @@ def test_a_port_that_loses_digits_is_told_from_the_first_stage_where_it_does():
     told = costly(original, port)
     assert told is not None and "16 times" in told and "from second on" in told
     assert costly(original, port | {"second": 1.0, "third": 1.0}) is None
+    # In the order of the port.
+    told = costly({"late": 1.0, "early": 1.0}, {"early": 99.0, "late": 99.0})
+    assert told is not None and "from early on" in told
 
 
 def narrow_of(port, original, **how):

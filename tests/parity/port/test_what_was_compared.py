@@ -288,6 +288,7 @@ def test_whole_numbers_pair_by_name_then_by_shape():
     two = {"x": three, "y": three}
     assert exact_partners({"a": three, "b": three}, two) == {"a": "x", "b": "y"}
     assert exact_partners(dict.fromkeys("abc", three), two) == {"a": "x", "b": "y"}
+    assert exact_partners({"a": three}, {"y": three, "x": three}) == {"a": "y"}, "the next one"
     # A name that both have is kept, also beside a free one of the same shape.
     beside = {"a": three, "x": three}
     assert exact_partners({"a": three, "b": three}, beside) == {"a": "a", "b": "x"}
