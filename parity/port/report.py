@@ -187,7 +187,7 @@ class Report:
         if at < 0:
             return ""
         rows = (m for m in self.measurements if Quantity(m.quantity).role is Role.GRADIENT)
-        # No parameter that is used later has a wrong derivative; one may have none that was measured.
+        # No parameter that is used later has a wrong derivative, but one may have none measured.
         names = {Quantity(m.quantity).name for m in rows if m.verdict is Verdict.PASS}
         later = [use for name in names if (use := first_use(name, stages)) > at]
         rest = f"; those from {stages[min(later)]} on hold" if later else ""

@@ -566,6 +566,26 @@ def test_a_float32_difference_is_searched_for_the_operation_that_computes_in_les
     assert localise(same("a", "b", "out"), original, silent, {}).operation is None
 
 
+def test_a_stage_of_which_a_port_lists_no_operation_names_none():
+    @dataclass
+    class Idle(Scripted):
+        def operations_of(
+            self, stage: str, forced: Mapping[str, np.ndarray]
+        ) -> tuple[dict[int, str], dict[int, np.ndarray]]:
+            return {}, {}
+
+        def operation_results(self) -> list[np.ndarray]:
+            return [FOUR]
+
+    def answer(wrong: float) -> Callable[[Run], Trace]:
+        return lambda how: trace(a=FOUR, b=FOUR * (1 + wrong), out=FOUR)
+
+    original, port = (SideRuns(Idle(answer(wrong)), None) for wrong in (0.0, 0.5))
+    names = ("a", "b", "out")
+    place = localise(same(*names), original, port, dict.fromkeys(names, 0.0))
+    assert place.culprit is not None and place.culprit.name == "b" and place.operation is None
+
+
 def test_elements_of_a_place_are_those_of_the_stage_fed_the_right_values():
     """In the free run other elements are wrong, which earlier stages explain."""
     truth = {"a": FOUR, "b": np.array([1.0, 2.0, 0.0, 4.0])}
