@@ -239,7 +239,7 @@ def test_a_divergence_is_the_earliest_stage_that_failed(rows, first):
 
 def test_an_error_is_amplified_by_what_it_became_over_what_it_was_fed():
     assert Stage("x", 6.0, 2.0, 2.0).amplification == 3.0
-    assert Stage("x", 1.0, 0.0, 2.0).amplification == math.inf
+    assert all(Stage("x", free, 0.0, 2.0).amplification == math.inf for free in (1.0, math.nan))
     assert math.isnan(Stage("x", 0.0, 0.0, 2.0).amplification)
     # At its tolerance a stage is right, and not a number is wrong.
     assert not Stage("x", 0.0, 2.0, 2.0).broken
