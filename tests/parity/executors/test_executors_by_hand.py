@@ -123,6 +123,8 @@ def test_time_left_is_what_items_take_at_the_pace() -> None:
     assert pace.words({}, 1) == f"about {duration(40.0 * ratio + 50.0)} left"
     # Half of what was measured took no longer than the median.
     assert Pace({"c": 0.0}, [0.0] * 3, [1.0, 2.0, 30.0]).estimate({}, 1) == 2.0
+    # Of an even number, the median lies between the two in the middle.
+    assert Pace({"c": 0.0}, [0.0] * 4, [30.0, 2.0, 4.0, 1.0]).estimate({}, 1) == 3.0
     # Where nothing is left, no time is.
     assert Pace({}, [1.0], [1.0]).words({}, 1) == "about 0 s left"
     # One that runs takes what is left of it, and an eighth of its age at least.
@@ -323,6 +325,8 @@ def test_answers_come_stored_first_and_the_executor_is_closed_once(tmp_path: Pat
         assert answers.read(plain) is not None and not answers.damaged
         # Only what a killed driver left is removed.
         assert (tmp_path / "mine.partial").is_dir()
+        # A folder that was never finished goes too.
+        (tmp_path / ".begun.partial").mkdir()
         answers.discard()
         assert answers.read(items[0]) is None
         names = {path.name for path in tmp_path.iterdir()}
@@ -573,7 +577,7 @@ def test_accelerators_are_those_that_are_shown(
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         assert item_module.accelerators() == expected
     item_module.accelerators.cache_clear()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-a ,")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, , GPU-a ,")
     assert item_module.visible(3) == ["2", "GPU-a"]
 
 
@@ -837,6 +841,10 @@ flags : fpu avx2 fma sse4_2 mce_recovery avx512f
 
 processor : 1
 vendor_id : Other
+
+processor : 2
+vendor_id : Third
+
 """
 ARM = """processor : 0
 CPU implementer : 0x41
