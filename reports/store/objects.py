@@ -78,8 +78,12 @@ class Objects:
 
     def newest(self, folder: str) -> datetime | None:
         """Return the newest modification time of a folder's objects; None if it has none."""
-        paths = [f"{self.root}/{folder}/{name}" for name in self.inside(folder)]
-        return max((again(lambda p=path: self.files.modified(p)) for path in paths), default=None)
+        times: list[datetime] = []
+        for path in [f"{self.root}/{folder}/{name}" for name in self.inside(folder)]:
+            # Another process may delete an object after it was listed.
+            with suppress(FileNotFoundError):
+                times.append(again(lambda p=path: self.files.modified(p)))
+        return max(times, default=None)
 
     def now(self) -> datetime:
         """Return the storage's time, by writing and deleting a probe object."""

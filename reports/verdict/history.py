@@ -217,7 +217,9 @@ def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> E
 
 
 def _newer(one: Seen | None, other: Seen) -> Seen:
-    return other if one is None or one.created < other.created else one
+    # Runs that began in the same second are in the order of their names, as in a list of runs.
+    later = one is None or (one.created, one.run) < (other.created, other.run)
+    return other if later else one
 
 
 def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
@@ -269,8 +271,7 @@ def _series(keys: Sequence[Key], runs: int, answer: Columns) -> dict[Key, tuple[
     table = np.full((len(keys), runs), None, object)
     # The query counts from the newest run, the series from the oldest.
     table[answer["key"][gated], runs - 1 - answer["run"][gated]] = answer["share"][gated]
-    by_key = sorted({keys[row]: row for row in set(answer["key"][gated].tolist())}.items())
-    return {key: tuple(table[row]) for key, row in by_key}
+    return {keys[row]: tuple(table[row]) for row in np.unique(answer["key"][gated]).tolist()}
 
 
 def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Past]:
@@ -314,7 +315,7 @@ def worst_over(
     `now`, the worst share in the judged run, is appended to the shares. A share is None where a run
     measured none of the gates, and NaN if one of the shares is NaN.
     """
-    columns = [history.series[key] for key in sorted(keys & history.series.keys())]
+    columns = [history.series[key] for key in keys & history.series.keys()]
     past: list[float | None] = []
     for values in zip(*columns, strict=True):
         present = [v for v in values if v is not None]

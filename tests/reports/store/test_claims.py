@@ -14,7 +14,7 @@ import pytest
 
 from reports.store import claims, objects, sending, shared, unsent
 from reports.store.claims import CLAIMS, claim, held, retire
-from reports.store.objects import TRIES, Objects, again
+from reports.store.objects import GONE, TRIES, Objects, again
 from reports.store.schema import MANIFEST, StoreError
 from tests.reports.store.faulty import Faulty
 from tests.reports.store.test_lost_replies import (
@@ -26,6 +26,7 @@ from tests.reports.store.test_lost_replies import (
     machine,
     publish,
     quick,
+    requests_of,
 )
 
 __all__ = ["quick"]
@@ -449,6 +450,26 @@ def test_remains_are_as_old_as_their_newest_object(
     monkeypatch.setattr(Objects, "now", lambda self: written + timedelta(seconds=age))
     shared.Storage("s3://bucket/runs", tmp_path, below).clean()
     assert bool(below.inside(NAME)) is kept
+
+
+def test_machines_that_clean_at_once_refuse_no_run(tmp_path: Path) -> None:
+    """One machine cleans before each request of another, which then cleans what is gone."""
+
+    def remains() -> Faulty:
+        store, below = storage()
+        store.shift = -2 * HOURS
+        for path in (f"{NAME}/a", f"{NAME}/b", f"{GONE}deleted", "deleted/a"):
+            assert below.create(path, b"")
+        store.shift = timedelta()
+        return store
+
+    number = requests_of(remains(), lambda: machine(tmp_path, "one").clean())
+    for turn in range(number):
+        store = remains()
+        one, other = machine(tmp_path, "one"), machine(tmp_path, "other")
+        store.before, _ = at_request(turn, other.clean)
+        one.clean()
+        assert {path.split("/")[2] for path in store.objects} == {CLAIMS}
 
 
 def test_what_lies_in_folders_of_a_run_is_not_the_run_s() -> None:

@@ -334,6 +334,22 @@ def test_work_of_earlier_runs_is_known_with_the_newest_run_that_did_it(
     assert (selected.suites, selected.groups) == ({}, {})
 
 
+@pytest.mark.parametrize("damaged", [[], ["a"], ["b"], ["a", "b"]])
+def test_of_runs_that_began_at_once_the_last_by_name_is_the_newest(
+    tmp_path: Path, damaged: list[str]
+) -> None:
+    suites = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1}]
+    for name in "ab":
+        folder = write_run(tmp_path, earlier(measurement(), day=12, id=name, suites=suites))
+        if name in damaged:
+            (folder / MEASUREMENTS).write_bytes(b"damaged")
+    newest = Seen("b", earlier(day=12).manifest.created)
+    found = load_history(tmp_path, run(measurement())).earlier
+    assert found.suites == {"parity": newest}
+    group = ("baseline", "jax32:oracle", "logits")
+    assert found.groups == {group: replace(newest, suite="parity")}
+
+
 def test_a_value_that_was_not_replayed_has_a_past_and_did_not_vary(tmp_path: Path) -> None:
     info = measurement(metric="cosine", tolerance=math.nan, verdict=Verdict.INFO)
     rows = [replace(m, deterministic=None) for m in (measurement(), info)]

@@ -75,6 +75,7 @@ def test_failures_are_counted_and_new_where_there_is_an_earlier_run(
     [
         ([failing(value=1.0)], f"{LARGER.format('1.0e+00', '2.5e+05')}."),
         ([failing(value=3.9e-2)], f"{LARGER.format('3.9e-02', '9,750.0')}."),
+        ([failing(value=1e4 * 4e-6)], f"{LARGER.format('4.0e-02', '1.0e+04')}."),
         ([failing(value=math.nan)], "relative L2 NaN against a tolerance of 4.0e-06."),
         ([failing(value=math.inf)], "relative L2 Inf against a tolerance of 4.0e-06."),
         # What says of itself that it fails is not over its tolerance.
