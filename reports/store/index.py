@@ -192,7 +192,12 @@ def signature_of(folder: Path) -> str:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                status = entry.stat()
+                try:
+                    status = entry.stat()
+                except OSError as error:
+                    # A link that leads nowhere hides no change of the other files.
+                    parts.append(f"{entry.name}: {error.errno}")
+                    continue
                 # The time of modification can be set back, the time of the last status change
                 # cannot.
                 times = f"{status.st_mtime_ns}.{status.st_ctime_ns}"

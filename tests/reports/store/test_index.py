@@ -502,6 +502,23 @@ def test_a_folder_changes_with_what_its_links_lead_to(tmp_path: Path) -> None:
     assert index.signature_of(folder) != before
 
 
+@pytest.mark.parametrize("target", ["nowhere", "notes"])
+def test_a_link_that_leads_nowhere_hides_no_change_of_a_folder(tmp_path: Path, target: str) -> None:
+    """Neither one to a file that is gone nor one to itself."""
+    folder = write_run(tmp_path, night(1))
+    before = index.signature_of(folder)
+    (folder / "notes").symlink_to(target)
+    linked = index.signature_of(folder)
+    assert index.signature_of(folder) == linked != before
+    assert len(list_runs(tmp_path)[0]) == 1
+    path = folder / MEASUREMENTS
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [place for place, _ in list_runs(tmp_path)[1]] == [folder]
+    (folder / "notes").unlink()
+    (folder / "notes").symlink_to("nowhere" if target == "notes" else "notes")
+    assert index.signature_of(folder) != linked
+
+
 @pytest.mark.parametrize(
     "document",
     [
