@@ -46,9 +46,9 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
         raise StoreError(f"{error}: {_REMEDY}") from error
 
 
-def read_json(path: Path, limit: int = JSON_BYTES) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that must hold an object; raises StoreError otherwise."""
-    return parse_json(read_bytes(path, limit), path)
+    return parse_json(read_bytes(path), path)
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:

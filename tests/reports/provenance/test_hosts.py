@@ -571,6 +571,18 @@ def test_a_night_is_an_anchor_only_for_a_level_that_no_older_one_has(tmp_path: P
     assert [anchor.id[:10] for anchor in found] == ["2026-11-01", "2026-11-03"]
 
 
+def test_as_many_anchors_are_found_as_levels_need(tmp_path: Path) -> None:
+    """Each night adds a level, and measures gates more of those that the nights before it had."""
+    rows: list[Any] = []
+    for day, kind in enumerate(levels.KINDS, 1):
+        earlier = [replace(m, quantity=f"{m.quantity} {day}") for m in rows]
+        rows.append(measurement(quantity=kind.value, kind=kind))
+        write_run(tmp_path, Run(night(day=day).manifest, (rows[-1], *rows[:-1], *earlier)))
+    today = Run(night(day=day + 1).manifest, tuple(rows))
+    found = find_anchors(tmp_path, today, lambda old: True)
+    assert [anchor.id for anchor in found] == [night(day=n).id for n in range(1, day + 1)]
+
+
 def test_what_is_told_of_a_reference_makes_no_other_machine(tmp_path: Path) -> None:
     """Nor does an empty variable, which older runs do not store."""
     told = {"kind": "recorded", "commit": "082db4b", "detail": "recordings of another day"}

@@ -172,8 +172,26 @@ def test_a_copy_that_cannot_be_kept_is_named(
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     address = f"file://{tmp_path}/runs"
-    with pytest.raises(StoreError, match=rf"a copy of {address} at .*set XDG_CACHE_HOME"):
+    with pytest.raises(StoreError) as refused:
         open_copy(address)
+    assert str(refused.value) == (
+        f"expected to keep a copy of {address} at {copy_of(address)}, but Not a directory; "
+        "set XDG_CACHE_HOME to a folder that can be written"
+    )
+
+
+def test_a_folder_of_other_folders_is_named_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "docs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as refused:
+        check_root(Path("here"))
+    assert str(refused.value) == (
+        "expected a folder of runs, but none of the 1 folder in "
+        f"{tmp_path.resolve() / 'here'} is a run (docs). Give --out the folder that `nightly` "
+        "wrote to, such as runs"
+    )
 
 
 @pytest.mark.parametrize("text", ["a-b:/x", "x:/y", "a b:/c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -86,13 +87,17 @@ def test_processes_read_what_one_reads(shared: Path, monkeypatch: pytest.MonkeyP
     assert len(list((shared / gathered.FOLDER).glob("*.parquet"))) == 3
 
 
-@pytest.mark.parametrize("failure", ["dies", "takes too long", "writes half of its answer"])
+@pytest.mark.parametrize(
+    "failure", ["cannot start", "dies", "takes too long", "writes half of its answer"]
+)
 def test_what_a_helper_did_not_do_is_done(
     shared: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     expected = _alone(shared, monkeypatch)
 
     def helper(module: str, arguments: tuple[str, ...], *_: object) -> Any:
+        if failure == "cannot start":
+            raise BlockingIOError(errno.EAGAIN, "too many processes")
         if failure == "takes too long":
             raise several.subprocess.TimeoutExpired(module, 1.0)
         Path(arguments[2]).write_text("half of", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -19,7 +20,7 @@ import pytest
 from parity.engine.measure.measurement import Verdict
 from parity.engine.programs.explanation import Explanation
 from reports.registry import retention
-from reports.store import writer
+from reports.store import runs, writer
 from reports.store.examine import examine
 from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
@@ -190,6 +191,32 @@ def test_an_unwritable_root_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"file.*nothing was stored.*--out"):
         write_run(blocker / "runs", run())
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "the disk is full", "r/.partial-a/f"), "the disk is full (r/.parti"),
+        (OSError(errno.ENOSPC, "the disk is full"), "the disk is full (r); nothing"),
+        (OSError("odd"), "odd (r); nothing"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_written_is_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    """The file that the system names, else the folder of runs."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(writer, "_write_files", refuse)
+    with pytest.raises(StoreError) as refused:
+        write_run(Path("r"), run())
+    start = "expected a folder that can be written at r, but "
+    assert str(refused.value).startswith(start + said)
+    assert list(Path("r").iterdir()) == []
 
 
 def test_an_unwritable_root_is_found_before_the_run(tmp_path: Path) -> None:
@@ -374,8 +401,37 @@ def test_a_root_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
 def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("", encoding="utf-8")
-    with pytest.raises(StoreError, match="expected a folder of runs"):
+    with pytest.raises(StoreError) as refused:
         list_runs(path)
+    assert str(refused.value) == (
+        f"expected a folder of runs at {path}, but Not a directory; "
+        "give the folder that `nightly` wrote to"
+    )
+
+
+@pytest.mark.parametrize("code", [0, errno.EIO])
+def test_a_folder_that_cannot_be_listed_is_told_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Once with its path, whether the system has words for the error or not."""
+    error = OSError(code, "no answer", str(tmp_path)) if code else OSError("odd")
+
+    def refuse(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(runs.os, "scandir", refuse)
+    with pytest.raises(StoreError) as refused:
+        list_runs(tmp_path)
+    reason = "no answer" if code else "odd"
+    assert str(refused.value).startswith(f"expected a folder of runs at {tmp_path}, but {reason};")
+
+
+def test_a_link_to_itself_is_told_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    [(folder, why)] = list_runs(tmp_path)[1]
+    assert folder == tmp_path / "loop"
+    reason = os.strerror(errno.ELOOP)
+    assert why == f"expected a folder, but: {reason}; delete it"
 
 
 @pytest.mark.parametrize(
