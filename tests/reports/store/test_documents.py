@@ -607,8 +607,12 @@ def test_elements_of_a_tensor_without_their_place_are_damaged(tmp_path: Path) ->
     table = pq.read_table(tmp_path / TENSORS).drop_columns("worst")
     table = table.append_column("worst", pa.array([[{"actual": 3.0, "expected": 0.5}]]))
     pq.write_table(table, tmp_path / TENSORS)
-    with pytest.raises(StoreError, match=r"expected rows of .*tensors\.parquet as this tool"):
+    with pytest.raises(StoreError) as refused:
         read_tensors(tmp_path, None)
+    assert str(refused.value) == (
+        f"expected rows of {tmp_path / TENSORS} as this tool writes them, but reading gave: "
+        "KeyError('index'); restore the folder or delete it"
+    )
 
 
 def test_a_word_of_a_later_version_asks_for_an_update(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_a_head_that_is_not_whole_makes_the_file_unusable(path: Path, changes: A
     assert (pins.load("cpu").pins, len(pins.load("cpu").unusable)) == ((), 1)
 
 
+def test_a_file_that_is_not_used_is_told_with_the_reason_and_what_to_do(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["digest"], document["commit"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    [told] = pins.load("cpu").unusable
+    assert told == (
+        f"{path.name} is not used: expected a pinned baseline of schema {pins.SCHEMA} as `pin` "
+        "writes it, but reading it gave KeyError('commit'); restore it with git, or pin a run again"
+    )
+
+
 @pytest.mark.parametrize("group", ["", "a | b | logits", "a | b | nothing | rel_l2", " | | | "])
 def test_a_group_of_another_form_makes_the_file_unusable(path: Path, group: str) -> None:
     text = path.read_text(encoding="utf-8")

@@ -222,6 +222,16 @@ def test_a_retired_group_of_other_than_texts_is_named(pinned) -> None:
         assert found == () and "expected case, comparison and kind, received [" in why
 
 
+def test_a_file_of_retired_work_that_lacks_something_is_told_with_what_it_lacks(pinned) -> None:
+    pinned.mkdir()
+    (pinned / FILE).write_text('{"schema": 1}', encoding="utf-8")
+    told = (
+        "retired.json is not used: expected what `retire` writes (schema 1), but reading it gave "
+        "KeyError('retired'); restore it with git"
+    )
+    assert read_retired(pinned) == ((), told)
+
+
 DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
 ENTRY = '{"name": "b", "until": "soon", "reason": "x", "suites": [], "groups": []}'
 EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-10T00:00:00+00:00")
