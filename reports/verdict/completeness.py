@@ -11,7 +11,7 @@ from parity.engine.measure.contract import Breaches, breaches
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
-from reports.text import label
+from reports.text import count, label
 
 FIRST_SCHEMA = 5
 """First schema whose runs store a contract."""
@@ -45,8 +45,10 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
         )
     if twice := [key for key, n in Counter(m.key for m in run.measurements).items() if n > 1]:
         case, edge, quantity, metric = twice[0]
+        were = "was" if len(twice) == 1 else "were"
         return (
-            f"Nothing failed, but {len(twice):,} measurements were stored more than once, first: "
+            f"Nothing failed, but {count(len(twice), 'measurement')} {were} stored more than once, "
+            "first: "
             f"{label(quantity, 60)} ({label(metric, 40)}) of case {label(case, 40)} "
             f"({label(edge, 40)}). Measure again."
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from parity.engine.measure.contract import Breaches
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from reports.store.runs import Run
 from reports.verdict.completeness import lacking
@@ -67,6 +68,17 @@ def test_a_gate_that_is_there_twice_or_was_not_planned_is_named():
     assert twice.word is Word.INCOMPLETE and "more than once" in twice.sentence
     more = decide(of([*NIGHT.measurements, measurement(case="another")]), None)
     assert more.word is Word.INCOMPLETE and "not in the contract" in more.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "1 measurement was"), (1234, "1,234 measurements were")]
+)
+def test_measurements_that_are_there_twice_are_counted(number: int, said: str):
+    rows = [measurement(quantity=f"q{turn}") for turn in range(number)]
+    assert lacking(of([*rows, measurement(), *rows]), Breaches()) == (
+        f"Nothing failed, but {said} stored more than once, first: q0 (rel_l2) of case baseline "
+        "(jax32:oracle). Measure again."
+    )
 
 
 def test_a_fact_that_is_there_twice_is_an_error_too():

@@ -187,7 +187,7 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
             "1 more suite did not finish.",
         ),
         (
-            [SUITE, SUITE, WHOLE, SUITE],
+            [SUITE, {**SUITE, "name": "mesh", "reason": "killed"}, WHOLE, {**SUITE, "reason": ""}],
             [],
             "Nothing failed, but suite parity is incomplete (ran): 12 of 13 checks executed: "
             "stopped. 2 more suites did not finish.",
