@@ -167,6 +167,14 @@ def test_no_difference_cancels_another() -> None:
         assert found.equal is (compared > 0 and not (differ or any(counts))), found
 
 
+def test_numbers_of_two_runs_are_shown_by_thousands() -> None:
+    found = Agreement(9001, 1001, 1002, 1003, 1004, 1005, 1006, 1007)
+    assert found.sentence() == (
+        "9,001 gates compared, 1,001 of them equal; 1,002 of other work; 1,003 only in the first "
+        "run; 1,004 only in the second; 1,006 findings differ; 1,007 findings in one run only."
+    )
+
+
 def test_nothing_measured_is_not_equal() -> None:
     assert not agreement(earlier(), run()).equal
 

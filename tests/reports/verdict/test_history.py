@@ -85,6 +85,12 @@ def test_the_worst_of_a_night_is_no_number_where_one_of_its_gates_is_none() -> N
             assert worst == max(measured)
 
 
+def test_what_no_earlier_run_measured_has_the_names_of_the_runs_all_the_same() -> None:
+    history = History(runs=("a", "b"), series={KEY: (0.5, None)})
+    for keys in ({KEY}, {("new", *KEY[1:])}, set()):
+        assert worst_over(history, keys, 0.25)[1] == ("a", "b")
+
+
 def test_informative_metrics_have_no_series(tmp_path: Path) -> None:
     info = measurement(metric="max_abs", tolerance=math.nan)
     write_run(tmp_path, earlier(info))
@@ -332,6 +338,16 @@ def test_work_of_earlier_runs_is_known_with_the_newest_run_that_did_it(
     }
     selected = load_history(tmp_path, run(measurement(), selected=["baseline"])).earlier
     assert (selected.suites, selected.groups) == ({}, {})
+
+
+def test_work_of_every_damaged_run_is_known(tmp_path: Path) -> None:
+    suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in "abc"]
+    nights = [earlier(measurement(), day=11 + n, suites=suites[n : n + 1]) for n in range(3)]
+    for night in nights:
+        (write_run(tmp_path, night) / MEASUREMENTS).write_bytes(b"damaged")
+    found = load_history(tmp_path, run(measurement())).earlier
+    seen = [Seen(night.id, night.manifest.created) for night in nights]
+    assert found.suites == dict(zip("abc", seen, strict=True))
 
 
 @pytest.mark.parametrize("damaged", [[], ["a"], ["b"], ["a", "b"]])

@@ -340,6 +340,9 @@ def test_what_earlier_versions_pinned_for_a_port_is_read_and_protected(tmp_path:
         (place / "cpu-z.json").write_text('{"run": "damaged"}', encoding="utf-8")
     found = pins.pins_of(root, port)
     assert [pin.run for pin in found.pins] == ["run 2", "run 1"] and len(found.unusable) == 2
+    for name in ("", ".", "..", "..."):
+        nameless = run(kind="port", suites=[{"name": name}]).manifest
+        assert pins.old_home(root, nameless) is None
     names = {f"{which} {date}" for which in ("run", "other") for date in (1, 2)}
     assert pins.ids_of(root, port) == {*names, "damaged"}
     # A night of Megalodon is about all of its cases.

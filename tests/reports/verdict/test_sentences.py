@@ -563,6 +563,29 @@ def test_gates_that_the_baseline_did_not_measure_are_counted() -> None:
     assert "did not measure" not in say.regressed(night, earlier(*rows), counts(new=3), rows[:1])
 
 
+def test_large_numbers_are_shown_by_thousands() -> None:
+    names = [f"q{turn}" for turn in range(1001)]
+    wide = [drift(name, limit=4.0) for name in names]
+    narrow = [drift(f"n{name}") for name in [*names, "n"]]
+    levels = [replace(d, what=what) for d in (*wide, *narrow) for what in ("typical", "worst")]
+    other = comparison(*levels, levels=3000)
+    assert "1,002 of 3,000 levels comparable, 1,001 not comparable yet;" in say.against(other)
+    told = say.first_night(run(), [other])
+    assert " 1,001 of the compared are not comparable yet" in told
+    rows = [failing(quantity=name) for name in names]
+    told = say.regressed(run(*rows), earlier(), counts(new=1001), rows[:1])
+    assert "The baseline did not measure 1,001 of these gates." in told
+    gates = [measurement(quantity=name) for name in names]
+    before = earlier(*(replace(m, identity="x") for m in gates))
+    told = say.nothing_shared(run(*gates), before)
+    assert "none of the 1,001 gates of this run, 1,001 of them of other work" in told
+    moved = [change(quantity=name) for name in names]
+    assert "1,001 changed." in say.since(run(), BEFORE, [], moved)
+    facts = [change(quantity=f"{name} fact", tolerance=math.nan) for name in [*names, "n"]]
+    told = say.changed(run(measurement()), [*moved, *facts], BEFORE)
+    assert "2,003 values that should repeat exactly differ (1,001 of gates, 1,002 without" in told
+
+
 def test_a_first_night_beside_several_pinned_runs_counts_over_all_of_them() -> None:
     wide = [drift(name, now=2.0, limit=9.0) for name in "abc"]
     worst = [replace(d, what="worst") for d in wide]

@@ -9,7 +9,7 @@ import pytest
 
 from reports.verdict.decide import decide
 from reports.verdict.history import History
-from reports.verdict.since import commit_range, commits, log_command, sentence, since_when
+from reports.verdict.since import Since, commit_range, commits, log_command, sentence, since_when
 from tests.reports.nights import earlier, failing, manifest, measurement, run
 
 GATE = failing()
@@ -45,6 +45,12 @@ def test_a_gate_fails_since_the_run_after_the_last_in_which_it_held(shares, held
     assert since is not None
     assert (since.held and since.held.id, since.failed.id, since.runs) == (held, failed, runs)
     assert since.folder == (held or "")
+
+
+def test_a_long_streak_is_shown_by_thousands():
+    night = run(GATE)
+    told = Since(night.manifest, night.manifest, 1234, "before")
+    assert sentence(told, night) == "It failed in 1,234 runs in a row."
 
 
 def test_without_an_earlier_measurement_nothing_is_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -377,6 +378,12 @@ def test_a_loosened_tolerance_is_noted() -> None:
     baseline = earlier(failing())
     [change] = decide(run(measurement(value=9e-6, tolerance=1e-5)), baseline).changes
     assert (change.what, change.note) == (What.FIXED, "tolerance changed from 4.0e-06 to 1.0e-05")
+
+
+def test_a_fact_that_has_no_tolerance_twice_keeps_its_note() -> None:
+    fact = measurement(verdict=Verdict.INFO, tolerance=math.nan, note="own")
+    [change] = decide(run(replace(fact, value=2e-6)), earlier(fact)).changes
+    assert (change.what, change.note) == (What.CHANGED, "own")
 
 
 @pytest.mark.parametrize(
