@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import math
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -130,13 +131,13 @@ class Recorder:
             mark: name of the mark, if the equation is one.
             fed: whether the mark's value was replaced.
         """
-        parents = (self._producers.get(id(x)) for x in inputs)
         index = len(self.operations)
+        parents = [p for x in inputs if (p := self._producers.get(id(x))) is not None]
         source: tuple[str, ...] = ()
         for frames in map(source_of, (*self._calls, eqn)):
             # Inside a compiled function, JAX reports the frames up to the function's call only.
             source = tuple(dict.fromkeys((*frames, *source)))
-        known = tuple(dict.fromkeys(p for p in parents if p is not None))
+        known = tuple(dict.fromkeys(i for p in parents for i in self._behind(p)))
         self.operations.append(
             Operation(eqn.primitive.name, source, known, mark, fed, _is_narrow(eqn))
         )
@@ -144,6 +145,16 @@ class Recorder:
         # Keep the objects alive: Python could reuse the identity of a deleted one.
         self._alive += [*inputs, *outputs]
         self._producers |= {id(x): index for x in outputs}
+
+    def _behind(self, index: int) -> tuple[int, ...]:
+        """Return the operations whose result a later operation reads as that of operation `index`.
+
+        A mark that was not replaced hands on its operand. Windows leave marks out, so an operation
+        after the mark would be cut off from those before it.
+        """
+        operation = self.operations[index]
+        passed_on = operation.mark is not None and not operation.fed
+        return operation.parents if passed_on else (index,)
 
     def producer(self, value: Any) -> int | None:
         """Return the index of the operation that computed a value; None if unknown."""
@@ -217,10 +228,11 @@ def first_unknown(
         for parent in operation.parents:
             if parent in children:
                 children[parent].append(i)
+    telling = {i: _telling(x) for i, x in values.items()}
     leads: dict[int, bool] = {}
     for i in sorted(operations, reverse=True):
         turns = {c for c in children[i] if _is_slice(i, c, operations, values)}
-        below = [c for c in children[i] if _telling(values[c]) or leads[c]]
+        below = [c for c in children[i] if telling[c] or leads[c]]
         # An array that a loop reads is right if it is right in every iteration: the first state of
         # a recurrence, for example, shows nothing about the factors of the states after it.
         leads[i] = any(matches[c] or leads[c] for c in below if c not in turns) or (
@@ -228,7 +240,7 @@ def first_unknown(
             and all(matches[c] or leads[c] for c in turns if c in below)
         )
     unknown = [i for i in sorted(operations) if not matches[i] and not leads[i]]
-    named = [i for i in unknown if _telling(values[i]) and operations[i].source]
+    named = [i for i in unknown if telling[i] and operations[i].source]
     if not named:
         return None
     first = next((i for i in named if _implicated(i, operations, children, {*named})), named[0])
@@ -340,7 +352,16 @@ class _Known:
         times, rest = divmod(more.size, fewer.size)
         if rest:
             return False
-        return relative_l2(more[times // 2 :: times], fewer) <= self.same
+        left = more[times // 2 :: times]
+        # No element differs by more than the norm of all differences, so one element that does
+        # rules out nearly all unrelated arrays, without reading the others. The norm of `fewer` is
+        # at most its largest magnitude times the root of its size; twice that leaves room for
+        # rounding.
+        most = 2 * self.same * max(abs(fewer[0]), abs(fewer[-1])) * math.sqrt(fewer.size)
+        probes = (0, fewer.size // 2, -1)
+        if any(abs(left[i] - fewer[i]) > most for i in probes):
+            return False
+        return relative_l2(left, fewer) <= self.same
 
 
 def _ordered(array: np.ndarray) -> np.ndarray:
