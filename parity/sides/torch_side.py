@@ -494,10 +494,23 @@ def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a deep copy of a module, even of one that stores a result of its last call."""
+    """Return a deep copy of a module, even of one that stores a result of its last call.
+
+    Raises:
+        SideError: the module cannot be copied.
+    """
     held = (x for inner in module.modules() for x in vars(inner).values())
-    results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
-    return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
+    # torch copies neither results of earlier calls nor nested tensors itself.
+    alone = (x for x in held if isinstance(x, torch.Tensor) and (x.is_nested or not x.is_leaf))
+    try:
+        return copy.deepcopy(module, {id(x): x.detach().clone() for x in alone})
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise SideError(
+            f"copy.deepcopy of {type(module).__name__} stops, and runs in other precisions need a "
+            f"copy: {type(error).__name__}: {reason}; remove what it cannot copy from the module, "
+            "or give its class a __deepcopy__"
+        ) from error
 
 
 def _widen_attributes(module: torch.nn.Module, copied: torch.nn.Module) -> None:

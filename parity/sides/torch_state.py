@@ -6,6 +6,7 @@ Source: docs/your-own-port.md "Sides".
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -75,11 +76,15 @@ def _put_back(
         if state.get(name) is not tensor:
             # Put it back: the new tensor may share memory with the user's arrays.
             path, _, leaf = name.rpartition(".")
-            owner = module.get_submodule(path)
-            owner._buffers.pop(leaf, None)
-            owner._parameters.pop(leaf, None)
-            held = owner._buffers if name in buffers else owner._parameters
-            held[leaf] = cast("Any", tensor)
+            owner = dict(module.named_modules())[path]
+            if isinstance(owner, torch.jit.ScriptModule):
+                # Its tables of tensors are fixed; only an assignment reaches the compiled module.
+                setattr(owner, leaf, tensor)
+            else:
+                owner._buffers.pop(leaf, None)
+                owner._parameters.pop(leaf, None)
+                held = owner._buffers if name in buffers else owner._parameters
+                held[leaf] = cast("Any", tensor)
         _refill(tensor, kept[name], was_leaf=True)
 
 
@@ -107,6 +112,8 @@ def changed_state(module: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> 
 
 _MODULE = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, such as its parameters and hooks."""
+_LISTS, _MAPPINGS = (list, deque), (dict, OrderedDict, defaultdict)
+"""Types of containers whose content is restored; a class derived from one may behave otherwise."""
 
 
 class _Attributes:
@@ -118,7 +125,7 @@ class _Attributes:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.held = module, _attributes_of(module)
-        self.contents = {name: _content(x) for name, x in self.held.items()}
+        self.contents = [*_contents(self.held)]
         tensors = {name: x for name, x in self.held.items() if isinstance(x, torch.Tensor)}
         self.leaves = {name for name, x in tensors.items() if x.is_leaf}
         for name in {*tensors} - self.leaves:
@@ -128,8 +135,8 @@ class _Attributes:
         for name in {*_attributes_of(self.module)} - {*self.held}:
             del vars(self.module)[name]
         vars(self.module).update(self.held)
-        for name, x in self.held.items():
-            _refill(x, self.contents[name], was_leaf=name in self.leaves)
+        for value, content, was_leaf in self.contents:
+            _refill(value, content, was_leaf=was_leaf)
 
 
 def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
@@ -146,15 +153,31 @@ def held_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}".lstrip("."), x
 
 
-def _content(value: Any) -> Any:
-    """Return a copy of what a call could change in place in an attribute; None: nothing."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if _is_plain(value) else None
-    return value.copy() if type(value) in (list, dict, set) else None
+def _contents(held: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield what a call could change in place in attributes: tensors and, at any depth, containers.
+
+    Yields:
+        The tensor or container, a copy of its content, and whether it is a leaf of autograd.
+    """
+    seen: set[int] = set()
+    waiting = [*held.values()]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:  # a container may hold itself
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if _is_plain(value):
+                yield value, value.detach().clone(), value.is_leaf
+        elif type(value) in (*_LISTS, *_MAPPINGS, set):
+            yield value, value.copy(), False
+        if type(value) in (*_LISTS, *_MAPPINGS, tuple):
+            waiting += value.values() if isinstance(value, dict) else value
+
 
 
 def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
-    """Give a value the content that `_content` copied.
+    """Give a value the content that `_contents` copied.
 
     Args:
         value: the tensor or container.
@@ -163,18 +186,17 @@ def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
             to in place, and another backward pass would go through this call's graph, which is
             freed.
     """
-    if content is None:
-        return
     if isinstance(value, torch.Tensor):
         if was_leaf and not value.is_leaf:
             value.detach_()
         if content.shape == value.shape and not _same(content, value):
             value.copy_(content)
-    elif isinstance(value, list):
-        value[:] = content
-    else:
-        value.clear()
+        return
+    value.clear()
+    if isinstance(value, (dict, set)):
         value.update(content)
+    else:
+        value.extend(content)
 
 
 def _is_plain(x: torch.Tensor) -> bool:

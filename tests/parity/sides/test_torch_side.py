@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -559,3 +561,77 @@ def test_what_is_written_to_an_attribute_is_there_in_every_precision():
             assert not found[0].any() and found[1:6].any(1).all()
             if precision is Precision.FLOAT64:
                 assert np.array_equal(found[1:6], X)
+
+
+class Deep(torch.nn.Module):
+    """Keeps states in containers inside containers, one of which holds itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.layers = OrderedDict(first=[torch.zeros(8), ({"calls": 0}, deque([1.0], 3))])
+        self.names = defaultdict(set)
+        self.layers["all"] = [self.layers]
+
+    def forward(self, x):
+        total, (counts, last) = self.layers["first"]
+        y = self.weight * x + total + counts["calls"] + sum(last) + len(self.names["called"])
+        total += x.sum(0)
+        counts["calls"] += 1
+        last.append(2.0)
+        self.names["called"].add("once")
+        self.layers["first"][0] = total * 2.0
+        return y
+
+
+def test_states_in_containers_of_containers_are_restored():
+    module = Deep()
+    side = TorchSide(module, X)
+    runs = [side.run(Run(precision)) for precision in (*Precision, *Precision)]
+    assert all(np.array_equal(run.stages[OUTPUT][0], np.float32(X[0] + 1)) for run in runs[:1])
+    for one, two in zip(runs, runs[len(Precision) :], strict=False):
+        assert np.array_equal(one.stages[OUTPUT], two.stages[OUTPUT])
+    total, (counts, last) = module.layers["first"]
+    assert not total.any() and counts == {"calls": 0} and [*last] == [1.0] and last.maxlen == 3
+    assert module.layers["all"] == [module.layers] and not module.names
+
+
+class Assigns(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(8))
+
+    def forward(self, x):
+        self.calls = self.calls + 1.0
+        return x + self.calls
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_buffer_that_torchscript_assigns_is_restored():
+    inner = torch.jit.script(Assigns())
+    side = TorchSide(torch.nn.Sequential(inner), X)
+    one, two = side.run(), side.run()
+    assert np.array_equal(one.stages[OUTPUT], X + 1) and one.updated == ("0.calls",)
+    assert np.array_equal(two.stages[OUTPUT], one.stages[OUTPUT])
+    assert not inner.calls.any()
+
+
+class Holds(torch.nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.weight = held, torch.nn.Parameter(torch.full((8,), 0.5))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_a_module_that_holds_a_nested_tensor_runs_in_float64():
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert np.array_equal(TorchSide(Holds(rows), X).run(WIDE).stages[OUTPUT], X * 0.5)
+
+
+def test_a_module_that_cannot_be_copied_says_so():
+    side = TorchSide(Holds(threading.Lock()), X)
+    assert np.array_equal(side.run().stages[OUTPUT], X * np.float32(0.5))
+    with pytest.raises(SideError, match=r"deepcopy of Holds stops, .*TypeError: .*lock"):
+        side.run(WIDE)

@@ -12,7 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity.engine.programs.evaluation import Evaluation
-from parity.engine.programs.marks import Marks
+from parity.engine.programs.marks import MarkChange, Marks
 from parity.engine.programs.operations import (
     SMALLEST_MASK,
     Operation,
@@ -217,10 +217,11 @@ def test_the_common_line_is_the_innermost_that_all_have(sources, frame: str):
     assert common_frame([Operation("p", source, ()) for source in sources]) == frame
 
 
-def recorded(function, *arrays: np.ndarray) -> list[Operation]:
+def recorded(function, *arrays: np.ndarray, **forced: np.ndarray) -> list[Operation]:
     recorder = Recorder()
     closed = jax.make_jaxpr(function)(*arrays)
-    Evaluation(widened=True, recorder=recorder).run(closed, list(arrays), Marks())
+    changes = {name: MarkChange(True, value) for name, value in forced.items()}
+    Evaluation(widened=True, recorder=recorder).run(closed, list(arrays), Marks(), changes)
     return recorder.operations
 
 
@@ -246,14 +247,17 @@ def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
 
 
 def test_what_is_made_of_a_value_beside_its_mark_is_not_made_of_the_mark(x64):
-    """A mark may be replaced by the other program's value; what reads past it is not."""
+    """A mark may be replaced by the other program's value; what reads past it is not. A mark that
+    was not replaced hands on its operand."""
 
     def function(x):
         value = jnp.sin(x)
         return checkpoint_name(value, "stage") + 1, value * 2
 
-    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
+    found = {o.primitive: o.parents for o in recorded(function, np.ones(3), stage=np.zeros(3))}
     assert found == {"sin": (), "name": (0,), "add": (1,), "mul": (0,)}
+    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
+    assert found == {"sin": (), "name": (0,), "add": (0,), "mul": (0,)}
 
 
 def custom_jvp(function):
