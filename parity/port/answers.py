@@ -211,7 +211,8 @@ def _laid(shape: Shape, turned: bool) -> Layout:
 def write_questions(path: Path, questions: Mapping[str, Mapping[str, Any]]) -> None:
     """Write questions to a file of answers, atomically; everything else in the file is kept."""
     content = read_json_object(path) if path.exists() else {"answers": {}}
-    with written_aside(path) as aside:
+    # A link to a file that is kept elsewhere stays a link.
+    with written_aside(path.resolve()) as aside:
         text = json.dumps(content | {"questions": questions}, indent=2, ensure_ascii=False)
         aside.write_text(text + "\n", encoding="utf-8")
 

@@ -330,17 +330,11 @@ def check_age(folder: Path, hours: float) -> None:
     """Check that a run began at most `hours` ago.
 
     Raises:
-        StoreError: the run is older, is dated in the future by more than `AHEAD` hours, cannot be
-            read, or has no valid time.
+        StoreError: the run is older, is dated in the future by more than `AHEAD` hours, or cannot
+            be read.
     """
-    created = read_run(folder).manifest.created
-    try:
-        age = _hours_since(created)
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"{folder.name} began at {created!r}, which is not a valid time: {error}. Restore the "
-            "folder or delete it"
-        ) from error
+    # Reading checks that the time is valid.
+    age = _hours_since(read_run(folder).manifest.created)
     if age < -AHEAD:
         raise StoreError(
             f"expected a run that began at most {hours:g} hours ago, but {folder.name} is dated "

@@ -346,8 +346,6 @@ def _verdict(folder: Path, content: bytes) -> str:
     A verdict.json belongs to the run only if it holds the checksum of `content`, the bytes of
     run.json, which in turn holds the checksums of all other files.
     """
-    if not (folder / VERDICT).is_file():
-        return ""
     try:
         document = read_json(folder / VERDICT)
     except StoreError:

@@ -220,7 +220,8 @@ def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]
         partial = root / f".partial-{name}"
         with suppress(OSError):
             # Every new file updates the modification time of the folder.
-            if partial.is_dir() and time.time() - partial.lstat().st_mtime > ABANDONED:
+            if time.time() - partial.lstat().st_mtime > ABANDONED:
+                # It fails for a file or a link, which are kept.
                 shutil.rmtree(partial)
         with suppress(FileExistsError):
             partial.mkdir()

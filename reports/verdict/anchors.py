@@ -87,8 +87,6 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
             if missing & held:
                 chosen.append(old)
                 missing -= held
-        if not missing:
-            break
     return tuple(chosen)
 
 

@@ -130,7 +130,7 @@ class Signs:
             return wide
         units = jnp.asarray(_table_units(value) * UNIT_ROUNDOFF)
         scale = self.operations
-        if not self.shared or digest(value) not in self.shared:
+        if digest(value) not in self.shared:
             scale = jnp.maximum(self.constants, scale)
         moves = self._draw(np.shape(value)) * (units * scale)
         return jnp.where(short, wide, wide * (1 + moves))

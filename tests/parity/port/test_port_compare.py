@@ -223,6 +223,18 @@ def test_without_derivatives_a_fresh_parameter_is_noticed_and_not_called_missing
     assert "does not have: extra" not in report.sentence()
 
 
+def test_a_parameter_without_elements_is_listed_and_the_rest_is_compared():
+    def function(params, x):
+        return x @ params["kernel"] + params["adapter"].sum(0)
+
+    x, kernel = np.random.default_rng(0).standard_normal((2, 3, 3), np.float32)
+    params = {"kernel": kernel, "adapter": np.zeros((0, 3), np.float32)}
+    sides = (FunctionSide(function, params, x) for _ in range(2))
+    report = compare(Port("empty", *sides, bfloat16=False))
+    assert report.holds
+    assert "not compared: gradient adapter: nothing to compare" in report.text()
+
+
 def test_other_inputs_are_refused_and_counted():
     ids = IDS.copy()
     ids[0, 3] = (ids[0, 3] + 1) % 7

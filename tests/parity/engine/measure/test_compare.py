@@ -137,6 +137,11 @@ def test_no_element_is_nothing_compared(comparison, arrays):
     empty = spoiled(arrays, "embed", np.zeros((0, 4)))
     assert verdicts(comparison.run(empty, empty), "embed") == {Verdict.NOT_COMPARABLE}
     assert verdicts(comparison.run(empty, arrays), "embed") == {Verdict.FAIL}
+    # A parameter without elements has no derivative that could differ.
+    gradient = "grad/model.embed.weight"
+    empty = spoiled(arrays, gradient, np.zeros((0, 4)))
+    assert verdicts(comparison.run(empty, empty), gradient) == {Verdict.INFO}
+    assert verdicts(comparison.run(empty, arrays), gradient) == {Verdict.FAIL}
 
 
 def test_no_valid_position_is_nothing_compared(comparison, arrays):
