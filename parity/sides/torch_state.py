@@ -175,7 +175,6 @@ def _contents(held: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
             waiting += value.values() if isinstance(value, dict) else value
 
 
-
 def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
     """Give a value the content that `_contents` copied.
 
