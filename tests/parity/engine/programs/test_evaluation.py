@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from scipy.special import erfinv
 
 from parity.engine.measure.metrics import relative_l2
+from parity.engine.programs import evaluation
 from parity.engine.programs.evaluation import UNROLLED, Evaluation, _are_few
 from parity.engine.programs.instrument import capture
 from parity.engine.programs.marks import MarkChange, Marks
@@ -572,6 +573,47 @@ def test_a_loop_of_too_many_operations_is_recorded_as_one():
     for length, primitives in ((2, ["mul"] * 6), (UNROLLED, ["scan"])):
         recorder = recorded(turning(length, 3))[-1]
         assert [o.primitive for o in recorder.operations] == primitives
+
+
+def inner_scan(c):
+    return jax.lax.scan(lambda c, _: (c * 0.5, None), c, None, length=5)[0]
+
+
+def inner_while(c):
+    return jax.lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 0.5), (0, c))[1]
+
+
+@pytest.mark.parametrize("inner", [inner_scan, inner_while])
+@pytest.mark.parametrize(("most", "products"), [(30, 15), (14, 0)])
+def test_the_operations_of_a_loop_are_counted_in_each_turn_of_the_loop_around_it(
+    inner, most: int, products: int, monkeypatch
+):
+    """Each loop alone has few operations."""
+    monkeypatch.setattr(evaluation, "UNROLLED", most)
+
+    def function(x):
+        return jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
+
+    closed, courses = jax.make_jaxpr(function)(X), {}
+    [outer] = closed.eqns
+    assert _are_few(outer.params["jaxpr"], 3)
+    for _ in range(2):
+        recorder = Recorder(courses)
+        with jax.enable_x64(True):
+            [found] = Evaluation(True, recorder=recorder).run(closed, [X], Marks())
+        courses = {place: int(value) for place, (_, value) in recorder.asked.items()} | courses
+    assert [o.primitive for o in recorder.operations].count("mul") == products
+    assert close(found, X / 2**15)
+
+
+def test_the_operations_inside_of_a_call_are_counted_as_those_of_the_loop(monkeypatch):
+    monkeypatch.setattr(evaluation, "UNROLLED", 10)
+    called = jax.jit(lambda c: jnp.sin(jnp.cos(c * 0.5)))
+
+    def function(x):
+        return jax.lax.scan(lambda c, _: (called(c), None), x, None, length=3)[0]
+
+    assert [o.primitive for o in recorded(function)[-1].operations] == ["scan"]
 
 
 # What rounding does

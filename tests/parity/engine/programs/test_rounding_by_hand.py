@@ -299,6 +299,26 @@ def test_each_turn_of_a_loop_rounds_by_signs_of_its_own(loop):
     assert turns[0] is False and len(turns) > 1 and all(turns[1:])
 
 
+def test_rows_of_a_loop_go_on_by_the_signs_that_decided_whether_it_goes_on():
+    """A condition that was perturbed twice might hold for the loop and for none of its rows."""
+
+    @dataclass(frozen=True)
+    class Later(Signs):
+        def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
+            # The turns count from 1; outside of the loop it is 0.
+            return jnp.where(self.turn > 2, value + 100, value)
+
+    def counted(n, step):
+        return jax.lax.while_loop(lambda n: n.astype(step.dtype) * step < 5, lambda n: n + 1, n)
+
+    rows = np.arange(2, dtype=np.int32), np.float32([1.1, 1.1])
+    closed = jax.make_jaxpr(jax.vmap(counted))(*rows)
+    with jax.enable_x64(True):
+        [found] = Evaluation(True, Later(None)).run(closed, rows, Marks())
+    # Each row takes the two turns in which nothing is moved.
+    assert found.tolist() == [2, 3]
+
+
 def test_tables_are_one_where_shapes_and_values_are_whatever_holds_them():
     table = draw(3, 4)
     others = [table.astype(np.float64), np.asfortranarray(table), jnp.asarray(table)]
