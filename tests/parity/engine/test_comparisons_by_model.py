@@ -868,6 +868,7 @@ def test_a_table_of_angles_is_off_by_its_position():
         table + 1,
         np.abs(table),
         table * 1.5,
+        np.where(table < 0, 1.5 * table, table),
         table[1:],
         table[0],
         np.zeros((0, 4)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,16 @@ def test_numbers_are_known_in_any_order_and_any_number_of_times(other, known: bo
     values = {0: np.asarray(other(A)), 1: B}
     found = first_unknown(operations, values, [A], 1e-6)
     assert found is not None and found.source == (("z" if known else "a") + ".py:1 (f)",)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_numbers_of_one_sign_are_known_but_for_rounding_whatever_their_sign(sign: float):
+    """The largest magnitude is the first number of the ascending ones, or the last."""
+    numbers = sign * np.geomspace(1e-9, 1.0, 20)
+    found = first_unknown(
+        {0: op("a"), 1: op("z", (0,))}, {0: numbers * (1 + 1e-7), 1: B}, [numbers], 1e-6
+    )
+    assert found == Unknown(("z.py:1 (f)",))
 
 
 def test_a_mask_is_known_by_its_shares_and_named_where_it_is_made():
@@ -322,6 +333,19 @@ def test_the_first_result_of_an_operation_is_recorded():
     largest, indices, x = np.array([3.0, 2.0]), np.array([3, 2]), np.arange(4.0)
     recorder.note(eqn, [x], [largest, indices])
     assert recorder.values == [largest] and recorder.producer(indices) == 0
+    # An array that is made later must not get the identity of one that is gone.
+    held = weakref.ref(indices)
+    del indices
+    assert held() is not None
+
+
+def test_a_loop_repeats_what_is_in_it_until_it_ends():
+    recorder = Recorder()
+    with recorder.turn(1, 3):
+        with recorder.turn(0, 5):
+            assert recorder.times == 15
+        assert recorder.times == 3
+    assert recorder.times == 1
 
 
 def searched(operations, values, known, beside=()):

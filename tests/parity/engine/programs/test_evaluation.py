@@ -831,6 +831,10 @@ def test_one_mark_may_be_replaced_and_another_one_offset():
     both = capture(function, offsets={"a": 1.0}, forced={"b": jnp.float32(5.0)})
     result, marks = both(jnp.float32(1.0))
     assert (float(result), float(marks["a"]), float(marks["b"])) == (15.0, 3.0, 4.0)
+    # One mark that is both goes on as its replacement and is reported with its offset.
+    both = capture(function, offsets={"a": 1.0}, forced={"a": jnp.float32(5.0)})
+    result, marks = both(jnp.float32(1.0))
+    assert (float(result), float(marks["a"]), float(marks["b"])) == (18.0, 3.0, 6.0)
     result, marks = capture(function, offsets={"a": 1.0})(jnp.float32(1.0))
     assert (float(result), float(marks["b"])) == (12.0, 4.0)
 

@@ -74,6 +74,10 @@ CASES = {
     "of one size": (
         lambda a, b: a @ b, (draw(3, 3), draw(3, 3)), [((3, 3), adding(3)), ((3, 3), 1.0)],
     ),
+    "over two axes": (
+        lambda a, b: jnp.tensordot(a, b, 2), (draw(5, 3, 4), draw(3, 4, 2)),
+        [((3, 4, 2), adding(12)), ((5, 2), 1.0)],
+    ),
     "convolution": (
         convolved, (draw(1, 2, 5, 5), draw(4, 2, 3, 3)),
         [((4, 2, 3, 3), adding(18)), ((1, 4, 5, 5), 1.0)],

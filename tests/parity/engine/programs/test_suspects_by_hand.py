@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax.ad_checkpoint import checkpoint_name
 
 from parity.engine.programs.evaluation import Evaluation
@@ -237,6 +238,16 @@ def test_less_than_float32_is_narrow_and_whole_numbers_are_not(x64):
     ]
 
 
+def test_one_result_in_less_than_float32_makes_an_operation_narrow(x64):
+    """Its other result may be whole numbers."""
+    [operation] = (
+        o
+        for o in recorded(lambda x: jax.lax.top_k(x, 2), np.ones(3, jnp.bfloat16))
+        if o.primitive == "top_k"
+    )
+    assert operation.narrow
+
+
 def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
     def function(x):
         first, second = jnp.split(x, 2)
@@ -315,6 +326,20 @@ def test_an_error_is_placed_where_it_was_raised():
     with pytest.raises(ValueError) as caught:
         outer()
     assert source_of_error(caught.value).endswith("inner)")
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [lambda: np.linalg.inv(np.zeros((2, 2))), lambda: torch.nn.Linear(2, 3)(torch.ones(4))],
+    ids=["numpy", "torch"],
+)
+def test_an_error_in_a_library_is_placed_at_the_line_that_called_it(fails):
+    def caller():
+        fails()
+
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        caller()
+    assert Path(__file__).name in source_of_error(caught.value)
 
 
 def test_a_path_is_relative_to_the_deepest_folder_of_the_search_path(tmp_path: Path, monkeypatch):
