@@ -393,12 +393,13 @@ class _Search:
         every_o, every_p = list(self.original.names), list(self.port.names)
         likeness = self.likeness(every_o, rest_p)
         left_p = tuple(
-            self.unmatched(name, self.port, every_o, self.original, likeness[:, j])
+            self.unmatched(name, self.port, every_o, self.original, likeness[:, j], self.reordered)
             for j, name in enumerate(rest_p)
         )
         likeness = self.likeness(rest_o, every_p)
+        back = {self.reordered[name]: name for name in every_p[::-1] if name in self.reordered}
         left_o = tuple(
-            self.unmatched(name, self.original, every_p, self.port, likeness[i])
+            self.unmatched(name, self.original, every_p, self.port, likeness[i], back)
             for i, name in enumerate(rest_o)
         )
         pairs = [self.pairs[name] for name in self.port.names if name in self.pairs]
@@ -477,15 +478,31 @@ class _Search:
         note = "; ".join(filter(None, (pair.note, note)))
         return replace(pair, construction=found, note=note)
 
+    @staticmethod
     def unmatched(
-        self, name: str, side: Tensors, others: Sequence[str], other: Tensors, likeness: np.ndarray
+        name: str,
+        side: Tensors,
+        others: Sequence[str],
+        other: Tensors,
+        likeness: np.ndarray,
+        reordered: Mapping[str, str],
     ) -> Unmatched:
+        """Return an unmatched parameter of one side with the closest of the other side.
+
+        Args:
+            name: the parameter.
+            side: arrays of its side.
+            others: names of the other side's parameters.
+            other: arrays of the other side.
+            likeness: how well the names of `others` fit.
+            reordered: by parameter of this side, the other side's with the same values in an order
+                that no layout gives.
+        """
         shape = side.shapes[name]
         if not others:
             return Unmatched(name, shape)
-        if name in self.reordered:
-            closest = self.reordered[name]
-            return Unmatched(name, shape, closest, "the same values in another order")
+        if name in reordered:
+            return Unmatched(name, shape, reordered[name], "the same values in another order")
         same = np.array([other.size(candidate) == side.size(name) for candidate in others])
         # An equal size counts as much as half of the words. It is no condition: for a part of a
         # fused parameter no size is equal.

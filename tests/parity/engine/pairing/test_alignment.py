@@ -531,6 +531,18 @@ def test_close_values_under_another_name_are_said_to_be_near(name: str, by: Alig
     assert [(pair.port, pair.by) for pair in found.pairs[1:]] == [(name, by)]
 
 
+@pytest.mark.parametrize("entangles", [False, True])
+def test_the_caller_says_which_values_are_equal(entangles: bool) -> None:
+    """In a usual layout and in an unusual one, such as heads interleaved in one axis."""
+    x = drawn(1, 4, 8)
+    y = x.reshape(4, 4, 2).transpose(0, 2, 1).reshape(4, 8) if entangles else x
+    original, port = FIRST | {"alpha": x}, FIRST | {"red": off(y, 4 * EQUAL)}
+    for factor in (2, 8):
+        found = align(original, port, equal=factor * EQUAL)
+        equal = [pair.port for pair in found.pairs if pair.by is AlignedBy.VALUE]
+        assert equal == ["first", "red"][: 1 + (factor > 4)]
+
+
 @pytest.mark.parametrize("agree_behind", [False, True])
 def test_half_a_name_and_a_digit_pair_stages_in_another_order_where_values_diverged(
     agree_behind: bool,

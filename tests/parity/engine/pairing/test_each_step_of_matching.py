@@ -333,6 +333,21 @@ def test_the_closest_of_what_has_no_partner_is_of_its_name_where_no_size_is_its_
     assert alone.closest == "b.w"
 
 
+def test_the_closest_of_what_lies_in_another_order_is_of_the_other_side():
+    """On either side, although the original has another array of the port's name."""
+    x = draw(4, 5)
+    shuffled = np.random.default_rng(1).permutation(x.reshape(-1)).reshape(4, 5)
+    original = {"a.w": x, "b.w": draw(4, 5, seed=1), "c.w": draw(4, 5, seed=2)}
+    found = match_parameters(original, {"b.w": shuffled, "d.w": draw(3, seed=3)})
+    note, other = "the same values in another order", "of (4, 5), has other values"
+    assert found.unmatched_port[0] == Unmatched("b.w", (4, 5), "a.w", note)
+    assert found.unmatched_original == (
+        Unmatched("a.w", (4, 5), "b.w", note),
+        Unmatched("b.w", (4, 5), "b.w", other),
+        Unmatched("c.w", (4, 5), "b.w", other),
+    )
+
+
 def test_a_copy_that_is_left_over_is_of_the_array_of_its_name():
     x = draw(4, 5)
     found = match_parameters({"a.w": x, "b.w": x}, {"a.w": x, "b.w": x, "b.copy.w": x})

@@ -42,6 +42,7 @@ ORDERS: dict[str, tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]] = {
     "halves of heads": (ROWS, lambda x: halves(x, 3)),
     "halves of heads, transposed": (ROWS, lambda x: halves(x, 2).T),
     "halves of one head": (ROWS, lambda x: halves(x, 1)),
+    "one head in halves": (ROWS, lambda x: np.concatenate([x[::2], x[1::2]])),
     "filters of a convolution": (KERNEL, lambda x: np.roll(x, 4, axis=0).transpose(2, 1, 0)),
     "interleaved filters": (KERNEL, lambda x: halves(x, 3).transpose(1, 0, 2)),
 }
@@ -64,6 +65,13 @@ def test_an_order_of_up_to_four_axes_is_found() -> None:
         x = RNG.normal(size=(6, 4, 3, 2, 2)[:axes])
         found = rearranged("w", x, np.roll(x, 2, axis=0))
         assert (found is not None) == (axes <= MOST_PERMUTED)
+
+
+@pytest.mark.parametrize("blocks", [MOST_BLOCKS, MOST_BLOCKS + 1])
+def test_a_few_blocks_are_an_order(blocks: int) -> None:
+    x = RNG.normal(size=(2 * blocks, 3))
+    found = rearranged("w", x, x.reshape(blocks, 2, 3)[::-1].reshape(x.shape))
+    assert (found is not None) == (blocks <= MOST_BLOCKS)
 
 
 def test_what_is_no_order_of_rows_is_not_taken_for_one() -> None:

@@ -42,6 +42,7 @@ from parity.engine.pairing.resemblance import (
     straight_line,
 )
 from parity.engine.pairing.value_search import (
+    MOST_STARTS,
     SMALL,
     Sums,
     Tensors,
@@ -413,6 +414,14 @@ def test_a_lone_part_is_located_at_its_ends_and_at_multiples_of_its_length(start
     assert locate(array, array) is None
 
 
+def test_a_part_at_the_end_of_a_long_array_is_located():
+    """However many multiples of its length come before."""
+    count = MOST_STARTS + 6
+    array = draw(3 * count + 1, 2)
+    at = locate(array, array[-3:])
+    assert at is not None and at[0].starts == (3 * count - 2, 0)
+
+
 def test_wholes_take_each_part_once():
     parts = {n: draw(2, 3, seed=k) for k, n in enumerate("abcd")}
     wholes = {
@@ -502,6 +511,11 @@ def test_differences_are_named_by_the_axis_that_they_take_the_least_of():
     # Half of an axis is a slice of it; more is everywhere.
     assert differs((4, 6), slice(0, 2)) == "rows 0:2"
     assert differs((4, 6), slice(0, 3)) == ""
+    # Of axes of which equal shares differ, the first is named.
+    for count in (1, 3):
+        index = slice(0, count), slice(0, count)
+        assert differs((6, 6), *index) == ("one element, [0, 0]" if count == 1 else "rows 0:3")
+    assert differs((6, 6), [1, 4], [2, 5]) == "rows 1, 4"
     # Axes of one index say nothing.
     assert differs((1, 4), 0, slice(0, 2)) == "columns 0:2"
     x = np.array([np.nan, 1.0, 2.0, 3.0])
@@ -590,7 +604,7 @@ def test_a_constant_follows_one_of_several_weights_of_its_module():
     assert [(port, made.parameters) for port, made in found] == [("p.c", ("m.a.bias",))]
 
 
-@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6, -1.0])
 def test_a_summand_is_one_whatever_the_size_of_the_numbers(size: float):
     """And what adding up rounds is none."""
     x = size * (draw(5, 7) + 3.0)
