@@ -384,13 +384,18 @@ WRONG_PINS = {
     r"'model\.embed' \(2, 8, 16\) of the port is pinned to 'scalar' \(\)": [
         Pin("model.embed", "scalar")
     ],
+    r"'empty' \(0, 3\) of the port is pinned to 'empty' \(0, 3\) .*at least one": [
+        Pin("empty", "empty")
+    ],
 }
 
 
 @pytest.mark.parametrize("message", WRONG_PINS)
 def test_a_pin_that_cannot_be_followed_is_refused(message: str) -> None:
     with pytest.raises(AlignmentError, match=message):
-        align(network(3) | {"scalar": np.float64(1)}, network(3), pins=WRONG_PINS[message])
+        empty = {"empty": np.zeros((0, 3))}
+        original = network(3) | empty | {"scalar": np.array(1.0)}
+        align(original, network(3) | empty, pins=WRONG_PINS[message])
 
 
 WRONG_FILES = {
@@ -555,6 +560,17 @@ def test_half_a_name_and_a_digit_pair_stages_in_another_order_where_values_diver
     found = names(align(original, port))
     expected = {} if agree_behind else {"y.blue": "x.blue", "y.red": "x.red"}
     assert {port: name for port, name in found.items() if port[0] == "y"} == expected
+
+
+@pytest.mark.parametrize("agree_behind", [False, True])
+def test_stages_are_counted_only_where_values_diverged_at_all_of_them(agree_behind: bool) -> None:
+    """Of those behind the first stage too few agree, and of those behind the last one all."""
+    behind = {"last": drawn(9)} if agree_behind else {}
+    original = FIRST | {name: drawn(n) for n, name in enumerate(("a", "b", "c", "d"), 1)}
+    port = FIRST | {name: drawn(n) for n, name in enumerate(("w", "x", "y", "z"), 11)}
+    found = align(original | behind, port | behind)
+    counted = {p.port: p.original for p in found.pairs if p.by is AlignedBy.ORDER}
+    assert counted == ({} if agree_behind else dict(zip("wxyz", "abcd", strict=True)))
 
 
 def test_results_that_nothing_else_pairs_are_paired_in_order() -> None:

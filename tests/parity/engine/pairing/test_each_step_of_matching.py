@@ -8,6 +8,7 @@ import pytest
 
 from parity.engine.pairing.matching import CANDIDATES, match_parameters
 from parity.engine.pairing.parameter_pairs import Matching, Means, Unmatched
+from parity.engine.pairing.value_search import SMALL
 
 Arrays = dict[str, np.ndarray]
 
@@ -368,6 +369,13 @@ def test_the_first_of_equal_arrays_is_the_one_whose_rows_are_in_another_order():
     x = draw(8, 5)
     found = match_parameters({"a.w": x, "b.w": x.copy()}, {"c.w": np.roll(x, 3, axis=0)})
     assert stated(found)["c.w"][2] == "the rows or columns of a.w"
+
+
+@pytest.mark.parametrize("size", range(1, SMALL + 2))
+def test_names_decide_between_small_arrays_although_their_values_differ(size: int):
+    arrays = {f"{name}.w": draw(size, seed=seed) for seed, name in enumerate("ab")}
+    means = {pair.means for pair in match_parameters(arrays, arrays).pairs}
+    assert means == {Means.NAME if size <= SMALL else Means.VALUE}
 
 
 @pytest.mark.parametrize(("size", "note"), [(4, "4 elements"), (5, "constant")])

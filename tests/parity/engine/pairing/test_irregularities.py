@@ -83,6 +83,8 @@ def test_query_and_key_exchanged_are_named_both():
     assert exchanged([other, crossed[1]]) == {}
     other = pair(KEY[0], "h.0.query.kernel", PLAIN)
     assert exchanged([other, crossed[1]]) == {}
+    other = pair(KEY[0], "h.0.query.kernel", Layout((6,), (6,), (0,), TURNED.target))
+    assert exchanged([other, crossed[1]]) == {}
     tied = [pair(KEY[0], "h.0.query.kernel"), pair(KEY[0], "h.0.key.kernel")]
     assert exchanged(tied) == {}
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from parity.engine.pairing import layouts
+from parity.engine.pairing.conventions import Conventions
 from parity.engine.pairing.fingerprints import sample_positions
 from parity.engine.pairing.layouts import (
+    MOST_AXES,
     Layout,
     Near,
     _merges,
@@ -115,6 +117,24 @@ def test_nearly_equal_values_are_found_within_the_tolerance_only():
     assert np.array_equal(layout(source), target)
 
 
+def test_the_order_in_which_a_sum_is_rounded_is_no_difference():
+    x = np.random.default_rng(0).normal(size=(300, 200))
+    y = np.ascontiguousarray(x.T)
+    assert x.sum() != y.sum()
+    assert find_layout(x, y, Near(0.0)) == transposition(x.shape, (1, 0))
+
+
+@pytest.mark.parametrize("axes", [MOST_AXES, MOST_AXES + 1])
+def test_arrays_of_a_few_axes_are_permuted(axes: int):
+    """By their values, and by a convention that their shapes decide."""
+    x = np.arange(math.factorial(axes + 1)).reshape(range(2, axes + 2))
+    turned = transposition(x.shape, tuple(range(axes))[::-1])
+    few = axes <= MOST_AXES
+    assert find_layout(x, x.T) == (turned if few else None)
+    proposed = Conventions({}, {}, {}).layout("a.w", "b.w", x.shape, x.T.shape)
+    assert (proposed == turned) == few
+
+
 def test_another_distance_may_decide():
     source = generic(WEIGHT)
     target = 3 * source.T
@@ -201,6 +221,13 @@ def test_a_layout_has_one_size_and_a_permutation(parts):
 def test_an_axis_is_split_in_either_order(split: tuple[int, int]):
     x = np.random.default_rng(0).normal(size=(6, 4))
     y = x.reshape(*split, 4).transpose(1, 0, 2).reshape(split[1], 4 * split[0])
+    layout = find_layout(x, y)
+    assert layout is not None and np.array_equal(layout(x), y)
+
+
+def test_both_halves_of_an_axis_may_merge_with_others():
+    x = np.arange(128).reshape(4, 4, 8)
+    y = x.reshape(2, 2, 4, 8).transpose(0, 2, 1, 3).reshape(8, 16)
     layout = find_layout(x, y)
     assert layout is not None and np.array_equal(layout(x), y)
 

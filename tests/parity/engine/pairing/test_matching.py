@@ -540,6 +540,8 @@ def test_the_table_names_everything():
         f"{len(original)} by value"
     )
     assert all(name in text for name in (*original, *port, "mask"))
+    nothing = "0 of 0 parameters of the port matched: none"
+    assert match_parameters({}, {}).text().splitlines()[0] == nothing
 
 
 def test_a_model_of_twenty_layers_takes_less_than_a_second():

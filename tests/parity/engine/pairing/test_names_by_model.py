@@ -98,6 +98,7 @@ def test_a_word_means_what_libraries_mean_by_it():
         # Several words: each, and the part itself without its number.
         ("self_attn.weight", "self attention =self_attn weight"),
         ("q_proj2.weight", "query projection =q_proj weight"),
+        ("q_proj_2.weight", "query projection =q_proj weight"),
         ("layers.3.MLP.kernel", "layer mlp weight"),
         ("LayerNorm_0.scale", "norm weight"),
         ("input_layer_norm.scale", "input norm =input_layer_norm weight"),

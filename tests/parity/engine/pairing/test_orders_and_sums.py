@@ -280,5 +280,8 @@ def test_a_bias_that_is_a_constant_in_each_gate_has_the_order_of_its_matrix(
     twice = match_parameters(original | {"c.second": bias}, {"x.w": port["x.w"], **equal}).by_port
     assert twice["x.bias"].originals == ("c.b",)
     assert twice["x.bias2"].originals == ("c.second",)
+    # A matrix of as many elements is no vector.
+    wide = match_parameters(original | {"c.b": bias.reshape(3, HIDDEN)}, port)
+    assert "x.b" in [each.name for each in wide.unmatched_port]
     wrong = match_parameters(original, port | {"x.b": gates(bias, (0, 2, 1))})
     assert "x.b" in [each.name for each in wrong.unmatched_port]

@@ -239,6 +239,9 @@ def test_a_construction_is_written_piece_by_piece():
     assert (
         laid_out("w", Layout((2, 3), (2, 3), (0, 1), (6,))).text() == "w, reshaped (2, 3) -> (6,)"
     )
+    # An axis of one in another place is not there where the port has it.
+    moved = Layout((2, 1), (2, 1), (0, 1), (1, 2))
+    assert laid_out("w", moved).text() == "w, reshaped (2, 1) -> (1, 2)"
     turned = Layout((3, 3), (3, 3), (1, 0), (1, 3, 3))
     assert laid_out("w", turned).text() == "w, transposed (1, 0), reshaped (3, 3) -> (1, 3, 3)"
     pieces = (
@@ -434,6 +437,11 @@ def test_wholes_take_each_part_once():
         "w": ["a", "b"],
         "v": ["c", "d"],
     }
+    # Of equal parts, each whole takes one of each.
+    parts |= {"a2": parts["a"].copy(), "b2": parts["b"].copy()}
+    every = list(compositions(Tensors(wholes), Tensors(parts), list(wholes), list(parts)))
+    assert [name for name, _ in every] == ["w", "v", "again"]
+    assert sorted(part for _, pieces in every for part, *_ in pieces) == sorted(parts)
     assert list(compositions(Tensors(wholes), Tensors(parts), list(wholes), [])) == []
     assert list(compositions(Tensors(wholes), Tensors(parts), [], list(parts))) == []
 
