@@ -154,6 +154,9 @@ def test_heads_interleaved_in_one_axis_are_found_among_those_that_are_asked_for(
     # Sums are as far apart as the arrays may be.
     wide = y * (1 + 64 * EQUAL)
     assert set(entangled([x], [wide], [0], [0], equal=128 * EQUAL)) == {(0, 0)}
+    # Sums differ by more where one number is most of an array, and the difference is everywhere.
+    one = np.where(np.arange(32).reshape(4, 8) == 0, 1.0, 0.0)
+    assert set(entangled([one], [one + EQUAL / 8], [0], [0])) == {(0, 0)}
     # A sum that cancels says nothing: the size of the terms does.
     odd = np.concatenate([x[:2], -x[:2] * (1 + EQUAL / 2)])
     even = odd.reshape(4, 4, 2).transpose(0, 2, 1).reshape(4, 8)
