@@ -214,7 +214,9 @@ def _values(root: Path, name: str) -> str:
 
 
 def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
-    pattern = pattern.rstrip("/") if any(sign in pattern for sign in "*?") else f"{pattern}/*"
+    # On object storage a second slash is part of a name.
+    pattern = pattern.rstrip("/")
+    pattern = pattern if any(sign in pattern for sign in "*?") else f"{pattern}/*"
     query = "SELECT filename, content, size FROM read_blob($pattern) ORDER BY filename"
     try:
         with duckdb.connect() as database:

@@ -80,7 +80,7 @@ def _retire(home: Path, root: Path, run: Run, name: str, reason: str) -> Retirem
     if why:
         raise StoreError(why)
     before = vanished(run, load_history(root, run).earlier, known)
-    suites, groups = before.named(name) if name.strip() else ((), ())
+    suites, groups = before.named(name) if name.strip(" |") else ((), ())
     if not suites + groups:
         lacked = {*before.suites, *(case for case, _, _ in before.groups)}
         names = ", ".join(label(each, 60) for each in sorted(lacked)[:8]) or "nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from parity.executors import item as item_module
 from parity.executors.identity import Watch
-from parity.executors.item import Answer, Item
+from parity.executors.item import Answer, Item, State
 from parity.executors.sweep import ANSWERS
 from parity.megalodon.cases import BYTE_LM
+from reports.nightly import fan_out as fan_out_module
 from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
 from reports.provenance.code import Start
@@ -164,6 +165,27 @@ def test_a_checkpoint_that_changes_meanwhile_makes_no_run(
     with pytest.raises(StoreError, match=r"these changed: .*checkpoint.*--no-resume"):
         fan_out(night, Inline(), quiet)
     assert list_runs(options.out) == ([], [])
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("state", [State.FAILED, State.NOT_RUN])
+def test_the_inputs_are_looked_at_as_soon_as_a_part_fails(
+    options: Options,
+    checkpoint: Path,
+    state: State,
+    attempts: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without waiting for the other parts, which may take an hour."""
+
+    def run(items: Sequence[Item], *_: object) -> Iterator[Answer]:
+        append("heldout.txt")(checkpoint)
+        yield Answer(items[0].name, state, attempts=attempts)
+        raise AssertionError("waits for another part")
+
+    monkeypatch.setattr(fan_out_module, "run", run)
+    with pytest.raises(StoreError, match=r"these changed: .*checkpoint"):
+        fan_out(replace(options, checkpoint=checkpoint), Inline(), quiet)
 
 
 def test_a_commit_of_a_document_meanwhile_makes_no_difference(

@@ -477,7 +477,7 @@ def of_a_port(rows: list[Any], culprit: Stage | None) -> Report:
     place = SimpleNamespace(
         edge="port64:original64",
         stages=(Stage("s", 1.0, 2.0, 3.0),),
-        worst=(explained().worst,),
+        worst=(explained().worst, None),
         where="row 1",
         lines=(Line("a.py:3 (f)"),),
     )
@@ -606,6 +606,21 @@ def test_a_night_takes_at_least_as_long_as_its_longest_part() -> None:
     """So the second longest need not start at once for the night to end in time."""
     expected = {"a": 5.0, "longest": 10.0, "b": 2.0, "long": 5.0}
     assert in_order(list(expected), expected, 3) == ["a", "longest", "b", "long"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"),
+    [
+        ({"longest": 100.0, "a": 5.0, "b": 4.0}, ["a", "longest", "b"]),
+        ({"a": 5.0, "longest": 100.0, "b": 4.0}, ["a", "longest", "b"]),
+        ({"a": 5.0, "plain": 100.0, "b": 4.0}, ["plain", "b", "a"]),
+        ({"longest": 100.0}, ["longest"]),
+    ],
+)
+def test_a_night_begins_with_a_short_part_unless_a_long_one_tells_most(
+    seconds: dict[str, float], order: list[str]
+) -> None:
+    assert in_order(list(seconds), seconds, 2) == order
 
 
 def test_a_case_is_summed_up_by_the_gates_that_hold() -> None:

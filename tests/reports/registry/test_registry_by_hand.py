@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import statistics
 import time
@@ -1024,9 +1025,14 @@ def test_each_run_is_an_entry_of_the_page_of_all_runs(
 def test_a_place_with_a_sign_or_an_address_is_looked_up_by_duckdb(tmp_path: Path) -> None:
     for day in (1, 2):
         write_run(tmp_path, earlier(measurement(), id=f"r{day}", day=day))
-    for place in ("{}/r?", "{}/r?/", "file://{}", "file://{}/r?", "{}/r*"):
+    for place in ("{}/r?", "{}/r?/", "file://{}", "file://{}/", "file://{}/r?", "{}/r*"):
         assert look_back(place.format(tmp_path)).runs == 2, place
     assert look_back(f"{tmp_path}/?1").runs == 1
+    # A second slash would be part of a name on object storage.
+    for place, pattern in (("{}/x*/", "{}/x*"), ("file://{}/x/", "file://{}/x/*")):
+        told = re.escape(f"run folders at {pattern.format(tmp_path)}, and nothing matches")
+        with pytest.raises(StoreError, match=told):
+            look_back(place.format(tmp_path))
     for most, ids in ((1, ["r1"]), (2, ["r1", "r2"]), (3, ["r1", "r2"])):
         rows = look_back(str(tmp_path), "baseline", "logits", most=most).rows
         assert [row["id"] for row in rows] == ids
@@ -1539,6 +1545,28 @@ def test_the_page_of_all_runs_counts_every_older_run_and_says_which_trees_were_d
 def test_a_group_of_gates_is_named_by_the_first_of_its_names(tmp_path: Path) -> None:
     gates = [GateName("c", "e", q, m) for q, m in (("y", "a"), ("x", "z"), ("x", "b"))]
     assert runs_page._groups(gates) == (GateGroup("c", "e", 3, "x", "b"),)
+
+
+def test_a_run_is_judged_by_what_other_machines_stored_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is brought here when the run is stored, before the run is judged."""
+    before = earlier(measurement(value=2e-6))
+    monkeypatch.setattr(outcomes, "refresh", lambda root: write_run(root, before))
+    decision = outcomes.store(tmp_path, run(measurement()), lambda line: None).decision
+    assert decision is not None and {it.before for it in decision.changes} == {2e-6}
+
+
+def test_groups_of_gates_come_by_edge_and_then_by_case() -> None:
+    """In whatever order the gates are found."""
+    names = [("b", "jax32:oracle"), ("a", "e"), ("c", "jax64:oracle"), ("a", "jax32:oracle")]
+    groups = runs_page._groups([GateName(case, edge, "x", "m") for case, edge in names])
+    assert [(group.case, group.edge) for group in groups] == [
+        ("c", "jax64:oracle"),
+        ("a", "jax32:oracle"),
+        ("b", "jax32:oracle"),
+        ("a", "e"),
+    ]
 
 
 def test_a_quantity_is_asked_of_a_case_even_if_its_name_is_empty(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from reports.registry import shared_index
 from reports.registry.outcome import store
 from reports.registry.retention import clean, delete
 from reports.store import shared, unsent
-from reports.store.index import Line
+from reports.store.index import Line, read_lines
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import FILES, SCHEMA, RunKind, StoreError
@@ -687,6 +687,8 @@ def test_what_was_deleted_is_in_no_list_though_the_storage_has_its_line(
     for name in ("third", "second"):
         machine(name)
         assert listed(address) == (names[1:], [])
+        here = shared.open_copy(address) / shared_index.HERE
+        assert [line.name for line in read_lines(here)] == names[1:]
 
 
 def test_a_list_sends_what_could_not_be_sent_before(

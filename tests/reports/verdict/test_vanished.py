@@ -486,9 +486,10 @@ def test_a_name_that_is_none_retires_nothing_and_eight_that_are_missing_are_name
 
 
 def test_a_suite_without_a_name_is_not_meant_by_an_empty_one(tmp_path, pinned) -> None:
-    odd = measurement(case="odd", edge="x:y", suite="")
-    _, folder = stored(tmp_path / "runs", night(1, [*BEFORE, odd]), night(2, BEFORE))
-    for name in ("", " "):
+    odd = [measurement(case="odd", edge="x:y", suite=suite) for suite in ("", " ")]
+    odd[1] = replace(odd[1], quantity="blank")
+    _, folder = stored(tmp_path / "runs", night(1, [*BEFORE, *odd]), night(2, BEFORE))
+    for name in ("", " ", " | "):
         with pytest.raises(StoreError, match="expected the name of work"):
             retire(folder, name, "gone")
     assert retire(folder, "odd", "gone").groups == 1
