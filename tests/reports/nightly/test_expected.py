@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -52,6 +53,13 @@ def test_only_the_newest_nights_say_how_long_parts_take(tmp_path: Path, others: 
     for day in range(2, 2 + others):
         store(tmp_path, day, 5.0, "another processor")
     assert expected_seconds(tmp_path, ["plain"])[1] is (others < NEWEST)
+
+
+def test_the_newest_night_is_the_last_by_name_whenever_it_was_copied_here(tmp_path: Path) -> None:
+    for turn, (day, seconds) in enumerate(((16, 5.0), (15, 7.0))):
+        folder = store(tmp_path, day, seconds)
+        os.utime(folder, (turn, turn))
+    assert expected_seconds(tmp_path, ["plain"]) == ({"plain": 5.0}, True)
 
 
 def test_a_first_night_takes_the_table(tmp_path: Path) -> None:

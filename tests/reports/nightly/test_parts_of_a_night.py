@@ -283,6 +283,14 @@ def test_a_night_with_a_planted_bug_has_every_part_of_another_one() -> None:
     assert plan_of(replace(RECORDED, fault="rope_sign")) == plan_of(RECORDED)
 
 
+def test_an_unknown_case_is_answered_with_all_names_the_others_sorted() -> None:
+    others = sorted(name for names in suites.elsewhere().values() for name in names)
+    with pytest.raises(ValueError, match=r"no case 'x'; there are ") as told:
+        select_cases(replace(RECORDED, cases=("x",)))
+    names = [*(case.name for case in CASES), *others]
+    assert str(told.value) == f"no case 'x'; there are {', '.join(names)}."
+
+
 def test_a_live_night_asks_megalodon_hf_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Live:
         kind = "live"
@@ -398,7 +406,7 @@ def test_a_night_of_one_host_has_its_environment_and_one_of_several_none(tmp_pat
     rows = [measurement(case=case, quantity=q) for q in "pq" for case in cases]
     shard = run(*rows)
     folder = write_run(tmp_path, shard)
-    answer = Answer("plain", State.DONE, seconds=1.23456, attempts=2, place=Place(node="n"))
+    answer = Answer("plain", State.DONE, seconds=1.23456, attempts=3, place=Place(node="n"))
     environment = shard.manifest.environment
     assert _part(answer, folder) == PartInfo(
         "plain",
@@ -407,7 +415,7 @@ def test_a_night_of_one_host_has_its_environment_and_one_of_several_none(tmp_pat
         processor(environment),
         environment.threads,
         1.235,
-        2,
+        3,
         cases,
     )
 

@@ -20,6 +20,7 @@ from reports.nightly.pytest_session import (
     NoExit,
     Planner,
     WorkerPlanner,
+    _of_megalodon,
     distinct,
     measures,
 )
@@ -497,6 +498,11 @@ def test_a_port_that_is_called_like_a_suite_of_megalodon_is_none_of_it(
     made._store(interrupted=False)
     assert stored[0].manifest.without_megalodon
     assert "compared with its originals (a title: a torch module)" in made.lines[0]
+
+
+def test_a_measurement_of_another_suite_is_none_of_megalodon_whatever_its_edge() -> None:
+    for suite, ours in (("", True), ("mine", False), ("parity", True)):
+        assert _of_megalodon(measurement(suite=suite, edge="jax32:oracle")) is ours
 
 
 def test_a_test_that_was_only_torn_down_is_not_executed(tmp_path: Path) -> None:
