@@ -120,6 +120,8 @@ def test_a_port_that_computes_something_else_is_not_confirmed(
     assert {name for q in found.questions for name in q.parameters} == found.parameters.keys()
     assert all(question.why == "the programs differ" for question in found.questions)
     assert "diverges" in found.text()
+    # What is proposed is converted all the same, to be looked at.
+    assert all(f'"{name}"' in found.source() for name in found.parameters)
 
 
 def test_the_order_of_fused_parts_is_found_by_comparing() -> None:
@@ -435,6 +437,8 @@ def test_an_answer_takes_rows_and_reshapes() -> None:
     middle = {"of": "in_proj", "rows": [2, 4], "transposed": True}
     built = answers._from_answer(middle, arrays, "p", (4, 1, 2)).from_original(arrays)
     assert np.array_equal(built, arrays["in_proj"][2:4].T.reshape(4, 1, 2))
+    last = answers._from_answer({"of": "in_proj", "rows": [4, 6]}, arrays, "p", (2, 4))
+    assert np.array_equal(last.from_original(arrays), arrays["in_proj"][4:])
     heads = {"of": "out", "transposed": True}
     built = answers._from_answer(heads, arrays, "p", (2, 2, 4)).from_original(arrays)
     assert np.array_equal(built, arrays["out"].T.reshape(2, 2, 4))

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from parity import FunctionSide, Port, TorchSide, compare
 from parity.engine.pairing.matching import match_parameters
-from parity.port.conversion import _square
+from parity.port.conversion import _square, misplaced
 from parity.sides import SideError
 from reports.nightly import accounts
 from reports.page.sections.ports import _port
@@ -235,3 +235,18 @@ def test_only_a_square_matrix_that_its_transpose_would_change_may_be_untranspose
     square, wide = rng.normal(size=(4, 4)), rng.normal(size=(3, 5))
     values = {"square": square, "symmetric": square + square.T, "wide": wide, "bias": wide[0]}
     assert _square(match_parameters(values, values), values) == ["square"]
+
+
+def test_notes_on_exchanged_parameters_are_in_the_order_of_the_port() -> None:
+    draw = np.random.default_rng(0)
+    places = [(layer, word) for layer in (2, 10) for word in ("query", "key")]
+    theirs = {f"l.{i}.{word}.weight": draw.normal(size=(2, 3)) for i, word in places}
+    other = {"query": "key", "key": "query"}
+    mine = {f"h.{i}.{word}.kernel": theirs[f"l.{i}.{other[word]}.weight"].T for i, word in places}
+    matching = match_parameters(theirs, mine)
+    # The names of a side come in another order, as JAX sorts keys.
+    side = FunctionSide(
+        lambda params, x: x, {n: x.astype(np.float32) for n, x in mine.items()}, 1.0
+    )
+    assert [*misplaced(matching, theirs, side, lambda side: True)] == [*mine]
+    assert not misplaced(matching, theirs, side, lambda side: False)

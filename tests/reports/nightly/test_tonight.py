@@ -50,9 +50,10 @@ def test_the_page_says_how_far_the_night_is_and_no_verdict(
     monkeypatch.setattr(module, "EVERY", 0.0)
     monkeypatch.setattr(module, "SHARE", float("inf"))
     lines: list[str] = []
+    page = tmp_path / TONIGHT
+    page.write_text("<p>the night before</p>", encoding="utf-8")
     with Tonight(tmp_path, 3, lines.append) as tonight:
-        page = tmp_path / TONIGHT
-        assert "no part is measured yet" in text(page)
+        assert "no part is measured yet" in text(page) and "before" not in text(page)
         tonight.add(part(tmp_path, 2, measurement(case="a")))
         assert "Running 1 of 3 parts are measured. Gates so far: 1; all of them hold." in text(page)
         html = page.read_text(encoding="utf-8")

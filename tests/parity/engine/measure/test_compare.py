@@ -306,8 +306,8 @@ def test_a_quantity_is_what_its_text_says():
     assert Quantity("grad/a/w").name == "a/w" and Quantity("a/x").name == "a/x"
     assert Quantity("bar/logits").stage == Quantity("logits").stage == "logits"
     assert Quantity.state("norm_mean") == "state/norm_mean"
-    step = Quantity.after_step(50, "mu", "norm.weight")
-    assert (step, step.moment, step.name) == ("step50/mu/norm.weight", ("50", "mu"), "norm.weight")
+    step, name = Quantity.after_step(50, "mu", "model.norm.weight"), "model.norm.weight"
+    assert (step, step.moment, step.name) == (f"step50/mu/{name}", ("50", "mu"), name)
     assert Quantity("losses").moment is None
     # An intermediate of somebody's port, and no step of training.
     own = Quantity("step_size.norm")

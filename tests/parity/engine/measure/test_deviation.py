@@ -68,6 +68,8 @@ def test_indices_are_those_of_the_whole_tensor():
         (1.0 + ULP, "float32", "3f800001"),
         (-2.0, "bfloat16", "c000"),
         (1.0, "float64", "3ff0000000000000"),
+        # A value that float32 does not have keeps all its bits.
+        (0.1, "float64", "3fb999999999999a"),
         (1e300, "float32", "7f800000"),
     ],
 )
