@@ -411,7 +411,9 @@ def _of_type(value: Any, like: Any) -> Any:
     """Return a loop carry in the dtype of its initial value; unchanged if the initial value has no
     dtype."""
     dtype = getattr(like, "dtype", None)
-    return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
+    # A number that is written in the loop, such as `True`, may have no dtype.
+    same = dtype is None or getattr(value, "dtype", None) == dtype
+    return value if same else jnp.asarray(value, dtype)
 
 
 def _widen(value: Any) -> Any:

@@ -248,7 +248,8 @@ def test_stages_have_the_room_of_the_tables_of_the_original_and_not_of_the_port(
     compare(ported(original, port, gradients=False, bfloat16=False))
     [constants] = asked
     assert [*constants] == [*STAGES]
-    assert min(constants.values()) > QUIET * SUMS, "as far as the tables move the original"
+    # bound: the side of this test moves by it
+    assert min(constants.values()) > QUIET * SUMS
 
 
 @pytest.mark.parametrize(

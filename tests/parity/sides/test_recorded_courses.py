@@ -129,3 +129,24 @@ def test_what_a_stage_does_not_depend_on_is_not_entered():
     (program,) = side._programs.values()
     recorded = [operation.primitive for operation in program.recorded.operations]
     assert "while" in recorded and "mul" not in recorded
+
+
+def searched(params, x):
+    def body(state):
+        turn, _, _, x = state
+        return turn + 1, True, 7, x * 2.0
+
+    def step(state, _):
+        return (True, 7, state[2] + 1.0), None
+
+    x = jax.lax.while_loop(lambda state: ~state[1], body, (0, False, 0, x))[3]
+    return jax.lax.scan(step, (False, 0, x), None, length=2)[0][2]
+
+
+def test_a_loop_may_carry_what_is_written_in_it():
+    """JAX keeps `True` as a Python bool, which has no dtype."""
+    side = FunctionSide(searched, {}, X)
+    expected = 2.0 * X.astype(np.float64) + 2.0
+    assert close(side.run(Run(Precision.FLOAT64)).stages[OUTPUT], expected)
+    found, results = primitives(searched, X)
+    assert found.count("mul") == 1 and close(results[-1], expected)
