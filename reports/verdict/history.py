@@ -218,8 +218,9 @@ def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> E
 
 def _newer(one: Seen | None, other: Seen) -> Seen:
     # Runs that began in the same second are in the order of their names, as in a list of runs.
-    later = one is None or (one.created, one.run) < (other.created, other.run)
-    return other if later else one
+    if one is None or (one.created, one.run) < (other.created, other.run):
+        return other
+    return one
 
 
 def _planned(runs: Sequence[Manifest]) -> Iterator[tuple[Group, Seen]]:
