@@ -220,8 +220,8 @@ def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]
         partial = root / f".partial-{name}"
         with suppress(OSError):
             # Every new file updates the modification time of the folder.
-            if time.time() - partial.lstat().st_mtime > ABANDONED:
-                # It fails for a file or a link, which are kept.
+            # Opening a pipe, which is the first step of deleting, would wait for a writer.
+            if partial.is_dir() and time.time() - partial.lstat().st_mtime > ABANDONED:
                 shutil.rmtree(partial)
         with suppress(FileExistsError):
             partial.mkdir()

@@ -94,6 +94,11 @@ def partial_file(root: Path) -> None:
     os.utime(root / f".partial-{run().id}", (0, 0))
 
 
+def partial_pipe(root: Path) -> None:
+    os.mkfifo(root / f".partial-{run().id}")
+    os.utime(root / f".partial-{run().id}", (0, 0))
+
+
 def rows_in_a_pipe(root: Path) -> None:
     folder = write_run(root, earlier(measurement(), day=17, suites=SUITES))
     (folder / "measurements.parquet").unlink()
@@ -112,6 +117,7 @@ def rows_in_a_pipe(root: Path) -> None:
         (bad_address, ".shared"),
         (address_that_leads_nowhere, ".shared"),
         (partial_file, ""),
+        (partial_pipe, ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
