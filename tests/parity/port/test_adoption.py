@@ -464,6 +464,15 @@ def test_questions_are_written_in_the_letters_of_their_names(tmp_path: Path) -> 
     }
 
 
+def test_answers_that_are_kept_elsewhere_are_written_there(tmp_path: Path) -> None:
+    file, link = tmp_path / "kept.json", tmp_path / "answers.json"
+    file.write_text("{}", encoding="utf-8")
+    link.symlink_to(file)
+    answers.write_questions(link, {})
+    assert link.is_symlink()
+    assert json.loads(file.read_text(encoding="utf-8")) == {"questions": {}}
+
+
 def test_the_command_writes_the_conversion_and_exits_with_what_is_left(tmp_path: Path) -> None:
     file, written = ROOT / "docs/examples/my_port.py", tmp_path / "convert.py"
     done = cli("adopt", file, "--write", written, "--answers", tmp_path / "answers.json")

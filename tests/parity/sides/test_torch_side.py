@@ -588,7 +588,8 @@ def test_states_in_containers_of_containers_are_restored():
     module = Deep()
     side = TorchSide(module, X)
     runs = [side.run(Run(precision)) for precision in (*Precision, *Precision)]
-    assert all(np.array_equal(run.stages[OUTPUT][0], np.float32(X[0] + 1)) for run in runs[:1])
+    # The module adds the one number in the deque.
+    assert np.array_equal(runs[0].stages[OUTPUT], X + 1)
     for one, two in zip(runs, runs[len(Precision) :], strict=False):
         assert np.array_equal(one.stages[OUTPUT], two.stages[OUTPUT])
     total, (counts, last) = module.layers["first"]
