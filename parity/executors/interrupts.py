@@ -196,8 +196,15 @@ def run_module(
         "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
     )
     command = [sys.executable, "-c", program, str(os.getpid()), module, *arguments]
+    # The output may hold any bytes, for example of a crash inside a library.
     return subprocess.run(
-        command, env=dict(environment), capture_output=True, text=True, timeout=timeout, check=False
+        command,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
     )
 
 

@@ -99,14 +99,18 @@ class Gathered:
             members: names of the runs in each file.
 
         Returns:
-            name of the new file, by run whose file was merged; empty if nothing was merged.
+            name of the new file, by run whose file was merged; empty if nothing was merged, for
+            example because another process deleted a file or damaged it.
         """
         small = [name for name, runs in members.items() if len(runs) < RUNS]
         if len(small) <= FEW:
             return {}
         tables = []
         for name in small:
-            table = pq.read_table(self.path(name))
+            try:
+                table = pq.read_table(self.path(name))
+            except (OSError, pa.ArrowException):
+                return {}
             kept = pa.array(np.isin(table["run"].to_numpy(), members[name]))
             tables.append(table.filter(kept))
         merged = self.write(pa.concat_tables(tables))

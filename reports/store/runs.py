@@ -132,9 +132,9 @@ def check_root(root: Path) -> None:
     if names and not dated and not any(os.path.lexists(root / n / MANIFEST) for n in names):
         first = ", ".join(names[:3])
         raise StoreError(
-            f"expected a folder of runs, but none of the {count(len(names), 'folder')} in "
-            f"{root.resolve()} is a run ({first}{', ...' if names[3:] else ''}). Give --out the "
-            "folder that `nightly` wrote to, such as runs"
+            f"expected a folder of runs, but {root.resolve()} has {count(len(names), 'folder')} "
+            f"and no run among them ({first}{', ...' if names[3:] else ''}). Give --out the folder "
+            "that `nightly` wrote to, such as runs"
         )
 
 

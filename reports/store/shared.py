@@ -8,6 +8,8 @@ Source: docs/many-machines.md "Shared storage".
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 import time
@@ -31,6 +33,8 @@ REQUESTS = 64
 """Parallel requests; most of their time is network latency."""
 ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted; sending takes seconds."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that is full or read-only."""
 LATE = (PAGE, VERDICT)
 """Files that may be added to a run after it is stored."""
 
@@ -55,9 +59,9 @@ class Storage:
         `report` receives a line for each unsent run.
 
         Raises:
-            StoreError: the storage raises an error.
+            StoreError: the storage raises an error, or the copy cannot be read or written.
         """
-        with _refusals_named(self.address):
+        with _refusals_named(self.address), _disk_named(self):
             # List the copy first: otherwise a run that another process publishes in between would
             # look like a deleted one.
             here = {p.name for p in self.copy.iterdir() if p.is_dir() and p.name[0] != "."}
@@ -154,7 +158,9 @@ class Storage:
             OSError: the folder cannot be moved; it stays where it was.
         """
         with locked(folder):
-            kept = put_in(self.copy, folder, Note(name, self.tokens.pop(name, None)))
+            kept = put_in(self.copy, folder, Note(name, self.tokens.get(name)))
+            # Not earlier: a folder that could not be moved may be published again.
+            self.tokens.pop(name, None)
             try:
                 with _refusals_named(self.address):
                     return self._deliver(kept, report)
@@ -243,10 +249,7 @@ def open_copy(address: str, runs: bool = True, report: Log = _on_stderr) -> Path
             with written_aside(copy / ADDRESS) as aside:
                 aside.write_text(storage.address, encoding="utf-8")
     except OSError as error:
-        raise StoreError(
-            f"expected to keep a copy of {address} at {copy}, but {error.strerror or error}; "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
+        raise _no_copy(storage, error) from error
     if runs:
         storage.refresh(report)
     return copy
@@ -277,6 +280,27 @@ def _connect(address: str, copy: Path) -> Storage:
             f"{install('s3')} for s3://; others need their fsspec package"
         ) from error
     return Storage(address, copy, Objects(files, path.rstrip("/")))
+
+
+@contextmanager
+def _disk_named(storage: Storage) -> Iterator[None]:
+    """Turn errors of the disk that holds the copy into a StoreError that names the copy."""
+    try:
+        yield
+    except OSError as error:
+        names = [n for n in (error.filename, error.filename2) if isinstance(n, str | os.PathLike)]
+        # An error of writing to an open file has no name; one of reading is never of this kind.
+        if error.errno in FULL or any(Path(n).is_relative_to(storage.copy) for n in names):
+            raise _no_copy(storage, error) from error
+        raise
+
+
+def _no_copy(storage: Storage, error: OSError) -> StoreError:
+    return StoreError(
+        f"expected to keep a copy of {storage.address} at {storage.copy}, but "
+        f"{error.strerror or error}; free space there, or set XDG_CACHE_HOME to a folder that can "
+        "be written"
+    )
 
 
 @contextmanager

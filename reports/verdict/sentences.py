@@ -127,8 +127,8 @@ def incomplete(run: Run, missing: Sequence[str]) -> str:
     more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
     return (
         f"Nothing failed, but suite {label(first.name, 40)} is incomplete "
-        f"({label(first.status, 40)}): {first.executed} of {first.planned} checks "
-        f"executed{reason}.{more}"
+        f"({label(first.status, 40)}): {first.executed:,} of "
+        f"{count(first.planned, 'check')} executed{reason}.{more}"
     )
 
 

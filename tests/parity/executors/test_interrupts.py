@@ -235,6 +235,16 @@ def test_a_module_that_takes_too_long_or_fails_says_so(tmp_path: Path) -> None:
     assert done.returncode and "no.such" in done.stderr.replace("No module named 'no'", "no.such")
 
 
+def test_a_module_may_print_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """A crash inside a library prints any bytes; the caller asks for the exit code all the same."""
+    (tmp_path / "bytes_of_a_crash.py").write_text(
+        "import os\nos.write(1, b'a\\xffb')\nos.write(2, b'\\xfe')\nraise SystemExit(3)\n", "utf-8"
+    )
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    done = run_module("bytes_of_a_crash", [], os.environ | {"PYTHONPATH": path}, 60.0)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "a\ufffdb", "\ufffd")
+
+
 COMMAND = """
 import time
 from reports.cli import main

@@ -130,7 +130,7 @@ def test_a_folder_of_other_folders_is_no_folder_of_damaged_runs(
         (tmp_path / name).mkdir()
     told = cli(*command, "--out", str(tmp_path))
     assert told.exit_code == 2
-    assert "expected a folder of runs, but none of the 2 folders in" in told.output
+    assert "has 2 folders and no run among them (docs, src)" in " ".join(told.output.split())
     assert sorted(each.name for each in tmp_path.iterdir()) == ["docs", "src"]
     # The first three are named.
     for names, said in ((["x"], "(docs, src, x)"), (["y"], "(docs, src, x, ...)")):
@@ -176,7 +176,7 @@ def test_a_copy_that_cannot_be_kept_is_named(
         open_copy(address)
     assert str(refused.value) == (
         f"expected to keep a copy of {address} at {copy_of(address)}, but Not a directory; "
-        "set XDG_CACHE_HOME to a folder that can be written"
+        "free space there, or set XDG_CACHE_HOME to a folder that can be written"
     )
 
 
@@ -188,9 +188,8 @@ def test_a_folder_of_other_folders_is_named_with_its_whole_path(
     with pytest.raises(StoreError) as refused:
         check_root(Path("here"))
     assert str(refused.value) == (
-        "expected a folder of runs, but none of the 1 folder in "
-        f"{tmp_path.resolve() / 'here'} is a run (docs). Give --out the folder that `nightly` "
-        "wrote to, such as runs"
+        f"expected a folder of runs, but {tmp_path.resolve() / 'here'} has 1 folder and no run "
+        "among them (docs). Give --out the folder that `nightly` wrote to, such as runs"
     )
 
 

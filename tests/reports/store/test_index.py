@@ -431,6 +431,17 @@ def test_only_too_many_small_files_are_merged(tmp_path: Path, small: int, merged
     assert compact(files, lines) == lines
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_small_files_of_which_one_is_gone_or_damaged_stay(tmp_path: Path, gone: bool) -> None:
+    """Another process may delete a file after it was listed; the runs are then read again."""
+    files, write = combined(tmp_path)
+    lines = {n: Line(n, "s", gathered=write(n)) for n in map(str, range(gathered.FEW + 1))}
+    assert compact(files, lines) != lines
+    path = files.path(lines["3"].gathered)
+    path.unlink() if gone else path.write_bytes(b"PAR1")
+    assert compact(files, lines) == lines
+
+
 def test_files_that_no_line_names_are_deleted_after_an_hour(tmp_path: Path) -> None:
     """A younger one may be that of a process which is about to write its index."""
     files, write = combined(tmp_path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -328,6 +330,58 @@ def test_what_cannot_be_reached_is_said(
     # A copy that was opened before must not be taken for the storage either.
     with pytest.raises(StoreError, match="provide credentials"):
         shared.refresh(copy)
+
+
+def test_a_run_whose_folder_could_not_be_moved_is_published_under_its_name(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim is kept until then; a new claim would find the name taken and use another."""
+    copy = shared.open_copy(storage)
+    opened = shared.storage_of(copy)
+    assert opened is not None and opened.claim("2026-11-01-here")
+    finished = write_run(copy.parent / "elsewhere", night(1))
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(shared, "put_in", refuse)
+    with pytest.raises(OSError, match="disk is full"):
+        opened.publish(finished, "2026-11-01-here")
+    monkeypatch.undo()
+    assert opened.publish(finished, "2026-11-01-here").name == "2026-11-01-here"
+
+
+@pytest.mark.parametrize(
+    ("error", "here"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EROFS, "Read-only file system"), True),
+        (PermissionError(errno.EACCES, "Permission denied", "{copy}/x"), True),
+        (PermissionError(errno.EACCES, "Permission denied", "{copy}-of-others/x"), False),
+        (OSError(errno.ECONNRESET, "Connection reset by peer"), False),
+    ],
+)
+def test_a_copy_that_cannot_be_written_is_not_the_storage_s_fault(
+    storage: str, error: OSError, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(shared.open_copy(storage), night(1))
+    copy = shared.open_copy(storage)
+    for folder in copy.glob("2026*"):
+        shutil.rmtree(folder)
+    # A new error for each storage: `error` is shared between the two.
+    place = (error.filename.format(copy=copy),) if error.filename else ()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(error.errno, error.strerror, *place)
+
+    monkeypatch.setattr(Objects, "fetch", refuse)
+    with pytest.raises(StoreError) as refused:
+        shared.open_copy(storage)
+    said = f"expected to keep a copy of {storage} at {copy}, but {error.strerror}; free space"
+    assert (said in str(refused.value)) is here
+    assert (
+        "provide credentials" in str(refused.value) or "can reach it" in str(refused.value)
+    ) is not here
 
 
 @pytest.mark.s3

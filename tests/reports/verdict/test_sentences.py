@@ -181,10 +181,13 @@ WHOLE = {**SUITE, "executed": 13, "reason": ""}
             "12 of 13 checks executed: stopped.",
         ),
         (
-            [{**SUITE, "reason": "", "status": "failed"}, SUITE],
+            [
+                {**SUITE, "reason": "", "status": "failed", "planned": 13_002, "executed": 1_200},
+                SUITE,
+            ],
             [],
-            "Nothing failed, but suite parity is incomplete (failed): 12 of 13 checks executed. "
-            "1 more suite did not finish.",
+            "Nothing failed, but suite parity is incomplete (failed): 1,200 of 13,002 checks "
+            "executed. 1 more suite did not finish.",
         ),
         (
             [SUITE, {**SUITE, "name": "mesh", "reason": "killed"}, WHOLE, {**SUITE, "reason": ""}],
