@@ -261,7 +261,12 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
     found = {*before}
     for other in (side.with_exact(others), side.with_inputs(moved)):
         after = original.run(Run(Precision.FLOAT64), other).whole
-        found &= {n for n, x in after.items() if n in before and not np.array_equal(x, before[n])}
+        # NaN stays NaN in a table, such as a mask that divides zero by zero.
+        found &= {
+            n
+            for n, x in after.items()
+            if n in before and not np.array_equal(x, before[n], equal_nan=True)
+        }
     return found
 
 

@@ -282,7 +282,7 @@ def _along(
     """
     length, remainder = divmod(math.prod(own) * shape[axis], math.prod(shape))
     inside = (*shape[:axis], length, *shape[axis + 1 :])
-    if remainder or not 0 < length < shape[axis]:
+    if remainder or not length:
         return None
     names, shapes = (
         ((part, name), (own, inside)) if port_is_whole else ((name, part), (inside, own))

@@ -292,8 +292,10 @@ def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
     """
     array = np.ascontiguousarray(array)
     # A search for a few elements rules out nearly all unrelated arrays.
-    if not all((array == x).any() for x in elements(part, sample_positions(part.size, PROBES))):
-        return None
+    # NaN counts as equal to NaN, as in `fit`.
+    for x in elements(part, sample_positions(part.size, PROBES)):
+        if not (np.isnan(array) if np.isnan(x) else array == x).any():
+            return None
     for view, axis in _views(array.shape):
         length = part.size * view[axis] // array.size
         if length * array.size != part.size * view[axis] or not 0 < length < view[axis]:

@@ -660,7 +660,7 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
     def answer(x: dict[str, np.ndarray]) -> Trace:
         seen.append(x)
         return trace(
-            table=[1.0, 2.0],
+            table=[1.0, np.nan],
             scaled=x["w"],
             summed=x["bias"],
             inputs=x["ids"] + 0.0,

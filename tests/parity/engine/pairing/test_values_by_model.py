@@ -420,6 +420,15 @@ def test_a_lone_part_is_located_at_its_ends_and_at_multiples_of_its_length(start
     assert locate(array, array) is None
 
 
+def test_a_part_with_nan_is_located_by_nan():
+    array = draw(10, 4)
+    array[3] = np.nan
+    at = locate(array, array[3:6])
+    assert at is not None and at[0].starts == (3, 0)
+    assert locate(np.nan_to_num(array), array[3:6]) is None
+    assert locate(array, np.full((2, 4), np.nan)) is None
+
+
 def test_a_part_at_the_end_of_a_long_array_is_located():
     """However many multiples of its length come before."""
     count = MOST_STARTS + 6
@@ -674,6 +683,10 @@ def test_a_part_of_a_first_axis_is_the_same_fraction_of_another_array():
     half = cut((6, 4), (2, 3, 4), 0, 1, 2)
     assert analogy._scaled(half, (12,)) == cut((12,), (12,), 0, 6, 12)
     assert analogy._scaled(half, (7,)) is None
+    # Two thirds of each of two groups are 3 elements of 9, but 9 elements are no two groups.
+    grouped = cut((6,), (2, 3), 1, 0, 2)
+    assert analogy._scaled(grouped, (18,)) == cut((18,), (2, 9), 1, 0, 6)
+    assert analogy._scaled(grouped, (9,)) is None
 
 
 def test_a_constant_is_in_one_stack_alone():
