@@ -492,8 +492,10 @@ class Search:
 
     def _reordered(self, parameter: str) -> Iterator[Change]:
         """Yield other orders of the parts of a fused parameter and of the others of its module."""
-        pieces = self.pairs[parameter].construction.pieces
-        if not 2 <= len(pieces) <= MOST_PARTS:
+        construction = self.pairs[parameter].construction
+        pieces = construction.pieces
+        # The terms of a sum have no order.
+        if construction.adds or not 2 <= len(pieces) <= MOST_PARTS:
             return
         for order in itertools.permutations(range(len(pieces))):
             if order == (*range(len(pieces)),) or not _fits(pieces, order):

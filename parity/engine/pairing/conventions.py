@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -38,6 +39,8 @@ CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
 Keys: last part of the name in the first and in the second library, and number of axes. Parameters
 that are not listed have the same order in both libraries."""
 
+_OF_CELL = re.compile(r"(weight|bias)_[ih]h(?:_l\d+(?:_reverse)?)?")
+
 
 class Conventions:
     """Layouts of pairs of parameters, chosen by names and shapes.
@@ -67,7 +70,7 @@ class Conventions:
         shapes do not allow the resulting order, the first order that they allow is returned.
         """
         fitting = _fitting(source, target)
-        ends = naming.leaf(original), naming.leaf(port)
+        ends = _end(original), _end(port)
         for key in self._keys(original, port, len(source)):
             for axes, _ in self.votes[key].most_common():
                 if axes in fitting:
@@ -105,7 +108,7 @@ class Conventions:
 
     @staticmethod
     def _keys(original: str, port: str, axes: int) -> list[tuple[str, str, str, int]]:
-        ends = naming.leaf(original), naming.leaf(port)
+        ends = _end(original), _end(port)
         above = [naming.pattern(naming.parent(port, levels)) for levels in (1, 2)]
         return [(place, *ends, axes) for place in (*above, "")]
 
@@ -121,8 +124,15 @@ def nearness(source: Shape, target: Shape) -> float:
     return 0.5 if len(candidates(source, target)) > 1 or min(map(len, wide)) == 1 else -math.inf
 
 
+def _end(name: str) -> str:
+    """Return the last part of a name, without what torch adds for a recurrent layer."""
+    leaf = naming.leaf(name)
+    matrix = _OF_CELL.fullmatch(leaf)
+    return matrix[1] if matrix else leaf
+
+
 def _swaps(original: str, port: str) -> bool:
-    ends = naming.leaf(original), naming.leaf(port)
+    ends = _end(original), _end(port)
     return (*ends, 2) in CONVENTIONS or (*reversed(ends), 2) in CONVENTIONS
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from parity.engine.pairing import naming
-from parity.engine.pairing.constructions import Construction, Part, cut, laid_out
+from parity.engine.pairing.constructions import Construction, Part, Piece, copied, cut, laid_out
 from parity.engine.pairing.conventions import Conventions, nearness
-from parity.engine.pairing.layouts import Layout, Shape, transposition
+from parity.engine.pairing.layouts import Layout, Shape, identity, transposition
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.value_search import of_parts, part_of
 
@@ -37,10 +39,22 @@ FITS = 0.3
 MOST_PARTS = 4
 """Largest number of parameters that are fused into one; families (names that differ in numbers) may
 be larger."""
+GUESSED_SUM = "a sum of two biases, which is a guess"
+"""Note on a parameter that is made of the two biases of a recurrent cell."""
+GUESSED_ORDER = "fused; the order of the parts is a guess"
+"""Note on a parameter that is a part of another, or has several as parts."""
 SECOND_COPY = "a second copy"
 """Note on a second use of an original."""
 ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
+
+GATES = ("ifgo", "rzn")
+"""Orders in which torch, Keras and most others store the gates of an LSTM and of a GRU; libraries
+with a module for each gate end its name with the letter."""
+TERM = 0.1
+"""Score of a gate with the same term, input or state; it decides between equal names only."""
+TERMS = (("ih", "hh"), ("input", "hidden"), ("input", "recurrent"))
+"""Words in the names of the two biases of a recurrent cell: of the input and of the state."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
@@ -58,7 +72,7 @@ def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) 
         p: laid_out(o, conventions.layout(o, p, shapes_o[o], shapes_p[p]))
         for p, o in singles.items()
     }
-    for step in (_families, _siblings, _copies):
+    for step in (_families, _siblings, _copies, _sums):
         for p, construction, note in step(shapes_o, shapes_p, made, conventions):
             made[p], notes[p] = construction, note
     used = {name for construction in made.values() for name in construction.parameters}
@@ -204,6 +218,7 @@ def _siblings(
             heads = [group[0] for group, _ in fitting]
             rows, columns = (heads, [name]) if port_is_whole else ([name], heads)
             likeness = _likeness(rows, columns, made).reshape(-1)
+            likeness += [TERM * _is_of_term(name, head) for head in heads]
             options += [
                 (-value, name, group, pieces)
                 for value, (group, pieces) in zip(likeness.tolist(), fitting, strict=True)
@@ -212,8 +227,7 @@ def _siblings(
         for _, name, group, pieces in sorted(options, key=lambda option: option[0]):
             if name not in used and used.isdisjoint(group):
                 used.update((name, *group))
-                note = "fused; the order of the parts is a guess"
-                yield from _proposals(name, wholes[name], pieces, port_is_whole, note)
+                yield from _proposals(name, wholes[name], pieces, port_is_whole, GUESSED_ORDER)
 
 
 def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
@@ -221,8 +235,11 @@ def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
 
     The parameters of a group are in sibling modules and share the last part of the name.
     """
+    gates = [*_all_gates(parts)]
+    yield from gates
     modules = defaultdict(list)
-    for name in parts:
+    others = {*itertools.chain(*gates)}
+    for name in (name for name in parts if name not in others):
         modules[naming.parent(name, 2), naming.leaf(name)].append(name)
     for names in modules.values():
         names = sorted(names, key=_place)
@@ -309,6 +326,121 @@ def _copies(
         if likeness[best] >= LEAST + FITS:
             layout = conventions.layout(names[best], port, shapes_o[names[best]], shape)
             yield port, laid_out(names[best], layout), SECOND_COPY
+
+
+def _sums(
+    shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
+) -> Step:
+    """Propose sums: two biases of a recurrent cell, of which the port stores the sum.
+
+    If one of the two has no use so far, its parts are added where parts of the other are used,
+    except in the last gate of a GRU, which multiplies the state's bias by another gate.
+    """
+    rest_o, rest_p = _rest(shapes_o, shapes_p, made)
+    for biases in _two_biases(shapes_o):
+        shape = shapes_o[biases[0]]
+        unused = [name for name in biases if name in rest_o]
+        if len(unused) == 1:
+            (other,) = unused
+            used = biases[0] if other == biases[1] else biases[1]
+            for port, construction in [*made.items()]:
+                if used in construction.parameters:
+                    yield from _both(port, construction, used, other, biases, shapes_p, rest_p)
+        # Names as short as `bias` say nothing; shapes do if nothing else has this one.
+        alike = [name for name, s in rest_o.items() if s == shape]
+        ports = [name for name, s in rest_p.items() if s == shape]
+        if len(unused) == len(alike) == 2 and len(ports) == 1:
+            one = copied(biases[0], shape)
+            yield from _both(ports[0], one, *biases, biases, shapes_p, rest_p)
+
+
+def _both(
+    port: str,
+    construction: Construction,
+    used: str,
+    other: str,
+    biases: tuple[str, str],
+    shapes_p: Shapes,
+    rest_p: Shapes,
+) -> Step:
+    """Propose a use of the bias `other` where `port` is made of the bias `used`."""
+    shape = shapes_p[port]
+    added = tuple(replace(p, parameter=other) for p in construction.pieces if p.parameter == used)
+    gate = _gate(port)
+    same = [p for p in rest_p if gate and (g := _gate(p)) and (g.cell, g.letter) ==
+            (gate.cell, gate.letter) and rest_p[p] == shape]  # fmt: skip
+    last = f"{port}_n"
+    if same:
+        # Flax's GRU: this gate has a bias of its own for each term.
+        yield same[0], Construction(shape, added), GUESSED_ORDER
+    elif (
+        len(shape) == 1
+        and shape == added[0].part.whole
+        and 3 * rest_p.get(last, (0,))[0] == shape[0]
+    ):
+        # Equinox's GRU: the bias of the state in the last of three gates is stored apart.
+        start = shape[0] - rest_p[last][0]
+        gates, new = cut(shape, shape, 0, 0, start), cut(shape, shape, 0, start, shape[0])
+        alone = Piece(biases[0], new, identity(new.shape), new)
+        pieces = (*_added(shape, gates, biases).pieces, alone)
+        yield port, Construction(shape, pieces), GUESSED_SUM
+        yield last, part_of(biases[1], new, identity(new.shape)), GUESSED_SUM
+    else:
+        pieces = (*construction.pieces, *added)
+        pieces = tuple(sorted(pieces, key=lambda piece: piece.parameter == biases[1]))
+        yield port, Construction(shape, pieces), GUESSED_SUM
+
+
+def _added(shape: Shape, part: Part, names: Sequence[str]) -> Construction:
+    """Return the construction that adds the same part of several originals, at its place."""
+    unit = identity(part.shape)
+    return Construction(shape, tuple(Piece(name, part, unit, part) for name in names))
+
+
+def _two_biases(shapes: Shapes) -> Iterator[tuple[str, str]]:
+    """Yield pairs of biases that a recurrent cell adds: that of the input and that of the state."""
+    for name, shape in shapes.items():
+        leaf = naming.leaf(name)
+        for first, second in TERMS:
+            word = rf"(?<![A-Za-z]){first}(?![A-Za-z])"
+            other = f"{name.removesuffix(leaf)}{re.sub(word, second, leaf)}"
+            if "bias" in leaf.lower() and other != name and shapes.get(other) == shape:
+                yield name, other
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """A gate of a recurrent cell, as in `cell.hf.bias`: gate `f`, prefix `h`."""
+
+    cell: tuple[str, str]
+    """Path of the cell, and last part of the parameter's name."""
+    prefix: str
+    letter: str
+
+
+def _gate(name: str) -> _Gate | None:
+    module = naming.leaf(naming.parent(name))
+    if not module or not any(module[-1] in order for order in GATES):
+        return None
+    return _Gate((naming.parent(name, 2), naming.leaf(name)), module[:-1], module[-1])
+
+
+def _all_gates(parts: Shapes) -> Iterator[tuple[str, ...]]:
+    """Yield the parameters of all gates of a cell, in the order of `GATES`."""
+    cells: dict[tuple[tuple[str, str], str], dict[str, str]] = defaultdict(dict)
+    for name in parts:
+        if (gate := _gate(name)) is not None:
+            cells[gate.cell, gate.prefix][gate.letter] = name
+    for gates in cells.values():
+        for order in GATES:
+            if gates.keys() == {*order}:
+                yield tuple(gates[letter] for letter in order)
+
+
+def _is_of_term(whole: str, part: str) -> bool:
+    """Return whether `part` is of a gate of the same term as `whole`: `hf.bias` and `bias_hh`."""
+    gate = _gate(part)
+    return gate is not None and gate.prefix != "" and f"_{gate.prefix}h" in naming.leaf(whole)
 
 
 def _rest(

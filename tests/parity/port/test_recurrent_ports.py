@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from flax import linen as nn
 
-from parity import FunctionSide, Port, TorchSide, compare
+from parity import FlaxSide, FunctionSide, Port, TorchSide, adopt, compare
 from parity.engine.measure.measurement import Verdict
 from parity.port.ledger import Role
 from parity.port.report import Report
@@ -364,3 +365,24 @@ def test_another_order_of_rows_that_nothing_uses_is_not_the_original_s(gradients
     assert report(table).holds
     wrong = report(exchanged)
     assert not wrong.holds and "not the original's: table" in wrong.text()
+
+
+class FlaxGated(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.RNN(nn.GRUCell(HIDDEN))(x)
+
+
+@pytest.mark.sweep
+def test_the_parameters_of_a_cell_are_adopted_gate_by_gate() -> None:
+    """Flax's GRU: a module for each gate, two sums of biases, and two biases of the last gate."""
+    port = FlaxGated()
+    params = port.init(jax.random.key(1), X)
+    adoption = adopt(Port("cell", TorchSide(Gated(), X), FlaxSide(port, params, X)))
+    assert adoption.holds and not adoption.changed, adoption.text()
+    assert len(adoption.confirmed) == len(adoption.parameters) == 10
+    made: dict[str, Any] = {}
+    exec(adoption.source(), made)
+    original = {n: p.detach().numpy() for n, p in Gated().named_parameters()}
+    for name, values in made["convert"](original).items():
+        assert np.array_equal(values, adoption.parameters[name]), name

@@ -391,3 +391,96 @@ def test_a_converter_keeps_names_as_they_are(names):
     arrays = {o: np.arange(3.0) + i for i, o in enumerate(names.values())}
     made, _ = converted(Matching(pairs, (), (Unmatched("a\nb", (2,)),)), arrays)
     assert agrees(made, {p: arrays[o] for p, o in names.items()})
+
+
+CELL = 5
+
+
+def torch_cell(gates, width, suffix="_l0"):
+    rows = CELL * gates
+    sizes = {"weight_ih": (rows, width), "weight_hh": (rows, CELL)}
+    sizes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+    return numbered({f"cell.{name}{suffix}": shape for name, shape in sizes.items()})
+
+
+def flax_cell(original, gates, suffix="_l0"):
+    """One module for each gate and term; the biases of the input are those of the state too."""
+    port = {}
+    for term, prefix in (("ih", "i"), ("hh", "h")):
+        for letter, rows in zip(
+            gates, np.split(original[f"cell.weight_{term}{suffix}"], len(gates)), strict=True
+        ):
+            port[f"rnn.{prefix}{letter}.kernel"] = rows.T
+    one, two = (np.split(original[f"cell.bias_{t}{suffix}"], len(gates)) for t in ("ih", "hh"))
+    if gates == "ifgo":
+        return port | {f"rnn.h{g}.bias": a + b for g, a, b in zip(gates, one, two, strict=True)}
+    last = {"rnn.in.bias": one[2], "rnn.hn.bias": two[2]}
+    return port | {"rnn.ir.bias": one[0] + two[0], "rnn.iz.bias": one[1] + two[1], **last}
+
+
+def shuffled(arrays):
+    return dict(sorted(arrays.items()))
+
+
+def made(original, port):
+    matching = propose(original, port)
+    assert not matching.unmatched_original and not matching.unmatched_port
+    return converted(matching, original)[0]
+
+
+@pytest.mark.parametrize("gates", ["ifgo", "rzn"])
+@pytest.mark.parametrize("width", [CELL, 6])
+@pytest.mark.parametrize("suffix", ["_l0", "", "_l1_reverse"])
+def test_gates_with_modules_of_their_own_are_proposed_in_torch_s_order(gates, width, suffix):
+    """Also where a matrix of the input has the shape of that of the state."""
+    original = torch_cell(len(gates), width, suffix)
+    port = flax_cell(original, gates, suffix)
+    assert agrees(made(original, shuffled(port)), port)
+    # A cell that lacks a gate is none: its parts have the order of other fused parameters.
+    less = {name: x for name, x in port.items() if ".ii." not in name and ".ir." not in name}
+    assert propose(original, less).unmatched_original
+
+
+@pytest.mark.parametrize("names", [("ih", "hh"), ("input", "hidden"), ("input", "recurrent")])
+@pytest.mark.parametrize("word", ["bias_{}", "{}_bias", "{}Bias", "b_{}"])
+def test_two_biases_of_a_recurrent_cell_are_proposed_as_a_sum(names, word):
+    one, two = (word.format(name) for name in names)
+    original = numbered({f"a.{one}": (8,), "a.kernel": (8, 3), f"a.{two}": (8,)})
+    total = original[f"a.{one}"] + original[f"a.{two}"]
+    port = {"a.kernel": original["a.kernel"], "a.bias": total}
+    if word not in ("bias_{}", "{}_bias"):
+        # A capital letter is part of no such word, and `b` is no bias.
+        assert propose(original, port).unmatched_original
+        return
+    assert agrees(made(original, port), port)
+    # Both terms exist, and neither is added to the other.
+    assert agrees(made(original, original), original)
+    # Two that are the biases of two cells, and two of unequal shapes.
+    for other, shape in ((f"b.{two}", (8,)), (f"a.{two}", (4,))):
+        apart = numbered({f"a.{one}": (8,), "a.kernel": (8, 3), other: shape})
+        assert propose(apart, port).unmatched_original
+
+
+def test_a_port_without_telling_names_stores_the_only_sum_of_its_shape():
+    original = torch_cell(4, 3)
+    total = original["cell.bias_ih_l0"] + original["cell.bias_hh_l0"]
+    port = {"w": original["cell.weight_ih_l0"], "u": original["cell.weight_hh_l0"], "v": total}
+    assert agrees(made(original, port), port)
+    # Not where the port has two such parameters, or the original a third of this shape.
+    assert propose(original, port | {"x": total}).unmatched_port
+    assert len(propose(original | {"cell.scale": total}, port).unmatched_original) == 2
+
+
+@pytest.mark.parametrize("bias", ["cell.bias", "gru.bias"])
+def test_the_second_bias_of_a_last_gate_may_be_stored_apart(bias):
+    """Equinox's GRU: the state's bias of the last gate is not added to the input's."""
+    original = torch_cell(3, 6)
+    one, two = original["cell.bias_ih_l0"], original["cell.bias_hh_l0"]
+    port = {
+        "cell.weight_ih": original["cell.weight_ih_l0"],
+        "cell.weight_hh": original["cell.weight_hh_l0"],
+        bias: one + np.append(two[: 2 * CELL], np.zeros(CELL, np.float32)),
+        f"{bias}_n": two[2 * CELL :],
+    }
+    assert agrees(made(original, port), port)
+    assert agrees(made(dict(reversed(original.items())), port), port)
