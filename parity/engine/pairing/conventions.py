@@ -125,8 +125,11 @@ def nearness(source: Shape, target: Shape) -> float:
 
 
 def _end(name: str) -> str:
-    """Return the last part of a name, without what torch adds for a recurrent layer."""
+    """Return the last part of a name, without what torch adds for a recurrent layer; `weight` for
+    a parameter with the name of a module, such as `wq`."""
     leaf = naming.leaf(name)
+    if leaf in naming.SEGMENTS:
+        return "weight"
     matrix = _OF_CELL.fullmatch(leaf)
     return matrix[1] if matrix else leaf
 

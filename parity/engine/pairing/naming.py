@@ -148,6 +148,9 @@ def words(name: str) -> tuple[str, ...]:
         result += SEGMENTS[segment].split() if segment in SEGMENTS else _segment_words(segment)
     if last in LEAVES:
         return (*result, LEAVES[last])
+    if last in SEGMENTS:
+        # A parameter with the name of a module, such as `wq`, is that module's weight.
+        return (*result, *SEGMENTS[last].split(), "weight")
     return (*result, *(part.lower() for part in _PARTS.findall(last) if not part.isdigit()))
 
 

@@ -85,6 +85,8 @@ def test_a_word_means_what_libraries_mean_by_it():
         assert words(f"x.{word}") == ("x", word)
     for part, meaning in listed(PARTS):
         assert words(f"{part}.bias") == (*meaning.split(), "bias"), part
+        # The matrices of a feed-forward block are often no modules.
+        assert words(f"x.{part}") == ("x", *meaning.split(), "weight"), part
     for last, meaning in listed(LAST):
         assert words(f"a.{last}") == ("a", meaning), last
     assert set(naming.WORDS) == {word for word, _ in listed(MEANINGS)}

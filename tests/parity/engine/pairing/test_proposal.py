@@ -484,3 +484,16 @@ def test_the_second_bias_of_a_last_gate_may_be_stored_apart(bias):
     }
     assert agrees(made(original, port), port)
     assert agrees(made(dict(reversed(original.items())), port), port)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_matrices_with_the_names_of_modules_are_proposed_in_one_order(transposed):
+    """`x @ wq`, as in a function of arrays: shapes of the feed-forward block show the order."""
+    words = {"wq": "attn.q_proj", "wk": "attn.k_proj", "w1": "mlp.gate_proj", "w2": "mlp.down_proj"}
+    sizes = {"w1": (24, D), "w2": (D, 24)}
+    names = {
+        f"layers.{i}.{word}": f"layers.{i}.{n}.weight" for i in (0, 1) for word, n in words.items()
+    }
+    original = numbered({n: sizes.get(p.rpartition(".")[2], (D, D)) for p, n in names.items()})
+    port = {p: original[n].T if transposed else original[n] for p, n in names.items()}
+    assert agrees(made(original, port), port)
