@@ -280,8 +280,10 @@ class Search:
 
         Parameters whose names differ in numbers only, with one answer for all, share a question.
         """
-        done = {*self.confirmed(), *self.inferred(), *self.kept, *self.fixed}
         mine = floating(self.port.port.parameters())
+        # An adapter of rank 0 has nothing to convert.
+        empty = (name for name, x in mine.items() if not x.size)
+        done = {*self.confirmed(), *self.inferred(), *self.kept, *self.fixed, *empty}
         used = {name for pair in self.pairs.values() for name in pair.originals}
         groups: dict[str, list[str]] = {}
         for name in (name for name in self.order if name not in done):

@@ -137,6 +137,7 @@ def test_what_no_result_depends_on_and_what_has_no_original_are_questions(tmp_pa
     port = parameters("query", "key", "value", "out")
     port["idle"] = {"table": np.zeros((3, D), np.float32)}
     port["norm"]["spare"] = np.zeros((2, 2), np.float32)
+    port["adapter"] = {"down": np.zeros((0, D), np.float32)}
     file = tmp_path / "answers.json"
     case = given(original, port)
     found = adopt(case, file)
