@@ -28,8 +28,12 @@ from parity.executors.item import Answer, Item, perform
 from parity.executors.sweep import Answers, run
 
 MODULE = "tests.parity.executors.kills"
-ITEMS, LONGEST = 10, 0.12
-"""Items of a sweep, and the most seconds after which its driver is killed."""
+ITEMS = 10
+"""Items of a sweep."""
+LINES, LATER = 2 * ITEMS + 3, 0.004
+"""Most lines of the log, and most seconds after the last of them, after which a driver is killed.
+
+Lines, not seconds from the start: on a busy machine no sweep would come to its end."""
 CHANGED = 0.3
 """Share of kills after which the input has another content."""
 
@@ -109,12 +113,13 @@ def sweeps(folder: Path, kills: int, seed: int, by_path: bool = False) -> dict[s
         if pid == 0:
             drive(folder / "answers", str(source), str(log), by_path)
             os._exit(0)
-        end = time.monotonic() + generator.uniform(0, LONGEST)
+        lines, later = generator.randint(0, LINES), generator.uniform(0, LATER)
         done = 0
-        while counts["kills"] < kills and time.monotonic() < end and not done:
-            time.sleep(0.001)
+        while counts["kills"] < kills and log.read_bytes().count(b"\n") < lines and not done:
+            time.sleep(0.0005)
             done = os.waitpid(pid, os.WNOHANG)[0]
         if not done:
+            time.sleep(later)
             if counts["kills"] < kills:
                 os.kill(pid, signal.SIGKILL)
                 counts["kills"] += 1
