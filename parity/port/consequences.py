@@ -56,7 +56,8 @@ def has_effect(
     """Return whether replacing the port's value of this pair by the original's changes a later
     stage by more than that stage's tolerance.
 
-    `localise` replaces all stages at once, so a later stage may be wrong because of another pair.
+    `localise` replaces all pairs at once, so it does not show which of them makes a later stage
+    wrong.
     True if the port cannot run in float64, False if the pair's value cannot be replaced.
     """
     if port.wide is None:

@@ -556,7 +556,8 @@ def _suffix(name: str) -> str:
 
 
 def _kind(name: str) -> tuple[str, str]:
-    """Return a key that is equal for the same parameter of modules that differ in numbers only."""
+    """Return a key that is equal for the same parameter of modules whose names differ in numbers
+    only."""
     return naming.pattern(naming.parent(name, 2)), _suffix(name)
 
 

@@ -216,7 +216,7 @@ class Report:
         if self.holds or not self.place.stages:
             return []
         stages, culprit = self.place.stages, self.culprit
-        lines = ["", f"{'stage':<44}{'free':>9}{'forced':>9}{'of':>9}"]
+        lines = ["", f"{'stage':<44}{'free':>9}{'forced':>9}{'limit':>9}"]
         at = stages.index(culprit) if culprit is not None else 0
         for stage in stages[max(0, at - AROUND) : at + AROUND + 1]:
             arrow = "  <- here" if stage is culprit else ""

@@ -78,7 +78,8 @@ class NoExit:
 
 
 class Planner:
-    """Records a process's plan: the tests that use `numerics`, and the uncollected modules.
+    """Records a process's plan: the tests that use the fixture `numerics`, and the modules that
+    were not collected.
 
     Attributes:
         config: pytest's configuration.

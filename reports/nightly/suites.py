@@ -171,7 +171,7 @@ def run_parity(
 
 
 def _account(suite: SuiteRun, case: Case, report: Log) -> None:
-    """Add the account of a failing case to its suite, while a planted fault is still in place.
+    """Add the explanation of a failing case to its suite, while a planted fault is still in place.
 
     Best effort: an error here is reported and never changes the verdict.
     """

@@ -218,8 +218,8 @@ def _healthy(entry: Entry) -> bool:
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
     """Return the word and sentence at the top of the page.
 
-    They are about the newest nightly run of all cases without a planted fault; if there is none,
-    about the newest such run of another kind.
+    They are about the newest run of all cases without a planted fault: a nightly run if there is
+    one, else a run of another kind.
     """
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole

@@ -104,7 +104,7 @@ def _line(found: Examined, manifest: Manifest) -> Line:
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    """Return the names of a run's files beside its manifest; empty if the manifest is invalid."""
+    """Return the names of a run's files except run.json; empty if run.json is invalid."""
     try:
         return FILES[read_manifest(folder).kind]
     except StoreError:

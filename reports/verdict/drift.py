@@ -27,7 +27,7 @@ loss of accuracy, and a person has to decide."""
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A group's level `now` compared with its pinned level `before`, whether it drifted or not."""
+    """Typical value of a group of gates: `now`, and as pinned (`before`)."""
 
     group: Group
     what: str

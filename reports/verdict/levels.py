@@ -280,7 +280,8 @@ def spread_over_seeds(
 
 
 def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
-    """Return the spread of a level of gates that are geometric means over independent draws.
+    """Return the spread of a group's typical value, if its gates are geometric means over
+    independent draws.
 
     `values[gate][draw]` is one response each, so the level itself is observed only once. Its
     variance is estimated by the delete-one jackknife, which is exact for the mean of the gates.

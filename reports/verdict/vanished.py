@@ -130,10 +130,10 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 
 
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
-    """Return the group by which a gate is expected in later runs.
+    """Return the group of gates that a gate belongs to; later runs must have a gate of each group.
 
-    Names that may differ between runs are made equal: the case of a checkpoint, and the kinds of a
-    port other than gradients.
+    What may differ between runs is left out: the name of a checkpoint's case, and the kinds of a
+    port's quantities (`Kind`), except whether they are gradients.
     """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN

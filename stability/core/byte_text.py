@@ -39,7 +39,7 @@ def text_identity() -> dict[str, str]:
     """Return the name of the text (key `text`) and its SHA-256 (key `text_sha256`).
 
     The hash is that of the training bytes followed by the held-out bytes. It depends on the version
-    of Python.
+    of Python, whose sources are the text.
     """
     text, held_out = read_text()
     digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()

@@ -226,7 +226,7 @@ def read_options(folder: Path) -> Options:
     """
     file = folder / OPTIONS
     if not file.is_file():
-        raise ValueError(f"{file} not found: expected the folder of a run of `subject fit`.")
+        raise ValueError(f"{file} not found: expected the folder that `subject fit` wrote.")
     held, known = read_json_object(file), {f.name for f in fields(Options)}
     if unknown := sorted(set(held) - known):
         raise ValueError(f"{file}: unknown options {', '.join(unknown)}: remove them.")

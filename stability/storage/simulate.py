@@ -152,7 +152,7 @@ class Gradients:
             key: random key of the leaf.
             step: number of the step, from 1.
             rms: root mean square of each element, in the shape of d; None: `self.rms` for all.
-            signal: signal of each element, in the shape of d; None: `self.signal` for all.
+            signal: factor of d in units of rms, in the shape of d; None: `self.signal` for all.
         """
         rms = self.rms if rms is None else rms
         signal = self.signal if signal is None else signal

@@ -97,9 +97,9 @@ class TorchState:
         """
         if self.ambiguous:
             raise ValueError(
-                f"{self.place}: {self.problem}. Pass the names in the optimiser's order, --order "
-                "FILE (in Python order=[...]), which the training script writes by"
-                f"{_HOW_TO_NAME}or name the file of the weights alone, without the optimiser "
+                f"{self.place}: {self.problem}. Either pass the names in the optimiser's order, "
+                "--order FILE (in Python order=[...]). The training script writes this file by"
+                f"{_HOW_TO_NAME}Or give the file of the weights alone, without the optimiser "
                 "state. An optimiser made from model.named_parameters() (torch 2.6) stores names."
             )
 

@@ -27,7 +27,8 @@ def by_siblings(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port, each with a construction like that of a sibling in its module.
+    """Yield constants of the port, each made of the original's constants in the same way as another
+    parameter of its module.
 
     Args:
         originals: arrays of the original.

@@ -121,10 +121,10 @@ class Search:
         operations: operations from the preceding stages to the wrong stage, by index.
         values: results of the operations in float64, by index.
         suspects: suspicious operations, in order of execution.
-        fine: indices of the operations whose result is correct, or from which a correct result is
-            computed.
+        fine: indices of the operations that are not suspicious: their result is correct, or a
+            correct result is computed from it.
         original: name of the other program in messages.
-        beside: operations of the program in stages that are correct.
+        beside: operations in the stages that are correct, whose source lines are taken to be right.
     """
 
     operations: Mapping[int, Operation]
@@ -281,7 +281,7 @@ def search(
         values: results of the operations in float64, by index.
         seen: the numbers of the other program, computed from the same inputs.
         original: name of the other program in messages.
-        beside: operations of the program in stages that are correct.
+        beside: operations in the stages that are correct, whose source lines are taken to be right.
     """
     wrong = {i: _wrong(i, operations, values, seen) for i in operations}
     right = {

@@ -117,7 +117,8 @@ def target(decision: Decision) -> str:
 
 
 def _worse(decision: Decision) -> What:
-    """Return WORSE if a value left its history, else DRIFTED (a level left its limits)."""
+    """Return WORSE if a value left the range of earlier runs, else DRIFTED: the typical value of a
+    group of gates left its limits."""
     there = {change.what for change in decision.changes}
     return What.WORSE if What.WORSE in there else What.DRIFTED
 
