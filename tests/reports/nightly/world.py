@@ -147,6 +147,8 @@ class World:
             "reports.nightly.run.open_checkpoint": lambda folder: opened,
             "reports.nightly.fan_out.open_checkpoint": lambda folder: opened,
             "reports.nightly.run.choose_reference": lambda asked: recorded,
+            # The page of a running night, which has no verdict, is a third of the time.
+            "reports.nightly.tonight.render": lambda *_: "",
             # The tolerances in force, which no verdict reads, are two thirds of a run.json.
             "reports.nightly.document.TABLE": TABLE[:2],
             "reports.nightly.document.PORTS": (),
@@ -167,6 +169,7 @@ class World:
             "importlib.metadata.version": version,
             "reports.provenance.code.stale_bytecode": list,
             "reports.provenance.code.git_state": lambda folder: ("0" * 40, False),
+            "reports.provenance.environment.git_state": lambda *_: ("0" * 40, False),
             "reports.provenance.code.code": lambda: self.code,
             "parity.executors.identity.code": lambda: self.code,
             "parity.executors.item.code": lambda: self.code,
