@@ -95,7 +95,8 @@ class Quantity(str):
     @property
     def name(self) -> str:
         """Name of the parameter, intermediate or state, without the prefix."""
-        return self.rpartition("/")[2] if self.role is Role.STEP else self.removeprefix(self.role)
+        step = _STEP.match(self)
+        return self[step.end() :] if step else self.removeprefix(self.role)
 
     @property
     def moment(self) -> tuple[str, str] | None:

@@ -205,11 +205,11 @@ def test_a_relative_distance_has_a_scale():
 
 @pytest.mark.parametrize("truth", [None, "other"])
 def test_infinities_are_shared_by_all_three(truth):
-    a = np.array([np.inf, -np.inf, np.inf, np.inf, 1.0, np.nan])
-    e = np.array([np.inf, -np.inf, -np.inf, 2.0, 1.0, np.nan])
-    t = None if truth is None else np.array([np.inf, 5.0, np.inf, np.inf, 1.0, 0.0])
+    a = np.array([np.inf, -np.inf, np.inf, np.inf, 1.0, np.nan, np.inf])
+    e = np.array([np.inf, -np.inf, -np.inf, 2.0, 1.0, np.nan, np.inf])
+    t = None if truth is None else np.array([np.inf, 5.0, np.inf, np.inf, 1.0, 0.0, -np.inf])
     found = without_shared_infinities(a, e, t)
-    same = [0, 1] if truth is None else [0]
+    same = [0, 1, 6] if truth is None else [0]
     for left, right in zip(found, (a, e), strict=True):
         expected = right.copy()
         expected[same] = 0.0
@@ -1178,5 +1178,10 @@ def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():
     assert told.culprit is stages[1] and told.also_broken == ("c",) and told.carried == 1
     # What is no number in the free run alone came from its inputs too.
     assert replace(told, stages=(*stages, Stage("d", math.nan, 0.0, 0.5))).carried == 2
+    # A stage that is no number though its inputs are right is wrong by itself.
+    stage = Stage("d", math.nan, math.nan, 0.5)
+    lost = replace(told, stages=(*stages, stage))
+    assert lost.also_broken == ("c", "d") and lost.carried == 1
+    assert replace(lost, quantity="d").culprit is stage
     carried = replace(told, quantity="a")
     assert carried.culprit is None and carried.also_broken == ("b", "c") and not carried.holds

@@ -308,6 +308,8 @@ def test_a_quantity_is_what_its_text_says():
     assert Quantity.state("norm_mean") == "state/norm_mean"
     step, name = Quantity.after_step(50, "mu", "model.norm.weight"), "model.norm.weight"
     assert (step, step.moment, step.name) == (f"step50/mu/{name}", ("50", "mu"), name)
+    # Names of parameters may have slashes themselves.
+    assert Quantity.after_step(2, "drift", "step3/nu/w").name == "step3/nu/w"
     assert Quantity("losses").moment is None
     # An intermediate of somebody's port, and no step of training.
     own = Quantity("step_size.norm")

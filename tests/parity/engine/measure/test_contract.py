@@ -82,6 +82,9 @@ def test_a_gate_beyond_the_contract_and_one_that_is_there_twice_are_named():
     found = breaches(CONTRACT, [*ROWS, ROWS[4]])
     assert found and found.doubled == (Gate.of(ROWS[4]),)
     assert "measured more than once, first: cema" in found.sentence()
+    # In the order of the contract, whatever the order of the run is.
+    found = breaches(CONTRACT, [*reversed(ROWS), *ROWS[3:6]])
+    assert found.doubled == tuple(sorted(map(Gate.of, ROWS[3:6])))
     # The second one does not make up for another that is missing.
     assert breaches(CONTRACT, [*ROWS[1:], ROWS[1]]).missing
 

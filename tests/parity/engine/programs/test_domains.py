@@ -10,6 +10,7 @@ import torch
 
 from parity.engine.programs.domains import DOMAINS, inside
 from parity.engine.programs.rounding import Signs, pool
+from parity.engine.programs.rounding_rules import ELEMENTARY
 
 JAX = {"log2": jnp.log2, "log10": jnp.log10, "erfinv": jax.scipy.special.erfinv}
 """Operations that are no primitives of `jax.lax`."""
@@ -40,6 +41,17 @@ def test_a_domain_is_that_of_the_function_and_operands_inside_stay(name: str) ->
         np.testing.assert_array_equal(np.abs(turned - at), step)
         with jax.enable_x64(True):
             assert not np.isnan(function(jnp.asarray(turned))).any()
+
+
+def test_every_function_that_is_no_number_somewhere_has_a_domain() -> None:
+    """Of one operand; at whole numbers some have poles."""
+    somewhere = np.array([-3.5, -1.5, -0.5, 0.5, 1.5, 3.5])
+    bounded = {"log2", "log10", "erfinv"}
+    with jax.enable_x64(True):
+        for name in ("sqrt", "square", *(ELEMENTARY - {"pow", "atan2"})):
+            if np.isnan(_function(name)(somewhere)).any():
+                bounded.add(name)
+    assert bounded == DOMAINS.keys()
 
 
 def test_a_power_of_a_negative_number_exists_for_integers_alone() -> None:

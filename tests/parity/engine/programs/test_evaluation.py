@@ -243,6 +243,10 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
     assert notices == ("marks in a while loop are not captured: they have many values",)
     value, notices = widened(loop, X)
     assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
+    # Whatever else was noticed before.
+    found = {"an earlier remark": None}
+    Evaluation(notices=found).run(jax.make_jaxpr(loop)(X), [X], Marks())
+    assert [*found] == ["an earlier remark", *notices]
 
 
 def test_a_loop_is_compiled_as_the_program_has_it():

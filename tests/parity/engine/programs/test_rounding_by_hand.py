@@ -186,6 +186,16 @@ def test_of_several_results_those_of_numbers_round():
     asked, outputs = asked_of(lambda x: jax.lax.linalg.lu(x)[0], draw(3, 3))
     assert asked == [((3, 3), 1.0)] and outputs[0].dtype == jnp.float64
 
+    def positions_and_numbers(n, x):
+        return jax.lax.reduce(
+            (n, x), (jnp.int32(0), jnp.float32(0)), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,)
+        )
+
+    asked, outputs = asked_of(
+        positions_and_numbers, np.arange(6, dtype=np.int32).reshape(2, 3), draw(2, 3)
+    )
+    assert asked == [((2,), 1.0)] and [x.dtype for x in outputs] == [jnp.int32, jnp.float64]
+
 
 def test_a_sum_leaves_the_operands_it_was_given():
     """Whoever records the operation knows its operands by their objects."""

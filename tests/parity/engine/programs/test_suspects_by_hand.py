@@ -176,6 +176,24 @@ def test_where_another_call_has_nothing_to_mask_the_mask_itself_is_named_too():
     assert [(line.place, line.why) for line in lines] == called
 
 
+def test_a_line_that_both_makes_and_applies_a_mask_is_named_once():
+    """And as the one that applies it: it is one of the lines that may be wrong in any case."""
+    line = "both.py:3 (g)"
+    operations = {
+        0: op("scores"),
+        1: op("iota", (), "made.py:1 (h)"),
+        2: op("ge", (1,), line),
+        3: op(SELECT, (2, 0), line),
+        4: op("last", (3,)),
+    }
+    values = {0: A, 1: WRONG, 2: WRONG, 3: np.where(WRONG, A, -np.inf), 4: D}
+    lines = search(operations, values, Seen([A, MASKED])).lines()
+    assert [(line.place, line.why) for line in lines] == [
+        ("made.py:1 (h)", "makes a mask that the original does not have"),
+        (line, APPLIES),
+    ]
+
+
 # Numbers
 
 
