@@ -189,7 +189,7 @@ class Evaluation:
         if self.recorder is not None:
             # The recorder identifies a value by its Python object, so the mark needs a new one.
             following = following + 0
-            self.recorder.note(eqn, inputs, [following], name, name in changes)
+            self.recorder.note(eqn, inputs, [following], name, change.replaces)
         return following
 
     def _call(

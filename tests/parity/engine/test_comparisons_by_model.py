@@ -335,6 +335,15 @@ def test_rows_hold_all_that_is_known_of_them():
     assert flips.tolerance == 2.0 and (flips.verdict, flips.value) == (Verdict.PASS, 0.0)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_facts_are_in_units_of_the_left_side_s_dtype(dtype: str):
+    right = {"x": draw(3, 4)}
+    left = {"x": (right["x"] * 1.25).astype(np.dtype(dtype))}
+    facts = tensor_metrics(left["x"].astype(np.float64), right["x"], dtype)
+    rows = replace(comparing(Table(0.5)), dtype=dtype).run(left, right)
+    assert {m.metric: m.value for m in rows} == facts | {"rel_l2": rows[0].value}
+
+
 def test_logits_are_what_the_comparison_takes_for_them():
     """In a user's program a stage may have any name."""
     right = {"logits": draw(2, 5), "x": draw(2, 5, seed=1)}
@@ -476,7 +485,9 @@ def test_rules_and_floors_make_bounds():
     assert math.isnan(bound_from(None, 1.0))
     measured = {"responses": {"x": [3.0, 4.0]}}
     cases = {"case": {"hash": "hash", **measured}, "stale": {"hash": "old", **measured}}
-    known = NoiseFloors(cases, (other, both))
+    later = [replace(row, absolute=9.0, noise_factor=9.0) for row in (other, both)]
+    # Of several rules the first decides.
+    known = NoiseFloors(cases, (other, both, *later))
     work, stale = Work("case", "hash", ()), Work("stale", "new", ())
     edge = SomeEdge.LEFT32_RIGHT64
     assert known.floor(work, "x") == math.sqrt(12.5) and math.isnan(known.floor(work, "y"))

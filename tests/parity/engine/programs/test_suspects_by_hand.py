@@ -285,8 +285,14 @@ def test_what_is_made_of_a_value_beside_its_mark_is_not_made_of_the_mark(x64):
 
     found = {o.primitive: o.parents for o in recorded(function, np.ones(3), stage=np.zeros(3))}
     assert found == {"sin": (), "name": (0,), "add": (1,), "mul": (0,)}
-    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
-    assert found == {"sin": (), "name": (0,), "add": (0,), "mul": (0,)}
+    closed = jax.make_jaxpr(function)(np.ones(3))
+    value = np.zeros(3)
+    for change in (None, MarkChange(offset=value), MarkChange(True), MarkChange(False, value)):
+        recorder = Recorder()
+        changes = {} if change is None else {"stage": change}
+        Evaluation(True, recorder=recorder).run(closed, [np.ones(3)], Marks(), changes)
+        found = {o.primitive: o.parents for o in recorder.operations}
+        assert found == {"sin": (), "name": (0,), "add": (0,), "mul": (0,)}
 
 
 def custom_jvp(function):
