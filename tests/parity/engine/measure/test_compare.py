@@ -327,6 +327,11 @@ def test_an_edge_says_its_sides_and_their_precision():
     with pytest.raises(KeyError):
         MegalodonEdge.AUTOCAST_ORACLE.dtype  # noqa: B018
 
+    class Named(Edge):
+        NUMBERED = "model64layers32:other64"
+
+    assert Named.NUMBERED.dtype == "float32", "what a name ends in"
+
 
 def test_accuracy_is_our_error_over_the_references(arrays):
     edge = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors.load(), "float32")

@@ -95,6 +95,15 @@ def test_every_gate_of_a_case_that_was_not_planned_is_named():
     assert found.unplanned == tuple(map(Gate.of, more)) and not found.missing
 
 
+def test_every_gate_of_a_group_with_more_than_planned_is_named():
+    """Which of them is the one too many, a digest does not say."""
+    more = replace(ROWS[0], quantity="aaa")
+    group = [m for m in (more, *ROWS) if Gate.of(m).group == Gate.of(more).group]
+    found = breaches(CONTRACT, [*ROWS, more])
+    assert len(group) == 3 and found.unplanned == tuple(sorted(map(Gate.of, group)))
+    assert not found.missing and not found.doubled
+
+
 def test_a_gate_is_planned_once():
     with pytest.raises(ValueError, match="expected every gate to be planned once"):
         contract_of(map(Gate.of, [*ROWS, ROWS[0]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import SimpleNamespace
 
 import jax
@@ -117,6 +118,38 @@ def test_an_argument_that_is_returned_outlives_its_last_reader():
     closed = jax.make_jaxpr(lambda x, y: (x, x + y, y))(X, X)
     x, total, y = interpret(closed.jaxpr, closed.consts, [X, 2 * X], bind)
     assert np.array_equal(x, X) and np.array_equal(y, 2 * X) and np.array_equal(total, X + 2 * X)
+
+
+def test_a_value_is_released_after_its_last_reader():
+    """And at once if nothing reads it."""
+
+    class Value:
+        pass
+
+    made, alive = {}, {}
+
+    def step(eqn, inputs):
+        name = eqn.primitive.name
+        alive[name] = {n for n, value in made.items() if value() is not None}
+        value = Value()
+        made[name] = weakref.ref(value)
+        return [value]
+
+    def function(x):
+        jnp.exp(x)
+        tangent = jnp.tan(x)
+        return jnp.tanh(jnp.sin(jnp.cos(tangent))), tangent
+
+    jaxpr = jax.make_jaxpr(function)(1.0).jaxpr
+    results = interpret(jaxpr, [], [Value()], step)
+    assert len(results) == 2
+    assert alive == {
+        "exp": set(),
+        "tan": {"exp"},  # The result of the equation before is still at hand.
+        "cos": {"tan"},
+        "sin": {"tan", "cos"},
+        "tanh": {"tan", "sin"},
+    }
 
 
 def test_what_has_an_effect_is_no_counter():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from parity.engine.programs.operations import (
     Recorder,
     Unknown,
     _implicated,
+    _in_library,
     _short,
     common_frame,
     first_unknown,
@@ -340,16 +342,57 @@ def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64, called):
     assert functions[0] == "inner)" and "outer)" in functions[1:]
 
 
-def test_an_error_is_placed_where_it_was_raised():
-    def inner():
+class Model:
+    def fails(self):
         raise ValueError
 
-    def outer():
-        inner()
 
+def generated(text: str):
+    """Return the function `f` of a text that is in no file."""
+    space: dict = {"jnp": jnp}
+    exec(compile(text, "<generated>", "exec"), space)
+    return space["f"]
+
+
+def test_an_error_is_placed_where_it_was_raised():
     with pytest.raises(ValueError) as caught:
-        outer()
-    assert source_of_error(caught.value).endswith("inner)")
+        Model().fails()
+    assert source_of_error(caught.value).endswith("(Model.fails)")
+    # Code that is in no file has no line that could be shown.
+    with pytest.raises(ZeroDivisionError) as caught:
+        generated("def f():\n    return 1 // 0")()
+    assert source_of_error(caught.value).startswith(str(_short(Path(__file__))))
+
+
+def test_a_source_line_is_in_a_file_and_named_once(x64):
+    inner = generated("def f(x):\n    return jnp.sin(x)")
+
+    def again(x, depth):
+        return again(x, depth - 1) if depth else inner(x)
+
+    def outer(x):
+        return again(x, 3)
+
+    [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
+    functions = [line.rpartition(".")[2] for line in operation.source]
+    assert functions[:2] == ["again)", "outer)"] and "generated" not in str(operation.source)
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        *dict.fromkeys(("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype"), True).items(),
+        *dict.fromkeys(("parity.engine.measure.where", "parity.sides.side"), True).items(),
+        *dict.fromkeys(("parity.port.compare", "parity.port.exact"), True).items(),
+        *dict.fromkeys(("parity.megalodon.cases", "megalodon_jax.layers.norms"), False).items(),
+        # A port may be a module of NumPy code.
+        ("numpy", False),
+    ],
+)
+def test_lines_of_libraries_and_of_what_evaluates_a_port_are_no_lines_of_the_port(name, library):
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    assert _in_library(spec.origin) is library
 
 
 @pytest.mark.parametrize(
