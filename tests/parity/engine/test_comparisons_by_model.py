@@ -37,6 +37,9 @@ from parity.engine.measure.metrics import (
     without_shared_infinities,
 )
 from parity.engine.measure.rounding_noise import (
+    SEEDS as NOISE_SEEDS,
+)
+from parity.engine.measure.rounding_noise import (
     UNIT_ROUNDOFF,
     floors,
     moved,
@@ -765,6 +768,10 @@ def test_responses_are_relative_by_seed_and_floors_their_root_mean_square():
     assert seen == [np.random.default_rng(n).random() for n in range(3)]
     seen.clear()
     assert floors(exact, run, 2)["x"] == pytest.approx(math.sqrt((0.04 + 0.16) / 2))
+    seen.clear()
+    assert len(responses(exact, run)["x"]) == len(seen) == NOISE_SEEDS
+    floors(exact, run)
+    assert len(seen) == 2 * NOISE_SEEDS
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (7, 3)])

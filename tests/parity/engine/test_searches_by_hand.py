@@ -141,6 +141,17 @@ def test_numbers_of_one_sign_are_known_but_for_rounding_whatever_their_sign(sign
     assert found == Unknown(("z.py:1 (f)",))
 
 
+@pytest.mark.parametrize(("error", "known"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize("place", [0, 50, 99])
+def test_all_of_the_error_may_be_one_number_s(place: int, error: float, known: bool):
+    """The error of an array is its norm, however it lies."""
+    numbers, same = np.linspace(1.0, 2.0, 100), 1e-6
+    other = numbers.copy()
+    other[place] += error * same * np.linalg.norm(numbers)
+    found = first_unknown({0: op("a"), 1: op("z", (0,))}, {0: other, 1: B}, [numbers], same)
+    assert found == Unknown((("z" if known else "a") + ".py:1 (f)",))
+
+
 def test_a_mask_is_known_by_its_shares_and_named_where_it_is_made():
     mask = np.arange(SMALLEST_MASK) % 4 == 0
     other = np.arange(SMALLEST_MASK) % 2 == 0
@@ -282,6 +293,10 @@ def test_numbers_are_unseen_that_are_nowhere_within_reach():
     expected = np.zeros((4, 5), bool)
     expected[1, 1] = expected[3, 4] = True
     assert np.array_equal(seen.unseen(moved), expected)
+    # Within reach of the size of most numbers, not of the largest.
+    apart = np.append(A, 1e3)
+    apart[0] += 2 * SAME * math.sqrt(float(np.mean(apart**2)))
+    assert np.flatnonzero(Seen([A]).unseen(apart)).tolist() == [0]
     # Parts of complex numbers are numbers; and neither end of the list is beyond reach.
     assert not seen.unseen(np.array([0.25, -0.75])).any()
     low, high = A.min(), A.max()

@@ -70,6 +70,19 @@ def test_differences_are_split_into_as_few_regions_as_there_may_be() -> None:
     assert where(differs.T) == "axis 0: 0-1, axis 1: 0-1; axis 0: 2-3, axis 1: 1-2"
 
 
+def test_a_part_of_a_split_is_split_again_as_long_as_regions_are_few() -> None:
+    """No axis alone parts these three boxes: the second layer has two of them."""
+    differs = np.zeros((2, 6, 6), bool)
+    differs[0][np.ix_([1, 5], [0, 5])] = True
+    differs[1, :2, :2] = differs[1, 1:3, 2:4] = True
+    boxes = ("0, axis 1: 1, 5, axis 2: 0, 5", "1, axis 1: 0-1, axis 2: 0-1")
+    third = "1, axis 1: 1-2, axis 2: 2-3"
+    assert where(differs) == "; ".join(f"axis 0: {box}" for box in (*boxes, third))
+    # A fourth is one too many.
+    differs[1, 5, 5] = True
+    assert ";" not in where(differs)
+
+
 def test_nothing_is_said_of_a_scalar_and_of_what_does_not_differ() -> None:
     assert where(np.asarray(True)) == ""
     assert where(np.zeros(SHAPE, bool), AXES) == ""

@@ -79,6 +79,16 @@ def test_a_module_is_hidden_only_where_it_says_so(said, hidden, monkeypatch):
     assert is_hidden(f"/elsewhere{file}") is False
 
 
+@pytest.mark.parametrize("odd", [None, object()], ids=["none", "object"])
+def test_what_is_no_module_hides_nothing(odd, monkeypatch):
+    """Python allows any object in the place of a module; the ones behind it are still read."""
+    file = f"/nowhere/behind_{odd}.py"
+    monkeypatch.setitem(sys.modules, "an_odd_one_of_a_test", odd)
+    module = SimpleNamespace(__file__=file, __tracebackhide__=True)
+    monkeypatch.setitem(sys.modules, "one_behind_it", module)
+    assert is_hidden(file) is True
+
+
 def test_constants_are_what_a_program_closes_over_and_the_numbers_written_in_it():
     """Wherever in it they are."""
     table = np.arange(3.0, dtype=np.float32) + 20.0

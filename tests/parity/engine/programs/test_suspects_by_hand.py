@@ -216,6 +216,19 @@ def test_another_primitive_of_a_line_says_nothing_about_its_call():
     other = Operation("add", ("f.py:1 (f)", "g.py:6 (g)"), ())
     found = search(operations, {0: B, 1: D}, Seen([A]), beside=[other])
     assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+    # Neither does one that has no line.
+    found = search(operations, {0: B, 1: D}, Seen([A]), beside=[Operation("mul", (), ())])
+    assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+
+
+def test_a_line_of_two_suspects_is_named_as_that_of_the_likelier_one():
+    line = "f.py:1 (f)"
+    operations = {0: op("mul", (), line), 1: op("add", (0,), line), 2: op("last", (1,))}
+    values = {0: B, 1: np.where(MASK, C, C + 0.1), 2: D}
+    found = search(operations, values, Seen([A, C]))
+    assert found.first is not None and found.first.index == 1
+    why = "first operation whose result the original does not compute"
+    assert [(line.place, line.why) for line in found.lines()] == [(line, why)]
 
 
 # Lines
@@ -340,6 +353,7 @@ def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64, called):
     [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
     functions = [line.rpartition("(")[2].rpartition(".")[2] for line in operation.source]
     assert functions[0] == "inner)" and "outer)" in functions[1:]
+    assert len({*operation.source}) == len(operation.source)
 
 
 class Model:
