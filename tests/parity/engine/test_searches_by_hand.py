@@ -96,6 +96,11 @@ def test_a_loop_s_operand_is_right_only_if_every_iteration_s_part_is(primitive: 
     assert found is not None
     first = {0: "made", 1: "made" if primitive == "scan" else "slice", 3: "end"}[right]
     assert found.source == (f"{first}.py:1 (f)",)
+    # Of a loop of one iteration that part is the whole, and what follows from one of two is enough.
+    once = {0: op("made"), 1: op(primitive, (0,)), 2: op("known", (1,)), 3: op(primitive, (0,))}
+    values = {0: A[:1], 1: A[0], 2: B, 3: A[0], 4: C}
+    found = first_unknown(once | {4: op("end", (3,))}, values, [B], 1e-9)
+    assert found is not None and found.source == (f"{primitive}.py:1 (f)",)
     # What the loop stacks is no part of an operand.
     stacked = {0: op("made"), 1: op("scan", (0,)), 2: op("scan", (1,)), 3: op("end", (2,))}
     values = {0: A[0], 1: A, 2: A[0] + 1, 3: B}
@@ -138,6 +143,15 @@ def test_numbers_of_one_sign_are_known_but_for_rounding_whatever_their_sign(sign
     found = first_unknown(
         {0: op("a"), 1: op("z", (0,))}, {0: numbers * (1 + 1e-7), 1: B}, [numbers], 1e-6
     )
+    assert found == Unknown(("z.py:1 (f)",))
+
+
+def test_copies_that_rounding_moved_up_and_down_are_as_one() -> None:
+    """The middle one of each number's copies is compared."""
+    same = 1e-6
+    moves = np.random.default_rng(4).permuted(np.tile([-1.5, 0.0, 1.5], (20, 1)), axis=1)
+    copies = A.reshape(-1, 1) * (1 + same * moves)
+    found = first_unknown({0: op("a"), 1: op("z", (0,))}, {0: copies, 1: B}, [A], same)
     assert found == Unknown(("z.py:1 (f)",))
 
 

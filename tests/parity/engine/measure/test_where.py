@@ -70,6 +70,15 @@ def test_differences_are_split_into_as_few_regions_as_there_may_be() -> None:
     assert where(differs.T) == "axis 0: 0-1, axis 1: 0-1; axis 0: 2-3, axis 1: 1-2"
 
 
+def test_an_axis_of_too_many_regions_hides_no_other_axis() -> None:
+    """Four different rows, of three different columns."""
+    stairs = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1]], bool)
+    assert where(stairs, [Axis("row"), Axis("column")]) == (
+        "rows 0-1, column 0; rows 1-2, column 1; rows 2-3, column 2"
+    )
+    assert where(stairs.T).count(";") == 2
+
+
 def test_a_part_of_a_split_is_split_again_as_long_as_regions_are_few() -> None:
     """No axis alone parts these three boxes: the second layer has two of them."""
     differs = np.zeros((2, 6, 6), bool)

@@ -472,6 +472,19 @@ def test_random_numbers_are_those_the_program_draws():
     assert relative_l2(value, X + np.float64(np.float32(np.sqrt(2))) * erfinv(uniform)) <= EXACT
 
 
+def test_random_numbers_are_drawn_as_the_program_does_it():
+    """In one of two ways, which it may choose for a part of itself."""
+
+    def drawn(x):
+        with jax.threefry_partitionable(False):
+            return x + jax.random.uniform(jax.random.key(1), x.shape)
+
+    expected = drawn(X)
+    assert not close(expected, X + jax.random.uniform(jax.random.key(1), X.shape))
+    assert close(widened(drawn, X)[0], expected)
+    assert np.array_equal(evaluate(lambda x: checkpoint_name(drawn(x), "inner"), X)[0], expected)
+
+
 def test_what_has_no_float64_is_done_as_it_is_and_noticed():
     def called(x):
         shape = jax.ShapeDtypeStruct(x.shape, jnp.float32)

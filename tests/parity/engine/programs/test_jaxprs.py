@@ -124,6 +124,20 @@ def test_an_evaluation_gives_the_program_s_outputs_and_lifts_its_literals():
     assert 2.0 in [float(x) for x in lifted]
 
 
+def test_an_equation_draws_the_random_numbers_that_the_program_draws():
+    """There are two ways, of which the program may choose another one than its caller."""
+    key = jax.random.key(1)
+
+    def drawn(key):
+        return jax.random.bits(key, (4,))
+
+    with jax.threefry_partitionable(False):
+        closed, expected = jax.make_jaxpr(drawn)(key), drawn(key)
+    assert not np.array_equal(drawn(key), expected)
+    [eqn] = (e for e in equations(closed.jaxpr) if e.primitive.name == "random_bits")
+    assert np.array_equal(bind(eqn, [key])[0], expected)
+
+
 def test_an_argument_that_is_returned_outlives_its_last_reader():
     closed = jax.make_jaxpr(lambda x, y: (x, x + y, y))(X, X)
     x, total, y = interpret(closed.jaxpr, closed.consts, [X, 2 * X], bind)

@@ -50,6 +50,11 @@ def test_an_array_is_one_constant_however_often_it_is_used():
         assert constant.dtype == dtype
 
 
+def test_a_conversion_that_is_in_place_is_not_put_there_again():
+    numpy_constants.convert_in_each_mode()
+    assert numpy_constants.convert_in_each_mode.__wrapped__() is False
+
+
 def test_a_constant_of_another_array_with_the_same_id_is_not_taken():
     numpy_constants.convert_in_each_mode()
     found = []

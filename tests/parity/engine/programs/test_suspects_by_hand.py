@@ -25,6 +25,7 @@ from parity.engine.programs.operations import (
     _short,
     common_frame,
     first_unknown,
+    source_of,
     source_of_error,
 )
 from parity.engine.programs.unseen import (
@@ -353,7 +354,6 @@ def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64, called):
     [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
     functions = [line.rpartition("(")[2].rpartition(".")[2] for line in operation.source]
     assert functions[0] == "inner)" and "outer)" in functions[1:]
-    assert len({*operation.source}) == len(operation.source)
 
 
 class Model:
@@ -382,14 +382,23 @@ def test_a_source_line_is_in_a_file_and_named_once(x64):
     inner = generated("def f(x):\n    return jnp.sin(x)")
 
     def again(x, depth):
-        return again(x, depth - 1) if depth else inner(x)
+        # Within a trace, and in traces of its own.
+        call = jax.jit(again, static_argnums=1) if depth % 2 else again
+        return call(x, depth - 1) if depth else inner(x)
 
     def outer(x):
-        return again(x, 3)
+        return again(x, 6)
 
     [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
     functions = [line.rpartition(".")[2] for line in operation.source]
     assert functions[:2] == ["again)", "outer)"] and "generated" not in str(operation.source)
+    assert len({*operation.source}) == len(operation.source)
+
+    def plainly(x, depth):
+        return plainly(x, depth - 1) if depth else jnp.sin(x)
+
+    [eqn] = jax.make_jaxpr(lambda x: plainly(x, 3))(1.0).jaxpr.eqns
+    assert len({*source_of(eqn)}) == len(source_of(eqn))
 
 
 @pytest.mark.parametrize(
