@@ -349,6 +349,9 @@ def test_the_counterpart_of_a_masked_array_shares_what_is_kept_and_not_what_is_m
 
 def test_a_mask_that_is_repeated_has_the_same_shares():
     assert _shares(MASK) == _shares(np.stack([MASK] * 3)) != _shares(MASK[:2])
+    # One element more is another mask.
+    many = np.arange(30_000)
+    assert _shares(many < 10_000) == _shares(many[:3] < 1) != _shares(many < 10_001)
 
 
 def test_masked_numbers_tell_nothing():

@@ -167,12 +167,15 @@ def test_where_another_call_has_nothing_to_mask_the_mask_itself_is_named_too():
         5: op(SELECT, (4, 0), "apply.py:4 (k)"),
         6: op("last", (5,)),
     }
-    values = {0: A, 1: MASK, 2: np.ones((4, 5), bool), 3: A, 4: WRONG, 6: D}
-    values[5] = np.where(WRONG, A, -np.inf)
+    values = {0: A, 1: MASK, 3: A, 4: WRONG, 5: np.where(WRONG, A, -np.inf), 6: D}
     makes = "makes a mask that the original does not have"
     called = [("call.py:9 (h)", CALLS_MASK), ("apply.py:4 (k)", APPLIES)]
-    lines = search(operations, values, Seen([A, MASKED])).lines()
-    assert [(line.place, line.why) for line in lines] == [("make.py:3 (g)", makes + IDLE), *called]
+    # Nothing is masked by a mask of one value, whichever it is.
+    for nothing in (np.ones((4, 5), bool), np.zeros((4, 5), bool)):
+        values[2] = nothing
+        lines = search(operations, values, Seen([A, MASKED])).lines()
+        told = [(line.place, line.why) for line in lines]
+        assert told == [("make.py:3 (g)", makes + IDLE), *called]
     # Where that call masks something as well, and rightly, the call is what is wrong.
     values[2], values[3] = MASK, MASKED
     lines = search(operations, values, Seen([A, MASKED])).lines()
