@@ -188,7 +188,7 @@ class Evaluation:
         following = change.following(reported)
         if self.recorder is not None:
             # The recorder identifies a value by its Python object, so the mark needs a new one.
-            following = following + 0
+            following = jnp.array(following, copy=True)
             self.recorder.note(eqn, inputs, [following], name, change.replaces)
         return following
 

@@ -546,6 +546,27 @@ def test_a_record_of_a_loop_changes_no_result_and_no_mark(function, replaced, fe
     assert [o.mark for o in recorder.operations if o.fed] == fed
 
 
+def masked(x):
+    mask = checkpoint_name(x > 0, "mask")
+    return jnp.where(~mask, x, 2 * x), mask
+
+
+def noisy(x):
+    key = checkpoint_name(jax.random.key(1), "key")
+    count = checkpoint_name(jnp.arange(3, dtype=jnp.int8), "count")
+    return x + jax.random.uniform(key, x.shape), count * count
+
+
+@pytest.mark.parametrize("function", [masked, noisy])
+def test_a_record_changes_nothing_about_marks_of_any_dtype(function):
+    """A mask stays one, and so does a random key, which is no number."""
+    still, seen, recorder = recorded(function)
+    for one, other in zip(still[0], seen[0], strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other)
+    assert [*still[1]] == [*seen[1]] == [o.mark for o in recorder.operations if o.mark]
+    assert all(x.dtype == seen[1][name].dtype for name, x in still[1].items())
+
+
 def test_a_record_of_a_loop_knows_what_each_turn_is_made_of():
     _, _, recorder = recorded(from_the_end)
     operations = recorder.operations
