@@ -150,3 +150,28 @@ def test_a_loop_may_carry_what_is_written_in_it():
     assert close(side.run(Run(Precision.FLOAT64)).stages[OUTPUT], expected)
     found, results = primitives(searched, X)
     assert found.count("mul") == 1 and close(results[-1], expected)
+
+
+@pytest.mark.parametrize("where", ["plain", "branch", "loop"])
+def test_a_marked_random_key_and_a_marked_mask_are_no_stages(where: str):
+    """They are no floating-point numbers; the program computes with them as ever."""
+
+    def noisy(x):
+        key = checkpoint_name(jax.random.key(1), "key")
+        mask = checkpoint_name(x > 0.4, "mask")
+        return x + jnp.where(~mask, jax.random.uniform(key, x.shape), 0.0)
+
+    def function(params, x):
+        if where == "branch":
+            return jax.lax.cond(x[0] < 0.5, noisy, jnp.sin, x)
+        if where == "loop":
+            return jax.lax.scan(lambda x, _: (noisy(x), None), x, None, length=2)[0]
+        return noisy(x)
+
+    side = FunctionSide(function, {}, X)
+    plain = side.run(Run(Precision.FLOAT32)).stages
+    wide = side.run(Run(Precision.FLOAT64)).stages
+    assert [*plain] == [*wide] == [OUTPUT]
+    assert close(plain[OUTPUT], wide[OUTPUT])
+    _, results = primitives(function, X)
+    assert np.array_equal(results[-1], wide[OUTPUT])
