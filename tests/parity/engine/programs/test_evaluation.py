@@ -875,6 +875,21 @@ def test_one_mark_may_be_replaced_and_another_one_offset():
     assert (float(result), float(marks["a"]), float(marks["b"])) == (18.0, 3.0, 6.0)
     result, marks = capture(function, offsets={"a": 1.0})(jnp.float32(1.0))
     assert (float(result), float(marks["b"])) == (12.0, 4.0)
+    result, marks = capture(function, forced={"a": jnp.float32(5.0)})(jnp.float32(1.0))
+    assert (float(result), float(marks["a"]), float(marks["b"])) == (18.0, 2.0, 6.0)
+
+
+def test_a_captured_function_takes_and_returns_what_it_did_before():
+    """Trees of arrays, in the order in which it names them."""
+
+    def function(params, rows):
+        y = checkpoint_name(params["b"] * 2, "inner") + params["a"]
+        return {"last": rows[1] - y, "first": (y, rows[0])}
+
+    arguments = {"b": X, "a": X + 1}, (X + 2, X + 3)
+    result, marks = capture(function)(*arguments)
+    assert jax.tree.all(jax.tree.map(np.array_equal, result, function(*arguments)))
+    assert np.array_equal(marks["inner"], X * 2)
 
 
 @pytest.mark.parametrize("integers_first", [True, False])
