@@ -76,6 +76,9 @@ def test_an_operand_that_nothing_perturbs_is_the_program_s_own() -> None:
             [kept] = signs.inside("sqrt", operand)
             assert float(kept[0]) == (1e-9 if mended else -1e-9)
             assert float(kept[1]) == 4.0
+            base, exponent = signs.inside("pow", [*operand, jnp.asarray([0.5, -0.5])])
+            assert np.array_equal(base, kept) and exponent.tolist() == [0.5, -0.5]
+            assert signs.inside("neg", operand) is operand
 
 
 def test_a_count_is_exact_and_other_scalars_round() -> None:

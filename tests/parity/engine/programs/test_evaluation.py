@@ -843,6 +843,11 @@ def test_a_mark_without_a_name_is_no_stage():
     def function(x):
         return jax.lax.cond(x[0, 0] < 0, lambda x: checkpoint_name(x, None), jnp.sin, x) + 1.0
 
+    def loop(x):
+        step = lambda c: checkpoint_name(c + 1.0, None)  # noqa: E731
+        return jax.lax.while_loop(lambda c: jnp.all(c < 4), step, x)
+
+    assert evaluate(loop, X)[2] == ()
     plain = evaluate(lambda x: checkpoint_name(x, None) * 2.0, X)
     assert np.array_equal(plain[0], X * 2) and not plain[1].values
     assert np.array_equal(evaluate(function, X)[0], X + 1)

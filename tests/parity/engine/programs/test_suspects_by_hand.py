@@ -225,6 +225,19 @@ def test_another_primitive_of_a_line_says_nothing_about_its_call():
     assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
 
 
+MOVES = "broadcast_in_dim concatenate gather pad reshape rev select_n slice squeeze transpose"
+
+
+@pytest.mark.parametrize(
+    ("primitive", "moves"),
+    [*dict.fromkeys(MOVES.split(), True).items(), ("mul", False), ("dot_general", False)],
+)
+def test_what_only_moves_numbers_made_none_of_them_wrong(primitive: str, moves: bool):
+    operations = {0: op("wrong"), 1: op(primitive, (0,)), 2: op("last", (1,))}
+    found = search(operations, {0: B, 1: np.where(MASK, C, C + 0.1), 2: D}, Seen([A, C]))
+    assert found.first is not None and found.first.index == (0 if moves else 1)
+
+
 def test_a_line_of_two_suspects_is_named_as_that_of_the_likelier_one():
     line = "f.py:1 (f)"
     operations = {0: op("mul", (), line), 1: op("add", (0,), line), 2: op("last", (1,))}
@@ -283,6 +296,15 @@ def test_one_result_in_less_than_float32_makes_an_operation_narrow(x64):
         if o.primitive == "top_k"
     )
     assert operation.narrow
+
+
+def test_what_has_no_result_is_recorded_without_one(x64):
+    def function(x):
+        jax.debug.callback(lambda x: None, x)
+        return jnp.sin(x)
+
+    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
+    assert len(found) == 2 and found["sin"] == ()
 
 
 def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
