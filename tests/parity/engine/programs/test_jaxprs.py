@@ -17,6 +17,7 @@ from parity.engine.programs.jaxprs import (
     constants,
     counters,
     equations,
+    inner_jaxprs,
     interpret,
     is_hidden,
     loop_inputs,
@@ -58,6 +59,15 @@ def test_the_inputs_of_a_loop_are_grouped_in_either_version_of_jax():
         {"ft_in": SimpleNamespace(unpack=lambda: ((None,) * 2, (None,) * 3, (None,)))},
     ):
         assert loop_inputs(scan.replace(params=params), inputs) == ([0, 1], [2, 3, 4], [5])
+
+
+def test_the_programs_of_an_equation_are_found_alone_and_in_sequences():
+    """JAX holds branches in a tuple; an operation of another package may have a list."""
+    closed = jax.make_jaxpr(program)(X)
+    eqn = closed.jaxpr.eqns[0]
+    params = {"a": closed, "b": [closed, 1], "c": (closed.jaxpr,), "d": "text", "e": 3}
+    found = [*inner_jaxprs(eqn.replace(params=params))]
+    assert len(found) == 3 and all(each is closed.jaxpr for each in found)
 
 
 def test_a_jaxpr_is_opened_with_its_constants():
