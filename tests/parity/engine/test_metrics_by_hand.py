@@ -121,6 +121,9 @@ def test_agreement_of_two_constants_is_a_note_and_their_difference_still_fails()
     assert math.isnan(same.tolerance) and zero.note.startswith("nothing compared: 0 everywhere")
     # Either way round.
     assert without_constants(rows, other, one)[1:4] == rows[1:4]
+    # Only what passed: what was not compared for another reason keeps it, and so does a fact.
+    kept = [replace(rows[0], verdict=v) for v in Verdict if v is not Verdict.PASS]
+    assert len(kept) == 3 and without_constants(kept, one, one) == kept
 
 
 def compared(scales=None, **changes):

@@ -328,6 +328,9 @@ def test_capture_refuses_a_second_value_of_a_name_inside_of_a_loop_too():
 
     with pytest.raises(ValueError, match="the mark 'q' is passed twice"):
         capture(twice)(X)
+    # Templates of other marks change nothing about this one.
+    with pytest.raises(ValueError, match="the mark 'q' is passed twice"):
+        capture(twice, numbered={"k": "k.{}"})(X)
     counted = capture(twice, numbered={"q": "q.{}"})(X)[1]
     assert [float(x[0, 0]) for x in counted.values()] == [-1.0, 0.0, 0.0, 1.0]
 

@@ -41,6 +41,9 @@ def test_a_file_of_the_current_folder_is_before_one_of_an_installed_package(
     assert excerpt("model.py:1 (f)") == "> 1  x = 'here'"
     (tmp_path / "here" / "model.py").unlink()
     assert excerpt("model.py:1 (f)") == "> 1  x = 'installed'"
+    # A folder of that name is no file.
+    (tmp_path / "here" / "model.py").mkdir()
+    assert excerpt("model.py:1 (f)") == "> 1  x = 'installed'"
 
 
 def test_lines_are_counted_as_python_counts_them(tmp_path: Path, monkeypatch) -> None:
