@@ -163,6 +163,14 @@ def test_the_last_block_is_a_tail_only_if_it_is_shorter() -> None:
     assert where(np.arange(7) >= 4, axes) == "positions 4-6: chunk 1, the tail of 3"
 
 
+def test_blocks_that_are_apart_are_named_apart() -> None:
+    axes = (Axis("position", "chunk", 4),)
+    positions = np.arange(24)
+    assert where((positions // 4) % 2 == 0, axes) == "positions 0-3, 8-11, 16-19: chunks 0, 2, 4"
+    firsts = np.isin(positions, [0, 4, 12])
+    assert where(firsts, axes) == "positions 0, 4, 12: the first of chunks 0-1, 3"
+
+
 def test_up_to_four_blocks_are_listed() -> None:
     axes = (Axis("position", "chunk", 4), Axis("channel", "head", 4))
     differs = np.zeros((16, 16), bool)
