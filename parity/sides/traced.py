@@ -111,6 +111,8 @@ class Traced:
                 else np.zeros(shape.shape, shape.dtype),
             )
             for name, shape in self._marks.items()
+            # A random key has no zero, and no value that could replace it.
+            if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key)
         }
         signs = pool(how.seed, self._largest)
         scales = [float(how.rounding is kind) for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)]

@@ -138,7 +138,7 @@ class Comparison:
         rows = [
             self._ratio(name, *errors[name])
             for name in self._ordered(set(truth))
-            if kind_of(name) in (Kind.LOGITS, Kind.BLOCK)
+            if self.kinds(name) in (Kind.LOGITS, Kind.BLOCK)
         ]
         gradients = [errors[name] for name in truth if Quantity(name).role is Role.GRADIENT]
         if not gradients:
@@ -211,7 +211,7 @@ class Comparison:
         a, e = (self._select(name, x).astype(np.float64) for x in sides)
         if not a.size:
             why = "nothing to compare: there is no element"
-            if not np.size(expected[name]) and not Quantity(name).is_activation:
+            if not Quantity(name).is_activation:
                 # A parameter without elements is part of a correct program, such as an adapter of
                 # rank 0. An activation is not: its inputs leave nothing to compare.
                 return [self.fact(name, "rel_l2", 0.0, why)]

@@ -61,7 +61,7 @@ class Shape:
             return where(differs, self.axes, self.valid)
         whole = np.zeros((*self.valid.shape, *differs.shape[1:]), bool)
         whole[self.valid] = differs
-        return where(whole, self.axes, self.valid, self.valid)
+        return where(whole, self.axes, compared=self.valid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,8 @@ class Evaluation:
         following = change.following(reported)
         if self.recorder is not None:
             # The recorder identifies a value by its Python object, so the mark needs a new one.
-            following = following + 0
-            self.recorder.note(eqn, inputs, [following], name, name in changes)
+            following = jnp.array(following, copy=True)
+            self.recorder.note(eqn, inputs, [following], name, change.replaces)
         return following
 
     def _call(
@@ -204,8 +204,6 @@ class Evaluation:
         p = eqn.params
         body, length = p["jaxpr"], p["length"]
         constants, first, rest = loop_inputs(eqn, inputs)
-        if self.widened:
-            first = [_widen(x) for x in first]
         shapes = self._shapes(body, [*constants, *first, *map(_row, rest)], marks)
         turns = range(length)[:: -1 if p["reverse"] else 1]
         passed_as = [(name, i) for i in turns for name in shapes]
@@ -224,8 +222,8 @@ class Evaluation:
             outputs = self.at(turn)._call(
                 body, [*constants, *carry, *turn_inputs], own, turn_changes
             )
-            following = [_of_type(x, y) for x, y in zip(outputs, first, strict=False)]
-            return (turn + 1, following), (outputs[len(first) :], own.values, own.passed)
+            following, rows = outputs[: len(first)], outputs[len(first) :]
+            return (turn + 1, following), (rows, own.values, own.passed)
 
         (_, last), (outputs, values, passed) = jax.lax.scan(
             step,
@@ -253,7 +251,6 @@ class Evaluation:
         """Evaluate a scan without a loop, one iteration after another, to record its operations."""
         p = eqn.params
         constants, carry, rest = loop_inputs(eqn, inputs)
-        carry = [_widen(x) for x in carry]
         first = [*constants, *carry, *map(_row, rest)]
         shapes = dataclasses.replace(self, recorder=None)._shapes(p["jaxpr"], first, marks)
         stacked: dict[int, list[Any]] = {}
@@ -265,8 +262,7 @@ class Evaluation:
             inner = {n: changes[u] for n, u in zip(shapes, outside, strict=True) if u in changes}
             with recorder.turn(turn, p["length"]):
                 outputs = self._call(p["jaxpr"], [*constants, *carry, *rows], own, inner)
-            carry = [_of_type(x, y) for x, y in zip(outputs, carry, strict=False)]
-            stacked[turn] = outputs[len(carry) :]
+            carry, stacked[turn] = outputs[: len(carry)], outputs[len(carry) :]
             for name, value in own.values.items():
                 unique = marks.name_of(in_turn(name, turn))
                 marks.values[unique] = value
@@ -346,7 +342,6 @@ class Evaluation:
             turn, values = carry
             body = self.at(turn)
             following = body._call(p["body_jaxpr"], [*constants, *values], Marks(), {})
-            following = [_of_type(x, y) for x, y in zip(following, values, strict=True)]
             if aval(p["cond_jaxpr"].jaxpr.outvars[0]).shape:
                 # The loop of a `vmap`: a row that has ended keeps its values.
                 following = _where(on(turn, values), following, values)
@@ -361,8 +356,7 @@ class Evaluation:
         constants, carry = _while_inputs(eqn, inputs)
         for turn in range(turns):
             with recorder.turn(turn, turns):
-                found = self._call(eqn.params["body_jaxpr"], [*constants, *carry], Marks(), {})
-            carry = [_of_type(x, y) for x, y in zip(found, carry, strict=True)]
+                carry = self._call(eqn.params["body_jaxpr"], [*constants, *carry], Marks(), {})
         return carry
 
     def at(self, turn: Any) -> Evaluation:
@@ -388,10 +382,10 @@ def _where(on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
 
 
 def _while_inputs(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the constants of a while loop's body, and its widened initial values."""
+    """Return the constants of a while loop's body, and its initial values."""
     before = eqn.params["cond_nconsts"]
     start = before + eqn.params["body_nconsts"]
-    return inputs[before:start], [_widen(x) for x in inputs[start:]]
+    return inputs[before:start], inputs[start:]
 
 
 def _are_few(body: ClosedJaxpr, turns: int) -> bool:
@@ -405,15 +399,6 @@ def _row(sequence: Any) -> jax.ShapeDtypeStruct:
     Not `sequence[0]`: a scan over an empty sequence has no iteration.
     """
     return jax.ShapeDtypeStruct(sequence.shape[1:], sequence.dtype)
-
-
-def _of_type(value: Any, like: Any) -> Any:
-    """Return a loop carry in the dtype of its initial value; unchanged if the initial value has no
-    dtype."""
-    dtype = getattr(like, "dtype", None)
-    # A number that is written in the loop, such as `True`, may have no dtype.
-    same = dtype is None or getattr(value, "dtype", None) == dtype
-    return value if same else jnp.asarray(value, dtype)
 
 
 def _widen(value: Any) -> Any:

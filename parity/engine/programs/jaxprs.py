@@ -149,7 +149,7 @@ def interpret(
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on arrays and return its outputs."""
-    # An equation traced with 64-bit types enabled must be bound with them enabled.
+    # Some results depend on settings: which random numbers are drawn, for example.
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]

@@ -29,13 +29,18 @@ class MarkChange(NamedTuple):
     """Number or array added to the computed value; None: nothing. If the value is also replaced,
     the offset changes the reported value only."""
 
+    @property
+    def replaces(self) -> bool:
+        """Whether there is a replacement, which `on` may still turn off if it is traced."""
+        return self.on is not False and self.value is not None
+
     def reported(self, value: Any) -> Any:
         """Return the value to report for the mark: the computed one plus the offset."""
         return value if self.offset is None else value + self.offset
 
     def following(self, value: Any) -> Any:
         """Return the value the program continues with, given the reported one."""
-        if self.on is False or self.value is None:
+        if not self.replaces:
             return value
         other = jnp.asarray(self.value, value.dtype)
         return other if self.on is True else jnp.where(self.on, other, value)

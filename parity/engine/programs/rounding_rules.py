@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
-from parity.engine.programs.jaxprs import aval, interpret, opened
+from parity.engine.programs.jaxprs import aval, bind, interpret, opened
 from parity.engine.programs.rounding import Signs
 
 UNITS = {
@@ -172,6 +172,9 @@ def _bound(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
         return _bound_as_is(eqn, inputs)
     if eqn.primitive.name == "reduce_precision":
         return [inputs[0]]
+    if eqn.primitive.name == "random_bits":
+        # Whole numbers, which depend on settings of the program.
+        return bind(eqn, inputs)
     outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
     outputs = list(outputs) if eqn.primitive.multiple_results else [outputs]
     return [_as(x, v) for x, v in zip(outputs, eqn.outvars, strict=True)]

@@ -53,8 +53,12 @@ def excerpt(place: str, around: int = AROUND) -> str:
     line = int(found["line"])
     roots = (Path.cwd(), *map(Path, sys.path))
     path = next((p for p in (root / found["file"] for root in roots) if p.is_file()), None)
+    if path is None:
+        return ""
     try:
-        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, which ends lines at form feeds too, as Python does not.
+        with path.open(encoding="utf-8") as file:
+            lines = [text.removesuffix("\n") for text in file]
     except (OSError, UnicodeDecodeError):
         return ""
     if not 0 < line <= len(lines):

@@ -37,6 +37,9 @@ from parity.engine.measure.metrics import (
     without_shared_infinities,
 )
 from parity.engine.measure.rounding_noise import (
+    SEEDS as NOISE_SEEDS,
+)
+from parity.engine.measure.rounding_noise import (
     UNIT_ROUNDOFF,
     floors,
     moved,
@@ -205,11 +208,11 @@ def test_a_relative_distance_has_a_scale():
 
 @pytest.mark.parametrize("truth", [None, "other"])
 def test_infinities_are_shared_by_all_three(truth):
-    a = np.array([np.inf, -np.inf, np.inf, np.inf, 1.0, np.nan])
-    e = np.array([np.inf, -np.inf, -np.inf, 2.0, 1.0, np.nan])
-    t = None if truth is None else np.array([np.inf, 5.0, np.inf, np.inf, 1.0, 0.0])
+    a = np.array([np.inf, -np.inf, np.inf, np.inf, 1.0, np.nan, np.inf])
+    e = np.array([np.inf, -np.inf, -np.inf, 2.0, 1.0, np.nan, np.inf])
+    t = None if truth is None else np.array([np.inf, 5.0, np.inf, np.inf, 1.0, 0.0, -np.inf])
     found = without_shared_infinities(a, e, t)
-    same = [0, 1] if truth is None else [0]
+    same = [0, 1, 6] if truth is None else [0]
     for left, right in zip(found, (a, e), strict=True):
         expected = right.copy()
         expected[same] = 0.0
@@ -333,6 +336,15 @@ def test_rows_hold_all_that_is_known_of_them():
             assert m.verdict is Verdict.INFO and math.isnan(m.tolerance)
     [flips] = [m for m in rows if m.metric == "top1_flips"]
     assert flips.tolerance == 2.0 and (flips.verdict, flips.value) == (Verdict.PASS, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_facts_are_in_units_of_the_left_side_s_dtype(dtype: str):
+    right = {"x": draw(3, 4)}
+    left = {"x": (right["x"] * 1.25).astype(np.dtype(dtype))}
+    facts = tensor_metrics(left["x"].astype(np.float64), right["x"], dtype)
+    rows = replace(comparing(Table(0.5)), dtype=dtype).run(left, right)
+    assert {m.metric: m.value for m in rows} == facts | {"rel_l2": rows[0].value}
 
 
 def test_logits_are_what_the_comparison_takes_for_them():
@@ -476,7 +488,9 @@ def test_rules_and_floors_make_bounds():
     assert math.isnan(bound_from(None, 1.0))
     measured = {"responses": {"x": [3.0, 4.0]}}
     cases = {"case": {"hash": "hash", **measured}, "stale": {"hash": "old", **measured}}
-    known = NoiseFloors(cases, (other, both))
+    later = [replace(row, absolute=9.0, noise_factor=9.0) for row in (other, both)]
+    # Of several rules the first decides.
+    known = NoiseFloors(cases, (other, both, *later))
     work, stale = Work("case", "hash", ()), Work("stale", "new", ())
     edge = SomeEdge.LEFT32_RIGHT64
     assert known.floor(work, "x") == math.sqrt(12.5) and math.isnan(known.floor(work, "y"))
@@ -754,6 +768,10 @@ def test_responses_are_relative_by_seed_and_floors_their_root_mean_square():
     assert seen == [np.random.default_rng(n).random() for n in range(3)]
     seen.clear()
     assert floors(exact, run, 2)["x"] == pytest.approx(math.sqrt((0.04 + 0.16) / 2))
+    seen.clear()
+    assert len(responses(exact, run)["x"]) == len(seen) == NOISE_SEEDS
+    floors(exact, run)
+    assert len(seen) == 2 * NOISE_SEEDS
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (7, 3)])
@@ -1178,5 +1196,10 @@ def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():
     assert told.culprit is stages[1] and told.also_broken == ("c",) and told.carried == 1
     # What is no number in the free run alone came from its inputs too.
     assert replace(told, stages=(*stages, Stage("d", math.nan, 0.0, 0.5))).carried == 2
+    # A stage that is no number though its inputs are right is wrong by itself.
+    stage = Stage("d", math.nan, math.nan, 0.5)
+    lost = replace(told, stages=(*stages, stage))
+    assert lost.also_broken == ("c", "d") and lost.carried == 1
+    assert replace(lost, quantity="d").culprit is stage
     carried = replace(told, quantity="a")
     assert carried.culprit is None and carried.also_broken == ("b", "c") and not carried.holds

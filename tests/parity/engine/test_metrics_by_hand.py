@@ -121,6 +121,9 @@ def test_agreement_of_two_constants_is_a_note_and_their_difference_still_fails()
     assert math.isnan(same.tolerance) and zero.note.startswith("nothing compared: 0 everywhere")
     # Either way round.
     assert without_constants(rows, other, one)[1:4] == rows[1:4]
+    # Only what passed: what was not compared for another reason keeps it, and so does a fact.
+    kept = [replace(rows[0], verdict=v) for v in Verdict if v is not Verdict.PASS]
+    assert len(kept) == 3 and without_constants(kept, one, one) == kept
 
 
 def compared(scales=None, **changes):
@@ -312,9 +315,14 @@ def test_a_tensor_is_described_if_it_fails_and_not_if_nothing_was_compared():
     assert told == ["first"]
 
 
-def test_logits_of_no_axis_choose_no_token():
-    one = np.asarray(2.0, np.float32)
-    assert not [m for m in compared().run({"logits": one}, {"logits": one}) if "top1" in m.metric]
+@pytest.mark.parametrize(("shape", "tokens"), [((), 0), ((3,), 1), ((2, 3), 2)])
+def test_logits_choose_a_token_for_each_row_of_their_last_axis(shape, tokens: int):
+    """Of no axis, none."""
+    right = np.broadcast_to([0.0, 1.0, 2.0], shape) if shape else np.asarray(2.0)
+    left = np.asarray(right[..., ::-1] if shape else right, np.float32)
+    floors = PortBounds({PortEdge.PORT32_ORIGINAL32: {"logits": 0.01}})
+    rows = replace(compared(), floors=floors).run({"logits": left}, {"logits": right})
+    assert [m.value for m in rows if m.metric == "top1_flips"] == [tokens] * bool(shape)
 
 
 def test_labels_are_those_of_the_valid_positions():
@@ -335,6 +343,11 @@ def test_derivatives_of_intermediates_are_no_gradients_of_parameters():
     off = {"grad/w": x * 1.5, "bar/first": x * 9}
     rows = compared(kinds=kind_of).accuracy(off, {"grad/w": x * 1.25, "bar/first": x}, truth)
     assert [(m.quantity, m.value) for m in rows] == [("grad/*", pytest.approx(2.0))]
+    # Which names are intermediates, the comparison says.
+    state = {"state/x": x}
+    for kinds, names in ((kind_of, []), (stage_kind, ["state/x"])):
+        rows = compared(kinds=kinds).accuracy(state, state, state)
+        assert [m.quantity for m in rows] == names
     # What the reference does not have is no number.
     [lost] = compared(kinds=kind_of).accuracy(off, {}, {"grad/w": x})
     assert lost.verdict is Verdict.FAIL and math.isnan(lost.value)

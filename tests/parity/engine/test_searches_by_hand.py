@@ -96,6 +96,11 @@ def test_a_loop_s_operand_is_right_only_if_every_iteration_s_part_is(primitive: 
     assert found is not None
     first = {0: "made", 1: "made" if primitive == "scan" else "slice", 3: "end"}[right]
     assert found.source == (f"{first}.py:1 (f)",)
+    # Of a loop of one iteration that part is the whole, and what follows from one of two is enough.
+    once = {0: op("made"), 1: op(primitive, (0,)), 2: op("known", (1,)), 3: op(primitive, (0,))}
+    values = {0: A[:1], 1: A[0], 2: B, 3: A[0], 4: C}
+    found = first_unknown(once | {4: op("end", (3,))}, values, [B], 1e-9)
+    assert found is not None and found.source == (f"{primitive}.py:1 (f)",)
     # What the loop stacks is no part of an operand.
     stacked = {0: op("made"), 1: op("scan", (0,)), 2: op("scan", (1,)), 3: op("end", (2,))}
     values = {0: A[0], 1: A, 2: A[0] + 1, 3: B}
@@ -139,6 +144,26 @@ def test_numbers_of_one_sign_are_known_but_for_rounding_whatever_their_sign(sign
         {0: op("a"), 1: op("z", (0,))}, {0: numbers * (1 + 1e-7), 1: B}, [numbers], 1e-6
     )
     assert found == Unknown(("z.py:1 (f)",))
+
+
+def test_copies_that_rounding_moved_up_and_down_are_as_one() -> None:
+    """The middle one of each number's copies is compared."""
+    same = 1e-6
+    moves = np.random.default_rng(4).permuted(np.tile([-1.5, 0.0, 1.5], (20, 1)), axis=1)
+    copies = A.reshape(-1, 1) * (1 + same * moves)
+    found = first_unknown({0: op("a"), 1: op("z", (0,))}, {0: copies, 1: B}, [A], same)
+    assert found == Unknown(("z.py:1 (f)",))
+
+
+@pytest.mark.parametrize(("error", "known"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize("place", [0, 50, 99])
+def test_all_of_the_error_may_be_one_number_s(place: int, error: float, known: bool):
+    """The error of an array is its norm, however it lies."""
+    numbers, same = np.linspace(1.0, 2.0, 100), 1e-6
+    other = numbers.copy()
+    other[place] += error * same * np.linalg.norm(numbers)
+    found = first_unknown({0: op("a"), 1: op("z", (0,))}, {0: other, 1: B}, [numbers], same)
+    assert found == Unknown((("z" if known else "a") + ".py:1 (f)",))
 
 
 def test_a_mask_is_known_by_its_shares_and_named_where_it_is_made():
@@ -282,6 +307,10 @@ def test_numbers_are_unseen_that_are_nowhere_within_reach():
     expected = np.zeros((4, 5), bool)
     expected[1, 1] = expected[3, 4] = True
     assert np.array_equal(seen.unseen(moved), expected)
+    # Within reach of the size of most numbers, not of the largest.
+    apart = np.append(A, 1e3)
+    apart[0] += 2 * SAME * math.sqrt(float(np.mean(apart**2)))
+    assert np.flatnonzero(Seen([A]).unseen(apart)).tolist() == [0]
     # Parts of complex numbers are numbers; and neither end of the list is beyond reach.
     assert not seen.unseen(np.array([0.25, -0.75])).any()
     low, high = A.min(), A.max()
@@ -320,6 +349,9 @@ def test_the_counterpart_of_a_masked_array_shares_what_is_kept_and_not_what_is_m
 
 def test_a_mask_that_is_repeated_has_the_same_shares():
     assert _shares(MASK) == _shares(np.stack([MASK] * 3)) != _shares(MASK[:2])
+    # One element more is another mask.
+    many = np.arange(30_000)
+    assert _shares(many < 10_000) == _shares(many[:3] < 1) != _shares(many < 10_001)
 
 
 def test_masked_numbers_tell_nothing():

@@ -37,6 +37,12 @@ def test_only_the_branch_that_is_taken_is_recorded(index: int, name: str):
     expected = getattr(np, name)(X.astype(np.float64))
     at = found.index(name)
     assert close(results[at], expected) and close(results[-1], 2 * expected)
+    # Nor are operations of another branch recorded outside of what the stage depends on.
+    side = FunctionSide(chosen, {}, np.int32(index), X)
+    side.operations_of(OUTPUT, {})
+    (program,) = side._programs.values()
+    every = [operation.primitive for operation in program.recorded.operations]
+    assert every.count("mul") == 2 and [p for p in every if p in ("sin", "cos", "tanh")] == [name]
 
 
 def test_a_stage_in_a_branch_has_operations():
@@ -150,3 +156,28 @@ def test_a_loop_may_carry_what_is_written_in_it():
     assert close(side.run(Run(Precision.FLOAT64)).stages[OUTPUT], expected)
     found, results = primitives(searched, X)
     assert found.count("mul") == 1 and close(results[-1], expected)
+
+
+@pytest.mark.parametrize("where", ["plain", "branch", "loop"])
+def test_a_marked_random_key_and_a_marked_mask_are_no_stages(where: str):
+    """They are no floating-point numbers; the program computes with them as ever."""
+
+    def noisy(x):
+        key = checkpoint_name(jax.random.key(1), "key")
+        mask = checkpoint_name(x > 0.4, "mask")
+        return x + jnp.where(~mask, jax.random.uniform(key, x.shape), 0.0)
+
+    def function(params, x):
+        if where == "branch":
+            return jax.lax.cond(x[0] < 0.5, noisy, jnp.sin, x)
+        if where == "loop":
+            return jax.lax.scan(lambda x, _: (noisy(x), None), x, None, length=2)[0]
+        return noisy(x)
+
+    side = FunctionSide(function, {}, X)
+    plain = side.run(Run(Precision.FLOAT32)).stages
+    wide = side.run(Run(Precision.FLOAT64)).stages
+    assert [*plain] == [*wide] == [OUTPUT]
+    assert close(plain[OUTPUT], wide[OUTPUT])
+    _, results = primitives(function, X)
+    assert close(results[-1], wide[OUTPUT])

@@ -308,13 +308,16 @@ def test_a_quantity_is_what_its_text_says():
     assert Quantity.state("norm_mean") == "state/norm_mean"
     step, name = Quantity.after_step(50, "mu", "model.norm.weight"), "model.norm.weight"
     assert (step, step.moment, step.name) == (f"step50/mu/{name}", ("50", "mu"), name)
-    assert Quantity.after_step(5, "nu", "encoder/layer/w").name == "encoder/layer/w"
+    # Names of parameters may have slashes themselves.
+    assert Quantity.after_step(2, "drift", "step3/nu/w").name == "step3/nu/w"
     assert Quantity("losses").moment is None
     # An intermediate of somebody's port, and no step of training.
     own = Quantity("step_size.norm")
     assert (own.role, own.kind, own.moment) == (Role.VALUE, Kind.BLOCK, None)
     assert not Quantity("loss").is_activation and not Quantity.gradient("w").is_activation
-    assert Quantity("bar/logits").is_activation
+    # Of all else, padding may differ.
+    others = ("bar/logits", "logits", "losses", "state/x", "step1/mu/w", "layers.0.q")
+    assert all(Quantity(name).is_activation for name in others)
 
 
 def test_an_edge_says_its_sides_and_their_precision():
@@ -325,6 +328,11 @@ def test_an_edge_says_its_sides_and_their_precision():
     assert PortEdge.ORIGINAL32_PORT64.dtype == "float32"
     with pytest.raises(KeyError):
         MegalodonEdge.AUTOCAST_ORACLE.dtype  # noqa: B018
+
+    class Named(Edge):
+        NUMBERED = "model64layers32:other64"
+
+    assert Named.NUMBERED.dtype == "float32", "what a name ends in"
 
 
 def test_accuracy_is_our_error_over_the_references(arrays):

@@ -82,6 +82,9 @@ def test_a_gate_beyond_the_contract_and_one_that_is_there_twice_are_named():
     found = breaches(CONTRACT, [*ROWS, ROWS[4]])
     assert found and found.doubled == (Gate.of(ROWS[4]),)
     assert "measured more than once, first: cema" in found.sentence()
+    # In the order of the contract, whatever the order of the run is.
+    found = breaches(CONTRACT, [*reversed(ROWS), *ROWS[3:6]])
+    assert found.doubled == tuple(sorted(map(Gate.of, ROWS[3:6])))
     # The second one does not make up for another that is missing.
     assert breaches(CONTRACT, [*ROWS[1:], ROWS[1]]).missing
 
@@ -90,6 +93,15 @@ def test_every_gate_of_a_case_that_was_not_planned_is_named():
     more = [measurement(case="three", quantity=name) for name in ("cema", "embed", "norm")]
     found = breaches(CONTRACT, [*ROWS, *more])
     assert found.unplanned == tuple(map(Gate.of, more)) and not found.missing
+
+
+def test_every_gate_of_a_group_with_more_than_planned_is_named():
+    """Which of them is the one too many, a digest does not say."""
+    more = replace(ROWS[0], quantity="aaa")
+    group = [m for m in (more, *ROWS) if Gate.of(m).group == Gate.of(more).group]
+    found = breaches(CONTRACT, [*ROWS, more])
+    assert len(group) == 3 and found.unplanned == tuple(sorted(map(Gate.of, group)))
+    assert not found.missing and not found.doubled
 
 
 def test_a_gate_is_planned_once():

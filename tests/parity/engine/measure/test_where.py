@@ -70,6 +70,28 @@ def test_differences_are_split_into_as_few_regions_as_there_may_be() -> None:
     assert where(differs.T) == "axis 0: 0-1, axis 1: 0-1; axis 0: 2-3, axis 1: 1-2"
 
 
+def test_an_axis_of_too_many_regions_hides_no_other_axis() -> None:
+    """Four different rows, of three different columns."""
+    stairs = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1]], bool)
+    assert where(stairs, [Axis("row"), Axis("column")]) == (
+        "rows 0-1, column 0; rows 1-2, column 1; rows 2-3, column 2"
+    )
+    assert where(stairs.T).count(";") == 2
+
+
+def test_a_part_of_a_split_is_split_again_as_long_as_regions_are_few() -> None:
+    """No axis alone parts these three boxes: the second layer has two of them."""
+    differs = np.zeros((2, 6, 6), bool)
+    differs[0][np.ix_([1, 5], [0, 5])] = True
+    differs[1, :2, :2] = differs[1, 1:3, 2:4] = True
+    boxes = ("0, axis 1: 1, 5, axis 2: 0, 5", "1, axis 1: 0-1, axis 2: 0-1")
+    third = "1, axis 1: 1-2, axis 2: 2-3"
+    assert where(differs) == "; ".join(f"axis 0: {box}" for box in (*boxes, third))
+    # A fourth is one too many.
+    differs[1, 5, 5] = True
+    assert ";" not in where(differs)
+
+
 def test_nothing_is_said_of_a_scalar_and_of_what_does_not_differ() -> None:
     assert where(np.asarray(True)) == ""
     assert where(np.zeros(SHAPE, bool), AXES) == ""
@@ -139,6 +161,14 @@ def test_the_last_block_is_a_tail_only_if_it_is_shorter() -> None:
     axes = (Axis("position", "chunk", 4),)
     assert where(np.arange(8) >= 4, axes) == "positions 4-7: chunk 1"
     assert where(np.arange(7) >= 4, axes) == "positions 4-6: chunk 1, the tail of 3"
+
+
+def test_blocks_that_are_apart_are_named_apart() -> None:
+    axes = (Axis("position", "chunk", 4),)
+    positions = np.arange(24)
+    assert where((positions // 4) % 2 == 0, axes) == "positions 0-3, 8-11, 16-19: chunks 0, 2, 4"
+    firsts = np.isin(positions, [0, 4, 12])
+    assert where(firsts, axes) == "positions 0, 4, 12: the first of chunks 0-1, 3"
 
 
 def test_up_to_four_blocks_are_listed() -> None:

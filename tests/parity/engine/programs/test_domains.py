@@ -10,6 +10,7 @@ import torch
 
 from parity.engine.programs.domains import DOMAINS, inside
 from parity.engine.programs.rounding import Signs, pool
+from parity.engine.programs.rounding_rules import ELEMENTARY
 
 JAX = {"log2": jnp.log2, "log10": jnp.log10, "erfinv": jax.scipy.special.erfinv}
 """Operations that are no primitives of `jax.lax`."""
@@ -42,6 +43,17 @@ def test_a_domain_is_that_of_the_function_and_operands_inside_stay(name: str) ->
             assert not np.isnan(function(jnp.asarray(turned))).any()
 
 
+def test_every_function_that_is_no_number_somewhere_has_a_domain() -> None:
+    """Of one operand; at whole numbers some have poles."""
+    somewhere = np.array([-3.5, -1.5, -0.5, 0.5, 1.5, 3.5])
+    bounded = {"log2", "log10", "erfinv"}
+    with jax.enable_x64(True):
+        for name in ("sqrt", "square", *(ELEMENTARY - {"pow", "atan2"})):
+            if np.isnan(_function(name)(somewhere)).any():
+                bounded.add(name)
+    assert bounded == DOMAINS.keys()
+
+
 def test_a_power_of_a_negative_number_exists_for_integers_alone() -> None:
     base = np.array([-2.0, 2.0, -2.0, -2.0, 0.0])
     exponent = np.array([3.0, 3.5, 2.0000002, -1.0, 0.5])
@@ -64,6 +76,9 @@ def test_an_operand_that_nothing_perturbs_is_the_program_s_own() -> None:
             [kept] = signs.inside("sqrt", operand)
             assert float(kept[0]) == (1e-9 if mended else -1e-9)
             assert float(kept[1]) == 4.0
+            base, exponent = signs.inside("pow", [*operand, jnp.asarray([0.5, -0.5])])
+            assert np.array_equal(base, kept) and exponent.tolist() == [0.5, -0.5]
+            assert signs.inside("neg", operand) is operand
 
 
 def test_a_count_is_exact_and_other_scalars_round() -> None:

@@ -243,6 +243,10 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
     assert notices == ("marks in a while loop are not captured: they have many values",)
     value, notices = widened(loop, X)
     assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
+    # Whatever else was noticed before.
+    found = {"an earlier remark": None}
+    Evaluation(notices=found).run(jax.make_jaxpr(loop)(X), [X], Marks())
+    assert [*found] == ["an earlier remark", *notices]
 
 
 def test_a_loop_is_compiled_as_the_program_has_it():
@@ -324,6 +328,9 @@ def test_capture_refuses_a_second_value_of_a_name_inside_of_a_loop_too():
 
     with pytest.raises(ValueError, match="the mark 'q' is passed twice"):
         capture(twice)(X)
+    # Templates of other marks change nothing about this one.
+    with pytest.raises(ValueError, match="the mark 'q' is passed twice"):
+        capture(twice, numbered={"k": "k.{}"})(X)
     counted = capture(twice, numbered={"q": "q.{}"})(X)[1]
     assert [float(x[0, 0]) for x in counted.values()] == [-1.0, 0.0, 0.0, 1.0]
 
@@ -468,6 +475,19 @@ def test_random_numbers_are_those_the_program_draws():
     assert relative_l2(value, X + np.float64(np.float32(np.sqrt(2))) * erfinv(uniform)) <= EXACT
 
 
+def test_random_numbers_are_drawn_as_the_program_does_it():
+    """In one of two ways, which it may choose for a part of itself."""
+
+    def drawn(x):
+        with jax.threefry_partitionable(False):
+            return x + jax.random.uniform(jax.random.key(1), x.shape)
+
+    expected = drawn(X)
+    assert not close(expected, X + jax.random.uniform(jax.random.key(1), X.shape))
+    assert close(widened(drawn, X)[0], expected)
+    assert np.array_equal(evaluate(lambda x: checkpoint_name(drawn(x), "inner"), X)[0], expected)
+
+
 def test_what_has_no_float64_is_done_as_it_is_and_noticed():
     def called(x):
         shape = jax.ShapeDtypeStruct(x.shape, jnp.float32)
@@ -527,6 +547,27 @@ def test_a_record_of_a_loop_changes_no_result_and_no_mark(function, replaced, fe
         assert list(one) == list(other) and one
         assert all(np.array_equal(one[name], other[name]) for name in one)
     assert [o.mark for o in recorder.operations if o.fed] == fed
+
+
+def masked(x):
+    mask = checkpoint_name(x > 0, "mask")
+    return jnp.where(~mask, x, 2 * x), mask
+
+
+def noisy(x):
+    key = checkpoint_name(jax.random.key(1), "key")
+    count = checkpoint_name(jnp.arange(3, dtype=jnp.int8), "count")
+    return x + jax.random.uniform(key, x.shape), count * count
+
+
+@pytest.mark.parametrize("function", [masked, noisy])
+def test_a_record_changes_nothing_about_marks_of_any_dtype(function):
+    """A mask stays one, and so does a random key, which is no number."""
+    still, seen, recorder = recorded(function)
+    for one, other in zip(still[0], seen[0], strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other)
+    assert [*still[1]] == [*seen[1]] == [o.mark for o in recorder.operations if o.mark]
+    assert all(x.dtype == seen[1][name].dtype for name, x in still[1].items())
 
 
 def test_a_record_of_a_loop_knows_what_each_turn_is_made_of():
@@ -805,6 +846,11 @@ def test_a_mark_without_a_name_is_no_stage():
     def function(x):
         return jax.lax.cond(x[0, 0] < 0, lambda x: checkpoint_name(x, None), jnp.sin, x) + 1.0
 
+    def loop(x):
+        step = lambda c: checkpoint_name(c + 1.0, None)  # noqa: E731
+        return jax.lax.while_loop(lambda c: jnp.all(c < 4), step, x)
+
+    assert evaluate(loop, X)[2] == ()
     plain = evaluate(lambda x: checkpoint_name(x, None) * 2.0, X)
     assert np.array_equal(plain[0], X * 2) and not plain[1].values
     assert np.array_equal(evaluate(function, X)[0], X + 1)
@@ -837,6 +883,21 @@ def test_one_mark_may_be_replaced_and_another_one_offset():
     assert (float(result), float(marks["a"]), float(marks["b"])) == (18.0, 3.0, 6.0)
     result, marks = capture(function, offsets={"a": 1.0})(jnp.float32(1.0))
     assert (float(result), float(marks["b"])) == (12.0, 4.0)
+    result, marks = capture(function, forced={"a": jnp.float32(5.0)})(jnp.float32(1.0))
+    assert (float(result), float(marks["a"]), float(marks["b"])) == (18.0, 2.0, 6.0)
+
+
+def test_a_captured_function_takes_and_returns_what_it_did_before():
+    """Trees of arrays, in the order in which it names them."""
+
+    def function(params, rows):
+        y = checkpoint_name(params["b"] * 2, "inner") + params["a"]
+        return {"last": rows[1] - y, "first": (y, rows[0])}
+
+    arguments = {"b": X, "a": X + 1}, (X + 2, X + 3)
+    result, marks = capture(function)(*arguments)
+    assert jax.tree.all(jax.tree.map(np.array_equal, result, function(*arguments)))
+    assert np.array_equal(marks["inner"], X * 2)
 
 
 @pytest.mark.parametrize("integers_first", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import SimpleNamespace
 
 import jax
@@ -16,6 +17,7 @@ from parity.engine.programs.jaxprs import (
     constants,
     counters,
     equations,
+    inner_jaxprs,
     interpret,
     is_hidden,
     loop_inputs,
@@ -59,6 +61,15 @@ def test_the_inputs_of_a_loop_are_grouped_in_either_version_of_jax():
         assert loop_inputs(scan.replace(params=params), inputs) == ([0, 1], [2, 3, 4], [5])
 
 
+def test_the_programs_of_an_equation_are_found_alone_and_in_sequences():
+    """JAX holds branches in a tuple; an operation of another package may have a list."""
+    closed = jax.make_jaxpr(program)(X)
+    eqn = closed.jaxpr.eqns[0]
+    params = {"a": closed, "b": [closed, 1], "c": (closed.jaxpr,), "d": "text", "e": 3}
+    found = [*inner_jaxprs(eqn.replace(params=params))]
+    assert len(found) == 3 and all(each is closed.jaxpr for each in found)
+
+
 def test_a_jaxpr_is_opened_with_its_constants():
     held = np.arange(3.0, dtype=np.float32)
     closed = jax.make_jaxpr(lambda x: x + jnp.asarray(held) * jnp.asarray(held)[0])(jnp.ones(3))
@@ -76,6 +87,16 @@ def test_a_module_is_hidden_only_where_it_says_so(said, hidden, monkeypatch):
     monkeypatch.setitem(sys.modules, "a_helper_of_a_test", module)
     assert is_hidden(file) is hidden
     assert is_hidden(f"/elsewhere{file}") is False
+
+
+@pytest.mark.parametrize("odd", [None, object()], ids=["none", "object"])
+def test_what_is_no_module_hides_nothing(odd, monkeypatch):
+    """Python allows any object in the place of a module; the ones behind it are still read."""
+    file = f"/nowhere/behind_{odd}.py"
+    monkeypatch.setitem(sys.modules, "an_odd_one_of_a_test", odd)
+    module = SimpleNamespace(__file__=file, __tracebackhide__=True)
+    monkeypatch.setitem(sys.modules, "one_behind_it", module)
+    assert is_hidden(file) is True
 
 
 def test_constants_are_what_a_program_closes_over_and_the_numbers_written_in_it():
@@ -113,10 +134,56 @@ def test_an_evaluation_gives_the_program_s_outputs_and_lifts_its_literals():
     assert 2.0 in [float(x) for x in lifted]
 
 
+def test_an_equation_draws_the_random_numbers_that_the_program_draws():
+    """There are two ways, of which the program may choose another one than its caller."""
+    key = jax.random.key(1)
+
+    def drawn(key):
+        return jax.random.bits(key, (4,))
+
+    with jax.threefry_partitionable(False):
+        closed, expected = jax.make_jaxpr(drawn)(key), drawn(key)
+    assert not np.array_equal(drawn(key), expected)
+    [eqn] = (e for e in equations(closed.jaxpr) if e.primitive.name == "random_bits")
+    assert np.array_equal(bind(eqn, [key])[0], expected)
+
+
 def test_an_argument_that_is_returned_outlives_its_last_reader():
     closed = jax.make_jaxpr(lambda x, y: (x, x + y, y))(X, X)
     x, total, y = interpret(closed.jaxpr, closed.consts, [X, 2 * X], bind)
     assert np.array_equal(x, X) and np.array_equal(y, 2 * X) and np.array_equal(total, X + 2 * X)
+
+
+def test_a_value_is_released_after_its_last_reader():
+    """And at once if nothing reads it."""
+
+    class Value:
+        pass
+
+    made, alive = {}, {}
+
+    def step(eqn, inputs):
+        name = eqn.primitive.name
+        alive[name] = {n for n, value in made.items() if value() is not None}
+        value = Value()
+        made[name] = weakref.ref(value)
+        return [value]
+
+    def function(x):
+        jnp.exp(x)
+        tangent = jnp.tan(x)
+        return jnp.tanh(jnp.sin(jnp.cos(tangent))), tangent
+
+    jaxpr = jax.make_jaxpr(function)(1.0).jaxpr
+    results = interpret(jaxpr, [], [Value()], step)
+    assert len(results) == 2
+    assert alive == {
+        "exp": set(),
+        "tan": {"exp"},  # The result of the equation before is still at hand.
+        "cos": {"tan"},
+        "sin": {"tan", "cos"},
+        "tanh": {"tan", "sin"},
+    }
 
 
 def test_what_has_an_effect_is_no_counter():

@@ -50,6 +50,11 @@ def test_an_array_is_one_constant_however_often_it_is_used():
         assert constant.dtype == dtype
 
 
+def test_a_conversion_that_is_in_place_is_not_put_there_again():
+    numpy_constants.convert_in_each_mode()
+    assert numpy_constants.convert_in_each_mode.__wrapped__() is False
+
+
 def test_a_constant_of_another_array_with_the_same_id_is_not_taken():
     numpy_constants.convert_in_each_mode()
     found = []
@@ -61,7 +66,19 @@ def test_a_constant_of_another_array_with_the_same_id_is_not_taken():
     assert numpy_constants._convert(one) is kept
 
 
-@pytest.mark.parametrize("dtype", [object, str, ">f4", np.longdouble])
+def test_a_converted_array_is_kept_no_longer_than_it_is_used():
+    numpy_constants.convert_in_each_mode()
+    one = np.linspace(0.1, 1, 3)
+    kept = numpy_constants._convert(one)
+    places = [place for place in numpy_constants._converted if place[0] == id(one)]
+    assert len(places) == 1 and kept.shape == (3,)
+    del kept
+    assert not {*places} & numpy_constants._converted.keys()
+
+
+@pytest.mark.parametrize(
+    "dtype", [object, str, bytes, "M8[s]", "m8[s]", ">f4", np.longdouble, np.clongdouble]
+)
 def test_what_is_no_array_for_jax_is_refused_as_such(dtype):
     with pytest.raises(TypeError, match="is not a valid JAX type"):
         numpy_constants._convert(np.array([1]).astype(dtype))

@@ -137,6 +137,75 @@ def test_what_an_operation_rounds_by_how_many_units(name: str):
             assert found.dtype == jnp.float64 and np.array_equal(found, wider[0])
 
 
+ELEMENTARY_NAMES = """
+exp exp2 expm1 log log1p tanh erf erfc erf_inv logistic sin cos tan rsqrt cbrt lgamma digamma sinh
+cosh asinh atanh asin acos atan
+"""
+
+
+@pytest.mark.parametrize("name", ELEMENTARY_NAMES.split())
+def test_a_function_that_is_not_rounded_correctly_is_off_by_units(name: str):
+    x = np.full(5, 0.3, np.float32)
+    assert asked_of(getattr(jax.lax, name), x)[0] == [((5,), 4.0)]
+
+
+def test_functions_of_larger_numbers_and_of_two_are_off_by_units_too():
+    x = np.full(5, 1.3, np.float32)
+    for function in (jax.lax.acosh, lambda x: jax.lax.pow(x, x), lambda x: jax.lax.atan2(x, x)):
+        assert asked_of(function, x)[0] == [((5,), 4.0)]
+
+
+MOVED = {
+    "abs": jnp.abs,
+    "argmax": lambda x: jnp.argmax(x, 1),
+    "broadcast": lambda x: jax.lax.broadcast_in_dim(x, (2, 3, 4), (1, 2)),
+    "ceil": jnp.ceil,
+    "floor": jnp.floor,
+    "round": jax.lax.round,
+    "sign": jnp.sign,
+    "clamp": lambda x: jax.lax.clamp(-0.5, x, 0.5),
+    "concatenate": lambda x: jax.lax.concatenate([x, x], 0),
+    "dynamic slice": lambda x: jax.lax.dynamic_slice(x, (1, 0), (2, 2)),
+    "dynamic update": lambda x: jax.lax.dynamic_update_slice(x, x[:1], (1, 0)),
+    "gather": lambda x: x[IDS],
+    "scatter": lambda x: x.at[IDS[:2]].set(x[:2]),
+    "finite": jnp.isfinite,
+    "larger": lambda x: jax.lax.max(x, -x),
+    "smaller": lambda x: jax.lax.min(x, -x),
+    "least": lambda x: jnp.min(x, 0),
+    "pad": lambda x: jax.lax.pad(x, 0.0, ((1, 0, 0), (0, 2, 0))),
+    "reshape": lambda x: x.reshape(-1),
+    "reverse": lambda x: x[::-1],
+    "select": lambda x: jax.lax.select(x > 0, x, -x),
+    "slice": lambda x: jax.lax.slice(x, (0, 1), (2, 3)),
+    "split": lambda x: jnp.split(x, 2, 1)[1],
+    "squeeze": lambda x: jax.lax.squeeze(x[:1], (0,)),
+    "expand": lambda x: jax.lax.expand_dims(x, (0,)),
+    "stop": jax.lax.stop_gradient,
+    "best": lambda x: jax.lax.top_k(x, 2)[0],
+    "transpose": lambda x: x.T,
+    "running maximum": lambda x: jax.lax.cummax(x, 0),
+    "running minimum": lambda x: jax.lax.cummin(x, 0),
+    "copy": lambda x: jnp.array(x, copy=True),
+    "barrier": jax.lax.optimization_barrier,
+    "less precise": lambda x: jax.lax.reduce_precision(x, 8, 7),
+    "bits": lambda x: jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(x, jnp.int32), jnp.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_moves_or_chooses_numbers_rounds_none(name: str):
+    assert asked_of(MOVED[name], draw(3, 4))[0] == []
+
+
+def test_parts_of_a_complex_number_are_exact():
+    z = np.array([1 + 2j, 0.5 - 3j], np.complex64)
+    for function in (jax.lax.real, jax.lax.imag, jax.lax.conj):
+        assert asked_of(function, z)[0] == []
+
+
 def test_what_is_narrow_rounds_as_such_where_that_is_asked():
     def function(x):
         y = x.astype(jnp.bfloat16)
@@ -185,6 +254,16 @@ def test_of_several_results_those_of_numbers_round():
     """A factorisation returns its pivots too, which are whole numbers."""
     asked, outputs = asked_of(lambda x: jax.lax.linalg.lu(x)[0], draw(3, 3))
     assert asked == [((3, 3), 1.0)] and outputs[0].dtype == jnp.float64
+
+    def positions_and_numbers(n, x):
+        return jax.lax.reduce(
+            (n, x), (jnp.int32(0), jnp.float32(0)), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,)
+        )
+
+    asked, outputs = asked_of(
+        positions_and_numbers, np.arange(6, dtype=np.int32).reshape(2, 3), draw(2, 3)
+    )
+    assert asked == [((2,), 1.0)] and [x.dtype for x in outputs] == [jnp.int32, jnp.float64]
 
 
 def test_a_sum_leaves_the_operands_it_was_given():

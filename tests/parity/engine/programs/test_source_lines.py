@@ -41,6 +41,18 @@ def test_a_file_of_the_current_folder_is_before_one_of_an_installed_package(
     assert excerpt("model.py:1 (f)") == "> 1  x = 'here'"
     (tmp_path / "here" / "model.py").unlink()
     assert excerpt("model.py:1 (f)") == "> 1  x = 'installed'"
+    # A folder of that name is no file.
+    (tmp_path / "here" / "model.py").mkdir()
+    assert excerpt("model.py:1 (f)") == "> 1  x = 'installed'"
+
+
+def test_lines_are_counted_as_python_counts_them(tmp_path: Path, monkeypatch) -> None:
+    """A form feed, as old sources have between functions, ends no line."""
+    name = "layer:2.py"
+    (tmp_path / name).write_bytes(b"a = 1\n\x0c\nb = '\x1c'\r\nc = 3\r\n")
+    monkeypatch.chdir(tmp_path)
+    assert excerpt(f"{name}:4 (<module>)", 0) == "> 4  c = 3"
+    assert excerpt(f"{name}:5 (<module>)", 0) == ""
 
 
 @pytest.mark.parametrize("place", ["model.py:7 (f)", "absent.py:1 (f)", "nowhere", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from parity.engine.programs.operations import (
     Recorder,
     Unknown,
     _implicated,
+    _in_library,
     _short,
     common_frame,
     first_unknown,
+    source_of,
     source_of_error,
 )
 from parity.engine.programs.unseen import (
@@ -164,16 +167,37 @@ def test_where_another_call_has_nothing_to_mask_the_mask_itself_is_named_too():
         5: op(SELECT, (4, 0), "apply.py:4 (k)"),
         6: op("last", (5,)),
     }
-    values = {0: A, 1: MASK, 2: np.ones((4, 5), bool), 3: A, 4: WRONG, 6: D}
-    values[5] = np.where(WRONG, A, -np.inf)
+    values = {0: A, 1: MASK, 3: A, 4: WRONG, 5: np.where(WRONG, A, -np.inf), 6: D}
     makes = "makes a mask that the original does not have"
     called = [("call.py:9 (h)", CALLS_MASK), ("apply.py:4 (k)", APPLIES)]
-    lines = search(operations, values, Seen([A, MASKED])).lines()
-    assert [(line.place, line.why) for line in lines] == [("make.py:3 (g)", makes + IDLE), *called]
+    # Nothing is masked by a mask of one value, whichever it is.
+    for nothing in (np.ones((4, 5), bool), np.zeros((4, 5), bool)):
+        values[2] = nothing
+        lines = search(operations, values, Seen([A, MASKED])).lines()
+        told = [(line.place, line.why) for line in lines]
+        assert told == [("make.py:3 (g)", makes + IDLE), *called]
     # Where that call masks something as well, and rightly, the call is what is wrong.
     values[2], values[3] = MASK, MASKED
     lines = search(operations, values, Seen([A, MASKED])).lines()
     assert [(line.place, line.why) for line in lines] == called
+
+
+def test_a_line_that_both_makes_and_applies_a_mask_is_named_once():
+    """And as the one that applies it: it is one of the lines that may be wrong in any case."""
+    line = "both.py:3 (g)"
+    operations = {
+        0: op("scores"),
+        1: op("iota", (), "made.py:1 (h)"),
+        2: op("ge", (1,), line),
+        3: op(SELECT, (2, 0), line),
+        4: op("last", (3,)),
+    }
+    values = {0: A, 1: WRONG, 2: WRONG, 3: np.where(WRONG, A, -np.inf), 4: D}
+    lines = search(operations, values, Seen([A, MASKED])).lines()
+    assert [(line.place, line.why) for line in lines] == [
+        ("made.py:1 (h)", "makes a mask that the original does not have"),
+        (line, APPLIES),
+    ]
 
 
 # Numbers
@@ -196,6 +220,32 @@ def test_another_primitive_of_a_line_says_nothing_about_its_call():
     other = Operation("add", ("f.py:1 (f)", "g.py:6 (g)"), ())
     found = search(operations, {0: B, 1: D}, Seen([A]), beside=[other])
     assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+    # Neither does one that has no line.
+    found = search(operations, {0: B, 1: D}, Seen([A]), beside=[Operation("mul", (), ())])
+    assert [line.place for line in found.lines()] == ["f.py:1 (f)"]
+
+
+MOVES = "broadcast_in_dim concatenate gather pad reshape rev select_n slice squeeze transpose"
+
+
+@pytest.mark.parametrize(
+    ("primitive", "moves"),
+    [*dict.fromkeys(MOVES.split(), True).items(), ("mul", False), ("dot_general", False)],
+)
+def test_what_only_moves_numbers_made_none_of_them_wrong(primitive: str, moves: bool):
+    operations = {0: op("wrong"), 1: op(primitive, (0,)), 2: op("last", (1,))}
+    found = search(operations, {0: B, 1: np.where(MASK, C, C + 0.1), 2: D}, Seen([A, C]))
+    assert found.first is not None and found.first.index == (0 if moves else 1)
+
+
+def test_a_line_of_two_suspects_is_named_as_that_of_the_likelier_one():
+    line = "f.py:1 (f)"
+    operations = {0: op("mul", (), line), 1: op("add", (0,), line), 2: op("last", (1,))}
+    values = {0: B, 1: np.where(MASK, C, C + 0.1), 2: D}
+    found = search(operations, values, Seen([A, C]))
+    assert found.first is not None and found.first.index == 1
+    why = "first operation whose result the original does not compute"
+    assert [(line.place, line.why) for line in found.lines()] == [(line, why)]
 
 
 # Lines
@@ -248,6 +298,15 @@ def test_one_result_in_less_than_float32_makes_an_operation_narrow(x64):
     assert operation.narrow
 
 
+def test_what_has_no_result_is_recorded_without_one(x64):
+    def function(x):
+        jax.debug.callback(lambda x: None, x)
+        return jnp.sin(x)
+
+    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
+    assert len(found) == 2 and found["sin"] == ()
+
+
 def test_what_is_made_of_a_second_result_is_made_of_its_operation(x64):
     def function(x):
         first, second = jnp.split(x, 2)
@@ -267,8 +326,14 @@ def test_what_is_made_of_a_value_beside_its_mark_is_not_made_of_the_mark(x64):
 
     found = {o.primitive: o.parents for o in recorded(function, np.ones(3), stage=np.zeros(3))}
     assert found == {"sin": (), "name": (0,), "add": (1,), "mul": (0,)}
-    found = {o.primitive: o.parents for o in recorded(function, np.ones(3))}
-    assert found == {"sin": (), "name": (0,), "add": (0,), "mul": (0,)}
+    closed = jax.make_jaxpr(function)(np.ones(3))
+    value = np.zeros(3)
+    for change in (None, MarkChange(offset=value), MarkChange(True), MarkChange(False, value)):
+        recorder = Recorder()
+        changes = {} if change is None else {"stage": change}
+        Evaluation(True, recorder=recorder).run(closed, [np.ones(3)], Marks(), changes)
+        found = {o.primitive: o.parents for o in recorder.operations}
+        assert found == {"sin": (), "name": (0,), "add": (0,), "mul": (0,)}
 
 
 def custom_jvp(function):
@@ -316,16 +381,66 @@ def test_lines_inside_of_a_call_come_before_the_line_of_the_call(x64, called):
     assert functions[0] == "inner)" and "outer)" in functions[1:]
 
 
-def test_an_error_is_placed_where_it_was_raised():
-    def inner():
+class Model:
+    def fails(self):
         raise ValueError
 
-    def outer():
-        inner()
 
+def generated(text: str):
+    """Return the function `f` of a text that is in no file."""
+    space: dict = {"jnp": jnp}
+    exec(compile(text, "<generated>", "exec"), space)
+    return space["f"]
+
+
+def test_an_error_is_placed_where_it_was_raised():
     with pytest.raises(ValueError) as caught:
-        outer()
-    assert source_of_error(caught.value).endswith("inner)")
+        Model().fails()
+    assert source_of_error(caught.value).endswith("(Model.fails)")
+    # Code that is in no file has no line that could be shown.
+    with pytest.raises(ZeroDivisionError) as caught:
+        generated("def f():\n    return 1 // 0")()
+    assert source_of_error(caught.value).startswith(str(_short(Path(__file__))))
+
+
+def test_a_source_line_is_in_a_file_and_named_once(x64):
+    inner = generated("def f(x):\n    return jnp.sin(x)")
+
+    def again(x, depth):
+        # Within a trace, and in traces of its own.
+        call = jax.jit(again, static_argnums=1) if depth % 2 else again
+        return call(x, depth - 1) if depth else inner(x)
+
+    def outer(x):
+        return again(x, 6)
+
+    [operation] = (o for o in recorded(outer, np.ones(3)) if o.primitive == "sin")
+    functions = [line.rpartition(".")[2] for line in operation.source]
+    assert functions[:2] == ["again)", "outer)"] and "generated" not in str(operation.source)
+    assert len({*operation.source}) == len(operation.source)
+
+    def plainly(x, depth):
+        return plainly(x, depth - 1) if depth else jnp.sin(x)
+
+    [eqn] = jax.make_jaxpr(lambda x: plainly(x, 3))(1.0).jaxpr.eqns
+    assert len({*source_of(eqn)}) == len(source_of(eqn))
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        *dict.fromkeys(("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype"), True).items(),
+        *dict.fromkeys(("parity.engine.measure.where", "parity.sides.side"), True).items(),
+        *dict.fromkeys(("parity.port.compare", "parity.port.exact"), True).items(),
+        *dict.fromkeys(("parity.megalodon.cases", "megalodon_jax.layers.norms"), False).items(),
+        # A port may be a module of NumPy code.
+        ("numpy", False),
+    ],
+)
+def test_lines_of_libraries_and_of_what_evaluates_a_port_are_no_lines_of_the_port(name, library):
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    assert _in_library(spec.origin) is library
 
 
 @pytest.mark.parametrize(

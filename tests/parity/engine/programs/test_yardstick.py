@@ -12,6 +12,7 @@ from parity.engine.programs import yardstick
 from parity.engine.programs.yardstick import RUN_OFTEN, RUN_ONCE, compiled, known_options
 
 GONE = {"xla_of_a_version_that_is_not_this_one": 1}
+OFF = {"xla_of_another_version": False, "xla_of_a_third_version": 0}
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def test_an_option_that_xla_no_longer_has_is_left_out() -> None:
     known = known_options(RUN_ONCE)
     assert known and known_options(RUN_ONCE | GONE) == known
     assert known_options(GONE) == {}
+    # Whatever its value was.
+    assert known_options(OFF | GONE) == {} and known_options(OFF | RUN_ONCE) == known
 
 
 def test_an_option_that_is_wrong_is_said() -> None:
@@ -37,10 +40,11 @@ def test_an_option_that_is_wrong_is_said() -> None:
         known_options({"xla_backend_optimization_level": "high"})
 
 
-def test_a_gpu_is_asked_for_no_level_that_its_compiler_has_not(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+def test_another_device_is_asked_for_no_level_that_its_compiler_has_not(
+    device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
     assert known_options(RUN_OFTEN).keys() == RUN_OFTEN.keys() - {"xla_backend_optimization_level"}
 
 
