@@ -27,8 +27,9 @@ class AnswerError(ValueError):
 
 Answer: TypeAlias = Any
 """Answer to a question, as in the file: null (the port's value stays), the name of a parameter of
-the original, a list of names (fused or stacked in this order), or a mapping with `of` (a name or
-list), `rows` (start and stop on the first axis of each of them) and `transposed` (bool)."""
+the original, a list of names (fused or stacked in this order; vectors of the port's shape are
+added), or a mapping with `of` (a name or list), `rows` (start and stop on the first axis of each of
+them) and `transposed` (bool)."""
 FIELDS = {"of", "rows", "transposed"}
 KEYS = {"answers", "questions"}
 """Keys of the file."""
@@ -185,6 +186,9 @@ def _constructed(
     ):
         # Axes of length 1 hold no order: a stack of biases may have them for broadcasting.
         places = [cut(shape, shape, 0, i, i + 1) for i in range(len(names))]
+    elif len(shape) == 1 and all(target == shape for target in inside):
+        # Two biases that the port adds up. A list of matrices of this shape is a mistake.
+        places = [whole(shape)] * len(names)
     for axis in range(len(shape)) if not places else ():
         rest = shape[:axis], shape[axis + 1 :]
         lengths = [target[axis] for target in inside if len(target) == len(shape)]

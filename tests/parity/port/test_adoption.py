@@ -395,6 +395,22 @@ def test_answers_are_one_parameter_a_stack_or_a_fusion_in_their_order(
     assert np.array_equal(built, expected)
 
 
+def test_vectors_of_the_port_s_shape_are_added() -> None:
+    arrays = {name: 10.0**n + numbered(4) for n, name in enumerate("abc")}
+    built = answers._from_answer(["a", "c", "b"], arrays, "p", (4,))
+    assert built.adds
+    assert np.array_equal(built.from_original(arrays), arrays["a"] + arrays["c"] + arrays["b"])
+    rows = {"of": ["a", "b"], "rows": [1, 3]}
+    assert np.array_equal(
+        answers._from_answer(rows, arrays, "p", (2,)).from_original(arrays),
+        arrays["a"][1:3] + arrays["b"][1:3],
+    )
+    # A vector of another length among them is none of the terms; matrices are never added.
+    arrays["c"] = numbered(3)
+    with pytest.raises(AnswerError, match="does not fit"):
+        answers._from_answer(["a", "c"], arrays, "p", (4,))
+
+
 def test_a_stack_may_have_axes_of_length_1_more_or_less() -> None:
     arrays = {"a": numbered(3), "b": numbered(1, 3)}
     built = answers._from_answer(["b", "a"], arrays, "p", (2, 1, 1, 3)).from_original(arrays)
