@@ -1376,6 +1376,26 @@ def test_the_groups_of_a_process_are_ended_once(monkeypatch: pytest.MonkeyPatch)
     assert ended == [13, 17] and process.closed
 
 
+def test_a_worker_leads_a_group_and_ends_it_once_its_driver_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    def end_own_group() -> None:
+        done.append("end")
+        ended.set()
+
+    monkeypatch.setattr(local, "lead_group", lambda: done.append("lead"))
+    monkeypatch.setattr(local, "end_own_group", end_own_group)
+    driver = types.SimpleNamespace(join=lambda: done.append("driver ended"))
+    monkeypatch.setattr(local, "parent_process", lambda: driver)
+    # Nothing else may end this process.
+    monkeypatch.setattr(local.os, "_exit", lambda code: ended.set())
+    local._end_with_parent()
+    assert ended.wait(60) and done == ["lead", "driver ended", "end"]
+
+
 def test_a_worker_ends_its_group_only_as_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(interrupts.os, "killpg", lambda *args: sent.append(args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -442,6 +443,20 @@ def test_an_answer_takes_rows_and_reshapes() -> None:
     heads = {"of": "out", "transposed": True}
     built = answers._from_answer(heads, arrays, "p", (2, 2, 4)).from_original(arrays)
     assert np.array_equal(built, arrays["out"].T.reshape(2, 2, 4))
+
+
+@pytest.mark.parametrize("rows", [[2, 2], [0, 0], [6, 6], [4, 2], [-2, 4], [5, 7]])
+def test_an_answer_takes_at_least_one_row_and_only_rows_that_exist(rows: list[int]) -> None:
+    start, stop = rows
+    for array in (numbered(6, 4), numbered(6)):
+        says = re.escape(f"has the rows {start} to {stop} of an array of shape {array.shape}")
+        with pytest.raises(AnswerError, match=says):
+            answers._from_answer({"of": "w", "rows": rows}, {"w": array}, "p", (2, 4))
+
+
+def test_a_number_has_no_rows() -> None:
+    with pytest.raises(AnswerError, match=r"has the rows 0 to 1 of an array of shape \(\)"):
+        answers._from_answer({"of": "w", "rows": [0, 1]}, {"w": np.ones(())}, "p", ())
 
 
 def test_one_answer_stands_for_all_layers_by_their_numbers() -> None:

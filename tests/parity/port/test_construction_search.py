@@ -265,6 +265,45 @@ def test_what_the_port_lacks_and_what_is_open_is_counted_and_listed_in_order():
     )
 
 
+def test_what_is_open_or_needed_is_in_the_written_conversion_and_in_the_text():
+    """The conversion makes what is paired, and names what a person has to add."""
+    held = {"w": draw(D, D), "zero": np.zeros(D, np.float32), "idle": np.zeros(2, np.float32)}
+    mine = {"w": draw(D, D, seed=1), "extra.t": draw(2, 5, seed=2)}
+    sides = (
+        Program(lambda p, mark: X @ p["w"] + p["zero"], held),
+        Program(lambda p, mark: X @ p["w"], mine),
+    )
+    found = adopt(Port("search", *sides, gradients=False, bfloat16=False))
+    assert "    # extra.t (2, 5): no parameter of the original is proposed for it" in (
+        source := found.source()
+    ).split("\n")
+    space: dict[str, Any] = {}
+    exec(source, space)
+    [(name, made)] = space["convert"](held).items()
+    assert name == "w" and np.array_equal(made, held["w"])
+    assert found.text().split("\n")[-2:] == [
+        "not used, but needed: zero (3,)", "not used: idle (2,)"
+    ]  # fmt: skip
+
+
+def test_an_answer_that_is_right_is_tested_and_confirmed():
+    """The port runs with the answered parameter in place of its own value."""
+    held = {"w": draw(D, D), "b": draw(D, seed=1)}
+    mine = {"kernel": draw(D, D, seed=2), "bias": draw(D, seed=3)}
+    for kernel, right in ((turned("w"), True), (copied("w", (D, D)), False)):
+        search = searching(
+            held,
+            mine,
+            {"bias": "b"},
+            lambda p, mark: X @ p["w"] + p["b"],
+            lambda p, mark: X @ p["kernel"].T + p["bias"],
+            fixed={"kernel": kernel},
+        )
+        search.run()
+        assert search.agreed is right and not search.changed
+        assert search.confirmed() == ({"kernel", "bias"} if right else set())
+
+
 def test_a_missing_constant_counts_as_needed_if_the_port_stops_with_other_parameters():
     def plus(p: Arrays, mark: Mark) -> np.ndarray:
         return X @ p["w"] + p["zero"]
