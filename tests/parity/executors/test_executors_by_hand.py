@@ -1953,6 +1953,25 @@ def test_a_task_sees_no_empty_number_of_threads(monkeypatch) -> None:
     assert seen == [False] and os.environ["OMP_NUM_THREADS"] == ""
 
 
+def test_variables_that_an_item_sets_are_no_other_settings(monkeypatch) -> None:
+    """Libraries set some on import; those that a worker started with are compared."""
+    variable = "OMP_PROC_BIND"
+    monkeypatch.setenv(variable, "close")
+    item_module._own_identity.cache_clear()
+    try:
+        driver = Identity.here()
+        item = Item("x", f"{WORK}set_variable", {"variable": variable, "value": "spread"})
+        for _ in range(2):
+            answer = item_module.perform(item, driver)
+            assert answer.state is State.DONE, answer.reason
+        assert os.environ[variable] == "spread"
+        # A driver with another value is still refused.
+        answer = item_module.perform(item, Identity.here())
+        assert answer.state is State.FAILED and f"{variable} spread → close" in answer.reason
+    finally:
+        item_module._own_identity.cache_clear()
+
+
 def test_an_answer_has_the_files_that_an_item_left_by_their_paths() -> None:
     item = Item("leaves", f"{WORK}leave", {"text": "so"}, folder=True)
     answer = item_module.perform(item, Identity.here())
