@@ -304,6 +304,20 @@ def test_an_answer_that_is_right_is_tested_and_confirmed():
         assert search.confirmed() == ({"kernel", "bias"} if right else set())
 
 
+def test_an_answer_about_what_no_result_shows_is_neither_confirmed_nor_asked_again():
+    held = {"w": draw(D, D), "idle": draw(D, seed=1)}
+    search = searching(
+        held,
+        {"w": draw(D, D, seed=2), "spare": draw(D, seed=3), "open": draw(D, seed=4)},
+        {"w": "w", "open": "idle"},
+        lambda p, mark: X @ p["w"],
+        fixed={"spare": copied("idle", (D,))},
+    )
+    search.run()
+    assert search.agreed and search.confirmed() == {"w"}
+    assert [question.parameters for question in search.questions()] == [("open",)]
+
+
 def test_a_missing_constant_counts_as_needed_if_the_port_stops_with_other_parameters():
     def plus(p: Arrays, mark: Mark) -> np.ndarray:
         return X @ p["w"] + p["zero"]
@@ -448,6 +462,16 @@ def test_a_parameter_that_keeps_its_value_is_not_paired_in_the_order_of_use():
     theirs, ours = chained("0", "1"), chained("own", "first", "second")
     search = searching(held, port, {}, theirs, ours, kept=("own.w",))
     assert originals(search) == {"first.w": ("0.w",), "second.w": ("1.w",)}
+
+
+def test_an_answer_stays_where_names_are_numbers():
+    """The order of use would pair them the other way."""
+    held = {f"{n}.w": draw(D, D, seed=n) for n in (0, 1)}
+    port = {name: draw(D, D) for name in ("first.w", "second.w")}
+    theirs, ours = chained("0", "1"), chained("first", "second")
+    said = {"first.w": copied("1.w", (D, D)), "second.w": copied("0.w", (D, D))}
+    search = searching(held, port, {}, theirs, ours, fixed=said)
+    assert originals(search) == {"first.w": ("1.w",), "second.w": ("0.w",)}
 
 
 @pytest.mark.parametrize(
