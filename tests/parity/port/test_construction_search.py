@@ -28,6 +28,7 @@ from parity.port import adopt, construction_search
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
+    KEEPS,
     TIED,
     Search,
     _differs,
@@ -472,6 +473,17 @@ def test_an_answer_stays_where_names_are_numbers():
     said = {"first.w": copied("1.w", (D, D)), "second.w": copied("0.w", (D, D))}
     search = searching(held, port, {}, theirs, ours, fixed=said)
     assert originals(search) == {"first.w": ("1.w",), "second.w": ("0.w",)}
+
+
+def test_the_matching_says_which_constructions_a_person_gave_and_which_values_stay():
+    held = {name: draw(D, seed=n) for n, name in enumerate(("a", "b", "lost"))}
+    port = {name: draw(D) for name in ("said", "named", "own")} | {"open": draw(2)}
+    fixed = {"said": copied("a", (D,))}
+    search = searching(held, port, {"named": "b"}, fixed=fixed, kept=("own",))
+    found = search.run()
+    assert {pair.port: pair.note for pair in found.pairs} == {"said": "as answered", "named": ""}
+    assert {e.name: e.note for e in found.unmatched_port} == {"own": KEEPS, "open": ""}
+    assert [(e.name, e.shape, e.note) for e in found.unmatched_original] == [("lost", (D,), "")]
 
 
 @pytest.mark.parametrize(
