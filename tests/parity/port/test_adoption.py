@@ -338,6 +338,10 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
         ({"wq.kernel": {"of": "query.kernel", "rows": [False, True]}}, "is not null, a name"),
         ({"wq.kernel": {"of": "query.kernel", "rows": [3, 9]}}, "has the rows 3 to 9"),
         ({"wq.bias": {"of": "query.bias", "transposed": True}}, "is for matrices only"),
+        (
+            {"wq.kernel": {"of": ["query.kernel", "query.bias"], "transposed": False}},
+            "is for matrices only",
+        ),
         (["wq.kernel"], "expected under `answers` an object"),
         ([], "expected under `answers` an object"),
     ],
@@ -348,8 +352,11 @@ def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
     file = tmp_path / "answers.json"
     text = json.dumps({"answers": answer})
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(AnswerError, match=says):
+    with pytest.raises(AnswerError, match=says) as error:
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+    # The message names the file, and the parameter of the port if the answer is for one.
+    [name] = answer if len(answer) == 1 else [""]
+    assert str(error.value).startswith(f"{file}: ") and name in str(error.value)
     assert file.read_text(encoding="utf-8") == text
 
 

@@ -275,11 +275,10 @@ def test_what_is_open_or_needed_is_in_the_written_conversion_and_in_the_text():
         Program(lambda p, mark: X @ p["w"], mine),
     )
     found = adopt(Port("search", *sides, gradients=False, bfloat16=False))
-    assert "    # extra.t (2, 5): no parameter of the original is proposed for it" in (
-        source := found.source()
-    ).split("\n")
+    lines = found.source().split("\n")
+    assert "    # extra.t (2, 5): no parameter of the original is proposed for it" in lines
     space: dict[str, Any] = {}
-    exec(source, space)
+    exec(found.source(), space)
     [(name, made)] = space["convert"](held).items()
     assert name == "w" and np.array_equal(made, held["w"])
     assert found.text().split("\n")[-2:] == [
