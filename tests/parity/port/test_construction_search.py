@@ -21,10 +21,11 @@ from parity.engine.pairing.constructions import (
     whole,
 )
 from parity.engine.pairing.layouts import Layout, identity, transposition
-from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.proposal import SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
 from parity.port import adopt, construction_search
+from parity.port.adoption import Adoption
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
@@ -284,6 +285,37 @@ def test_what_is_open_or_needed_is_in_the_written_conversion_and_in_the_text():
     assert found.text().split("\n")[-2:] == [
         "not used, but needed: zero (3,)", "not used: idle (2,)"
     ]  # fmt: skip
+
+
+def test_a_text_lists_everything_that_was_found_in_order():
+    names = [f"{letter}.bias" for letter in "fbdace"]
+    pairs = tuple(Pair(n, copied("x", (D,)), Means.PROPOSAL) for n in ("w", *names))
+    program = Program(lambda p, mark: X, {})
+    found = Adoption(
+        title="port",
+        matching=Matching(pairs, (Unmatched("idle", (2,)), Unmatched("zero", (D,)))),
+        parameters={},
+        side=program,
+        report=None,
+        agrees=True,
+        confirmed=frozenset({"w"}),
+        inferred=frozenset(names),
+        questions=(),
+        lost=("zero",),
+        changed=("a and b exchanged", "c in the other order of axes"),
+        notices=("one", "two"),
+    )
+    assert found.text().split("\n") == [
+        "port: 1 of 7 parameters of the port are confirmed by a comparison, 0 are open",
+        "no result depends on a.bias, b.bias, c.bias, d.bias, e.bias, f.bias; taken from the "
+        "module of the others",
+        "changed: a and b exchanged",
+        "changed: c in the other order of axes",
+        "not used: idle (2,)",
+        "not used, but needed: zero (3,)",
+        "note: one",
+        "note: two",
+    ]
 
 
 def test_an_answer_that_is_right_is_tested_and_confirmed():
