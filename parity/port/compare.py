@@ -771,7 +771,9 @@ class _Both:
         stages = (*self.port.best.stages,)
         work = Work(port.title, port.work or _digest(port), stages, suite=port.name)
         edge = PortEdge.PORT32_ORIGINAL32
-        comparison = Comparison(work, edge, PortBounds({}), "float32", port.device)
+        comparison = Comparison(
+            work, edge, PortBounds({}), "float32", port.device, kinds=stage_kind
+        )
         partners = {pair.original: pair.port for pair in self.names.alignment.pairs}
         rows = []
         for side in ("original", "port"):

@@ -635,6 +635,21 @@ def test_no_item_starts_on_fewer_devices_than_it_needs(monkeypatch) -> None:
     assert [a.name for a in answers if a.state is State.NOT_RUN] == ["two"]
 
 
+def test_items_on_processors_are_as_many_at_a_time_as_they_alone_allow(monkeypatch) -> None:
+    """What an item on an accelerator needs besides it takes no worker from the others."""
+    monkeypatch.setattr(local, "accelerators", lambda: ("NVIDIA H100",))
+    monkeypatch.setattr(local, "threads", lambda: 6)
+    monkeypatch.setattr(local, "available_memory", lambda: 100)
+    monkeypatch.setattr(
+        LocalExecutor, "_run", lambda self, own, item: Answer(item.name, State.DONE)
+    )
+    engine = LocalExecutor()
+    needs = [Needs(cpus=6, memory=100, gpus=1), *[Needs(cpus=2, memory=20)] * 3]
+    engine.start([Item(str(n), "x:y", needs=each) for n, each in enumerate(needs)])
+    assert engine.workers == 1 + 3
+    engine.close()
+
+
 def test_workers_see_the_accelerators_that_this_process_sees(monkeypatch) -> None:
     monkeypatch.setattr(local, "accelerators", lambda: ("NVIDIA H100", "NVIDIA H100"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-a")
@@ -729,12 +744,31 @@ def test_a_worker_that_is_closed_as_it_is_about_to_start_starts_no_process(monke
     assert entered == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("environment", "number", "ended"),
+    [({"A": "1"}, 2, False), ({"A": "2"}, 2, True), ({"A": "1"}, None, True), ({}, 2, True)],
+)
+def test_an_item_of_other_variables_or_threads_ends_the_process_before_it(
+    monkeypatch, environment: dict[str, str], number: int | None, ended: bool
+) -> None:
+    process = local._Process("local:1", {}, Identity.here())
+    process.setting = {"A": "1"}, 2
+    asked: list[Any] = []
+    done: Future[Answer] = Future()
+    done.set_result(Answer("x", State.DONE))
+    monkeypatch.setattr(process, "end", lambda: asked.append("end"))
+    monkeypatch.setattr(process, "_submit", lambda *words: asked.append(words) or done)
+    item = Item("x", "y:z", needs=Needs(environment=environment, threads=number))
+    assert process.perform(item) is done.result()
+    assert asked == [*["end"] * ended, (item, (environment, number))]
+
+
 def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkeypatch) -> None:
     known: list[tuple[str, int]] = []
     seen: list[str | None] = []
 
     def submit(*_: Any) -> Future[Answer]:
-        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        seen.extend(map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")))
         return Future()
 
     pool = types.SimpleNamespace(
@@ -748,10 +782,10 @@ def test_a_new_process_is_one_to_be_ended_and_an_ended_one_has_no_setting(monkey
     monkeypatch.setattr(local, "end_group", lambda pid: known.append(("ended", pid)))
     shown = {"CUDA_VISIBLE_DEVICES": "1"}
     process = local._Process("local:1", shown, Identity.here())
-    asked = Needs(environment={"CUDA_VISIBLE_DEVICES": "7"})
+    asked = Needs(environment={"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3"})
     process._submit(Item("x", "y:z", needs=asked), ({}, None))
     # Whatever an item asks for, it sees the accelerators of its worker.
-    assert seen == ["1"]
+    assert seen == ["1", "3"]
     # One process alone, which inherits no lock of a thread, and ends with the driver.
     [((count, context), words)] = made
     assert (count, context.get_start_method()) == (1, "spawn")
@@ -807,6 +841,11 @@ def test_variables_are_there_while_a_process_starts_and_then_what_they_were(monk
     with local._environment({"MINE": "now", "NEW": "1"}):
         assert os.environ["MINE"] == "now" and os.environ["NEW"] == "1"
     assert os.environ["MINE"] == "before" and "NEW" not in os.environ
+    # An empty variable is one too.
+    monkeypatch.setenv("MINE", "")
+    with local._environment({"MINE": "now"}):
+        pass
+    assert os.environ["MINE"] == ""
     with pytest.raises(ZeroDivisionError), local._environment({"NEW": "1"}):
         raise ZeroDivisionError
     assert "NEW" not in os.environ
@@ -1376,6 +1415,26 @@ def test_the_groups_of_a_process_are_ended_once(monkeypatch: pytest.MonkeyPatch)
     assert ended == [13, 17] and process.closed
 
 
+def test_a_worker_leads_a_group_and_ends_it_once_its_driver_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    def end_own_group() -> None:
+        done.append("end")
+        ended.set()
+
+    monkeypatch.setattr(local, "lead_group", lambda: done.append("lead"))
+    monkeypatch.setattr(local, "end_own_group", end_own_group)
+    driver = types.SimpleNamespace(join=lambda: done.append("driver ended"))
+    monkeypatch.setattr(local, "parent_process", lambda: driver)
+    # Nothing else may end this process.
+    monkeypatch.setattr(local.os, "_exit", lambda code: ended.set())
+    local._end_with_parent()
+    assert ended.wait(60) and done == ["lead", "driver ended", "end"]
+
+
 def test_a_worker_ends_its_group_only_as_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(interrupts.os, "killpg", lambda *args: sent.append(args))
@@ -1931,6 +1990,25 @@ def test_a_task_sees_no_empty_number_of_threads(monkeypatch) -> None:
     starts = types.SimpleNamespace(began=types.SimpleNamespace(remote=lambda *_: 1))
     assert cluster._perform(Item("x", "y:z"), Identity("", {}, {}), starts).attempts == 1
     assert seen == [False] and os.environ["OMP_NUM_THREADS"] == ""
+
+
+def test_variables_that_an_item_sets_are_no_other_settings(monkeypatch) -> None:
+    """Libraries set some on import; those that a worker started with are compared."""
+    variable = "OMP_PROC_BIND"
+    monkeypatch.setenv(variable, "close")
+    item_module._own_identity.cache_clear()
+    try:
+        driver = Identity.here()
+        item = Item("x", f"{WORK}set_variable", {"variable": variable, "value": "spread"})
+        for _ in range(2):
+            answer = item_module.perform(item, driver)
+            assert answer.state is State.DONE, answer.reason
+        assert os.environ[variable] == "spread"
+        # A driver with another value is still refused.
+        answer = item_module.perform(item, Identity.here())
+        assert answer.state is State.FAILED and f"{variable} spread → close" in answer.reason
+    finally:
+        item_module._own_identity.cache_clear()
 
 
 def test_an_answer_has_the_files_that_an_item_left_by_their_paths() -> None:

@@ -36,6 +36,11 @@ def setting(variable: str) -> list[object]:
     return [os.environ.get(variable, ""), len(os.sched_getaffinity(0))]
 
 
+def set_variable(variable: str, value: str) -> None:
+    """Set a variable, as libraries do when they are imported."""
+    os.environ[variable] = value
+
+
 def leave(folder: Path, text: str) -> None:
     """Leave a file in a folder of one's own."""
     (folder / "below").mkdir()

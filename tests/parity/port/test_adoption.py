@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -338,6 +339,10 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
         ({"wq.kernel": {"of": "query.kernel", "rows": [False, True]}}, "is not null, a name"),
         ({"wq.kernel": {"of": "query.kernel", "rows": [3, 9]}}, "has the rows 3 to 9"),
         ({"wq.bias": {"of": "query.bias", "transposed": True}}, "is for matrices only"),
+        (
+            {"wq.kernel": {"of": ["query.kernel", "query.bias"], "transposed": False}},
+            "is for matrices only",
+        ),
         (["wq.kernel"], "expected under `answers` an object"),
         ([], "expected under `answers` an object"),
     ],
@@ -348,8 +353,11 @@ def test_an_answer_that_does_not_fit_is_refused_and_the_file_stays(
     file = tmp_path / "answers.json"
     text = json.dumps({"answers": answer})
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(AnswerError, match=says):
+    with pytest.raises(AnswerError, match=says) as error:
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+    # The message names the file, and the parameter of the port if the answer is for one.
+    [name] = answer if len(answer) == 1 else [""]
+    assert str(error.value).startswith(f"{file}: ") and name in str(error.value)
     assert file.read_text(encoding="utf-8") == text
 
 
@@ -459,6 +467,20 @@ def test_an_answer_takes_rows_and_reshapes() -> None:
     heads = {"of": "out", "transposed": True}
     built = answers._from_answer(heads, arrays, "p", (2, 2, 4)).from_original(arrays)
     assert np.array_equal(built, arrays["out"].T.reshape(2, 2, 4))
+
+
+@pytest.mark.parametrize("rows", [[2, 2], [0, 0], [6, 6], [4, 2], [-2, 4], [5, 7]])
+def test_an_answer_takes_at_least_one_row_and_only_rows_that_exist(rows: list[int]) -> None:
+    start, stop = rows
+    for array in (numbered(6, 4), numbered(6)):
+        says = re.escape(f"has the rows {start} to {stop} of an array of shape {array.shape}")
+        with pytest.raises(AnswerError, match=says):
+            answers._from_answer({"of": "w", "rows": rows}, {"w": array}, "p", (2, 4))
+
+
+def test_a_number_has_no_rows() -> None:
+    with pytest.raises(AnswerError, match=r"has the rows 0 to 1 of an array of shape \(\)"):
+        answers._from_answer({"of": "w", "rows": [0, 1]}, {"w": np.ones(())}, "p", ())
 
 
 def test_one_answer_stands_for_all_layers_by_their_numbers() -> None:

@@ -21,13 +21,15 @@ from parity.engine.pairing.constructions import (
     whole,
 )
 from parity.engine.pairing.layouts import Layout, identity, transposition
-from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.proposal import SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
 from parity.port import adopt, construction_search
+from parity.port.adoption import Adoption
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
+    KEEPS,
     TIED,
     Search,
     _differs,
@@ -265,6 +267,89 @@ def test_what_the_port_lacks_and_what_is_open_is_counted_and_listed_in_order():
     )
 
 
+def test_what_is_open_or_needed_is_in_the_written_conversion_and_in_the_text():
+    """The conversion makes what is paired, and names what a person has to add."""
+    held = {"w": draw(D, D), "zero": np.zeros(D, np.float32), "idle": np.zeros(2, np.float32)}
+    mine = {"w": draw(D, D, seed=1), "extra.t": draw(2, 5, seed=2)}
+    sides = (
+        Program(lambda p, mark: X @ p["w"] + p["zero"], held),
+        Program(lambda p, mark: X @ p["w"], mine),
+    )
+    found = adopt(Port("search", *sides, gradients=False, bfloat16=False))
+    lines = found.source().split("\n")
+    assert "    # extra.t (2, 5): no parameter of the original is proposed for it" in lines
+    space: dict[str, Any] = {}
+    exec(found.source(), space)
+    [(name, made)] = space["convert"](held).items()
+    assert name == "w" and np.array_equal(made, held["w"])
+    assert found.text().split("\n")[-2:] == [
+        "not used, but needed: zero (3,)", "not used: idle (2,)"
+    ]  # fmt: skip
+
+
+def test_a_text_lists_everything_that_was_found_in_order():
+    names = [f"{letter}.bias" for letter in "fbdace"]
+    pairs = tuple(Pair(n, copied("x", (D,)), Means.PROPOSAL) for n in ("w", *names))
+    program = Program(lambda p, mark: X, {})
+    found = Adoption(
+        title="port",
+        matching=Matching(pairs, (Unmatched("idle", (2,)), Unmatched("zero", (D,)))),
+        parameters={},
+        side=program,
+        report=None,
+        agrees=True,
+        confirmed=frozenset({"w"}),
+        inferred=frozenset(names),
+        questions=(),
+        lost=("zero",),
+        changed=("a and b exchanged", "c in the other order of axes"),
+        notices=("one", "two"),
+    )
+    assert found.text().split("\n") == [
+        "port: 1 of 7 parameters of the port are confirmed by a comparison, 0 are open",
+        "no result depends on a.bias, b.bias, c.bias, d.bias, e.bias, f.bias; taken from the "
+        "module of the others",
+        "changed: a and b exchanged",
+        "changed: c in the other order of axes",
+        "not used: idle (2,)",
+        "not used, but needed: zero (3,)",
+        "note: one",
+        "note: two",
+    ]
+
+
+def test_an_answer_that_is_right_is_tested_and_confirmed():
+    """The port runs with the answered parameter in place of its own value."""
+    held = {"w": draw(D, D), "b": draw(D, seed=1)}
+    mine = {"kernel": draw(D, D, seed=2), "bias": draw(D, seed=3)}
+    for kernel, right in ((turned("w"), True), (copied("w", (D, D)), False)):
+        search = searching(
+            held,
+            mine,
+            {"bias": "b"},
+            lambda p, mark: X @ p["w"] + p["b"],
+            lambda p, mark: X @ p["kernel"].T + p["bias"],
+            fixed={"kernel": kernel},
+        )
+        search.run()
+        assert search.agreed is right and not search.changed
+        assert search.confirmed() == ({"kernel", "bias"} if right else set())
+
+
+def test_an_answer_about_what_no_result_shows_is_neither_confirmed_nor_asked_again():
+    held = {"w": draw(D, D), "idle": draw(D, seed=1)}
+    search = searching(
+        held,
+        {"w": draw(D, D, seed=2), "spare": draw(D, seed=3), "open": draw(D, seed=4)},
+        {"w": "w", "open": "idle"},
+        lambda p, mark: X @ p["w"],
+        fixed={"spare": copied("idle", (D,))},
+    )
+    search.run()
+    assert search.agreed and search.confirmed() == {"w"}
+    assert [question.parameters for question in search.questions()] == [("open",)]
+
+
 def test_a_missing_constant_counts_as_needed_if_the_port_stops_with_other_parameters():
     def plus(p: Arrays, mark: Mark) -> np.ndarray:
         return X @ p["w"] + p["zero"]
@@ -409,6 +494,27 @@ def test_a_parameter_that_keeps_its_value_is_not_paired_in_the_order_of_use():
     theirs, ours = chained("0", "1"), chained("own", "first", "second")
     search = searching(held, port, {}, theirs, ours, kept=("own.w",))
     assert originals(search) == {"first.w": ("0.w",), "second.w": ("1.w",)}
+
+
+def test_an_answer_stays_where_names_are_numbers():
+    """The order of use would pair them the other way."""
+    held = {f"{n}.w": draw(D, D, seed=n) for n in (0, 1)}
+    port = {name: draw(D, D) for name in ("first.w", "second.w")}
+    theirs, ours = chained("0", "1"), chained("first", "second")
+    said = {"first.w": copied("1.w", (D, D)), "second.w": copied("0.w", (D, D))}
+    search = searching(held, port, {}, theirs, ours, fixed=said)
+    assert originals(search) == {"first.w": ("1.w",), "second.w": ("0.w",)}
+
+
+def test_the_matching_says_which_constructions_a_person_gave_and_which_values_stay():
+    held = {name: draw(D, seed=n) for n, name in enumerate(("a", "b", "lost"))}
+    port = {name: draw(D) for name in ("said", "named", "own")} | {"open": draw(2)}
+    fixed = {"said": copied("a", (D,))}
+    search = searching(held, port, {"named": "b"}, fixed=fixed, kept=("own",))
+    found = search.run()
+    assert {pair.port: pair.note for pair in found.pairs} == {"said": "as answered", "named": ""}
+    assert {e.name: e.note for e in found.unmatched_port} == {"own": KEEPS, "open": ""}
+    assert [(e.name, e.shape, e.note) for e in found.unmatched_original] == [("lost", (D,), "")]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from parity.engine.measure.contract import Gate
 from parity.engine.measure.deviation import Worst
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.engine.measure.quantity import stage_kind
+from parity.engine.measure.quantity import GENERATED, LOSSES, WEIGHTS, stage_kind
 from parity.engine.pairing.alignment import AlignedBy, Alignment
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.constructions import copied, laid_out
@@ -322,6 +322,36 @@ def test_a_right_port_passes_each_gate_of_each_edge(transposed: bool):
     # Stages are numbered in the port's order, and derivatives have no place in it.
     order = {m.quantity: m.stage for m in report.measurements if m.metric == "rel_l2"}
     assert order == {"first": 0, "beside": 1, "result": 2, "grad/w": -1}
+
+
+@pytest.mark.parametrize("refuses", [(), (Precision.FLOAT64,)])
+def test_stages_are_judged_as_stages_whatever_the_port_calls_them(refuses):
+    """Other comparisons have a rule of their own for quantities of these names."""
+    usual = compare(ported(Side(refuses=refuses)))
+    names = dict(zip(OTHER, (GENERATED, LOSSES, WEIGHTS), strict=True))
+    special = compare(ported(Side(refuses=refuses), Side(stages=tuple(names.values()))))
+    assert special.holds
+
+    def rows(report: Report, called: dict[str, str]) -> list[tuple]:
+        return [
+            (m.edge, called.get(m.quantity, m.quantity), m.kind, m.metric, m.tolerance, m.verdict)
+            for m in report.measurements
+        ]
+
+    assert rows(special, {}) == rows(usual, names)
+    stages = {m.kind for m in special.measurements if m.metric in ("rel_l2", FORCED)}
+    assert stages == {Kind.BLOCK, Kind.GRADIENT}
+    unsteady = Side(stages=tuple(names.values()), unsteady=True)
+    [row] = compare(ported(Side(refuses=refuses), unsteady)).measurements
+    assert (row.quantity, row.kind) == (LOSSES, Kind.BLOCK)
+
+
+def test_a_result_in_low_precision_without_a_gate_is_a_stage_whatever_its_name():
+    low = Side(stages=(*OTHER[:2], GENERATED), refuses=(Precision.FLOAT64,))
+    low.autocast = "bfloat16"  # pyright: ignore[reportAttributeAccessIssue]
+    report = compare(ported(Side(refuses=(Precision.FLOAT64,)), low, bfloat16=False))
+    kinds = {m.quantity: m.kind for m in report.measurements if m.metric == "compared"}
+    assert kinds == {GENERATED: Kind.BLOCK, NO_OUTPUT: Kind.BLOCK}
 
 
 @pytest.mark.parametrize("device", ["", "cuda", "cpu"])

@@ -275,6 +275,31 @@ def test_a_page_that_cannot_be_drawn_says_so_and_at_the_end_that_the_night_ended
     assert lines == [f"{page} is not renewed: RuntimeError: no page"]
 
 
+def reloads(page: Path) -> list[str]:
+    """Return after how many seconds the browser loads the page again, and another page's URL."""
+    return re.findall('http-equiv="refresh" content="([^"]*)"', page.read_text(encoding="utf-8"))
+
+
+def test_a_page_without_results_reloads_until_the_night_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader who opened it early sees the results, or that there are none."""
+    with Tonight(tmp_path, 3, quiet) as tonight:
+        assert "The night has begun" in text(tonight.page)
+        [seconds] = reloads(tonight.page)
+        assert 0 < int(seconds) <= module.EVERY
+    assert "ended before" in text(tonight.page) and not reloads(tonight.page)
+
+    with Tonight(tmp_path, 3, quiet) as tonight:
+        monkeypatch.setattr(module.Tonight, "_text", lambda self, state: 1 / 0)
+        tonight.add(part(tmp_path, 1, measurement()))
+        assert "cannot be drawn" in text(tonight.page)
+        [seconds] = reloads(tonight.page)
+        assert int(seconds) > 0
+        tonight.done(tmp_path / "night" / "report.html")
+    assert reloads(tonight.page) == ["0; url=night/report.html"]
+
+
 def test_parts_of_several_machines_are_on_one_page(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "EVERY", 0.0)
     monkeypatch.setattr(module, "SHARE", float("inf"))

@@ -244,6 +244,9 @@ def test_a_run_that_is_too_old_or_dated_ahead_is_refused(tmp_path: Path) -> None
         (-2 * AHEAD, 2, False),
         (1, math.nan, False),
         (1, 0.5, False),
+        (0.75, 0.5, False),
+        (2.75, 2, False),
+        (1.25, 1.5, True),
     ):
         made = run(measurement(), id=f"r{hours}-{limit}".replace("-", "m"), created=ago(hours))
         folder = write_run(tmp_path, made)

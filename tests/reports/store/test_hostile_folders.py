@@ -514,6 +514,15 @@ def test_texts_of_all_columns_count_together_and_null_counts_as_none(
                 reader.read_table(content, Path("f"), schema, frozenset())
 
 
+@pytest.mark.parametrize("gigabytes", [3, 5])
+def test_more_text_than_fits_in_32_bits_is_counted(gigabytes: int) -> None:
+    """One long text takes its room in the file once, however many rows have it."""
+    long, rows = "x" * 10**6, gigabytes * 1000
+    texts = pa.DictionaryArray.from_arrays(np.zeros(rows, "int16"), [long])
+    with pytest.raises(StoreError, match=f"f would unpack to {rows * len(long):,} bytes of text"):
+        reader._check_texts(pa.table({"note": texts}), Path("f"))
+
+
 def test_a_column_of_another_type_is_named_with_both(tmp_path: Path) -> None:
     content, _ = parquet(value=[{"{a}": 1}])
     schema = pa.schema([("value", pa.float64())])

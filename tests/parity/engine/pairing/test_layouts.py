@@ -197,6 +197,26 @@ def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
     )
 
 
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout((2, 3), (6,), (0,), (2, 3)), "as it is"),
+        (Layout((6,), (2, 3), (0, 1), (6,)), "as it is"),
+        (Layout((6,), (2, 3), (0, 1), (2, 3)), "reshaped (6,) -> (2, 3)"),
+        (Layout((2, 3), (2, 3), (0, 1), (3, 2)), "reshaped (2, 3) -> (3, 2)"),
+        (Layout((4, 9), (4, 3, 3), (0, 2, 1), (4, 9)), None),
+        (Layout((3, 3), (3, 3), (1, 0), (3, 3)), "transposed (1, 0)"),
+    ],
+)
+def test_a_layout_is_the_identity_where_shape_and_order_stay(layout: Layout, text: str | None):
+    """The shape that it goes through does not matter; the reverse changes as much."""
+    x = np.arange(math.prod(layout.source)).reshape(layout.source)
+    stays = layout(x).shape == x.shape and np.array_equal(layout(x), x)
+    for each in (layout, layout.reversed):
+        assert each.is_identity == stays == (each.text() == "as it is")
+    assert text is None or layout.text() == text
+
+
 def test_axes_merge_where_their_products_are_all_of_the_shape():
     assert _merges([2, 3, 4], [6, 4]) and _merges([], [])
     assert not _merges([2, 3], [6, 4]) and not _merges([6, 4], [6]) and not _merges([4, 6], [6, 4])
