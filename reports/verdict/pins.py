@@ -44,7 +44,7 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class Pin:
-    """Error levels of one run that later runs are compared with, and why that run was chosen."""
+    """Pinned baseline: error levels of one run, with which later ones are compared, and why."""
 
     run: str
     commit: str | None
@@ -117,7 +117,7 @@ def old_home(root: Path, manifest: Manifest) -> Path | None:
 
 
 def pins_of(root: Path, manifest: Manifest) -> Pins:
-    """Return the pinned baselines of a run's subject and class of device, newest first.
+    """Return the pinned baselines for a run: of its ports and class of device, newest first.
 
     Earlier versions may have pinned other ports in the same folder. Such a pin is left out: it has
     no level of this run, and must not count as a pin of its machine.
@@ -131,7 +131,7 @@ def pins_of(root: Path, manifest: Manifest) -> Pins:
 
 
 def is_of(pin: Pin, manifest: Manifest) -> bool:
-    """Return whether a pinned baseline has a level of one of the ports that a run compares."""
+    """Return whether a pinned baseline has error levels of one of the ports that a run compares."""
     # The title of a port is its name, or its name and its case.
     return any(
         case == port or case.startswith(f"{port}/")
@@ -141,7 +141,7 @@ def is_of(pin: Pin, manifest: Manifest) -> bool:
 
 
 def ids_of(root: Path, manifest: Manifest) -> set[str]:
-    """Return the ids of all pinned runs in the folders of a run's subject, current and old."""
+    """Return the ids of all pinned runs in the folders for a run: `home` and `old_home`."""
     old = old_home(root, manifest)
     return pinned_ids(home(root, manifest)) | (pinned_ids(old) if old is not None else set())
 
