@@ -82,7 +82,7 @@ def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         options: `Options.to_json` of the part.
 
     Returns:
-        "lines": the indented lines of the part's report, which the driver repeats.
+        {"lines": [...]}: the indented lines of the part's report, which the driver repeats.
     """
     from megalodon_jax import traced_checks
 
@@ -170,7 +170,7 @@ def fan_out(
 def _kept_parts_named(
     executor: Executor, items: Sequence[Item], answers: Answers, report: Log
 ) -> Iterator[None]:
-    """Context in which an interrupt reports which parts are kept, and how to resume."""
+    """Context in which an interrupt (Ctrl-C) reports how many parts are kept, and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -226,10 +226,10 @@ def _stored(
 
 
 def _same_night(one: Manifest, other: Manifest) -> bool:
-    """Return whether two runs were merged from the same shards.
+    """Return whether two runs are the same night: equal shards, code, plan, options and contract.
 
-    A shard's id consists of the second in which it began and its commit. Two short nights of one
-    second therefore have equal ids, even with different code, checkpoints and options.
+    Equal ids of the shards do not suffice. They consist of a second and a commit, so two nights
+    that begin in the same second share them, even with different code, checkpoints and options.
     """
     names = ("shards", "code", "plan", "selected", "fault", "checkpoint", "contract")
     return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -31,7 +31,7 @@ INDEX_BYTES = 512 * 2**20
 """Largest index, in bytes, that is read; 10,000 runs need some 10 MB."""
 # 2: every field of run.json has its type, at every depth.
 RULES = 2
-"""Number of the rules by which a run counts as damaged; to be raised when they change."""
+"""Version of the rules by which a run counts as damaged; to be raised when they change."""
 AT_ONCE = 512
 """Runs per batch: their gates are written before the next batch, to limit memory."""
 # Fields of a manifest that no list needs, which are nearly all of its bytes.

@@ -21,9 +21,9 @@ from reports.verdict.levels import Group, Level, levels, over_meshes, pooled
 from reports.verdict.pins import Pin
 
 UNSEEN = 3.0
-"""Largest ratio of a level to the pinned one that passes on a machine without an earlier run,
-although rounding there could explain more. Beyond it, one run cannot distinguish rounding from a
-loss of accuracy, and a person has to decide."""
+"""Largest ratio of an error level to the pinned one that passes on a machine without an earlier
+run, although rounding there could explain more. Beyond it, one run cannot distinguish rounding from
+a loss of accuracy, and a person has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
