@@ -100,7 +100,7 @@ def fan_out(
 ) -> Outcome:
     """Run a night on an executor and write its run folder.
 
-    If an earlier driver of the same night was interrupted, its finished parts are reused.
+    If an earlier attempt at the same night was interrupted, its finished parts are reused.
 
     Args:
         options: Options of the night, without a shard.
@@ -109,7 +109,7 @@ def fan_out(
         resume: Whether to reuse finished parts of an interrupted night; otherwise they are deleted.
 
     Raises:
-        ItemError: another driver is running this night.
+        ItemError: another process is running this night.
         StoreError: no part was measured (as with an unknown fault), the folder cannot be written,
             or the code or the checkpoint changed meanwhile.
         ValueError: a case is unknown or needs the live reference, or the checkpoint is
@@ -191,7 +191,7 @@ def _stored(
 ) -> Outcome:
     """Store and judge the run merged from the parts.
 
-    If an earlier driver of the night was killed after it had stored the run, only judge the run.
+    If an earlier attempt was killed after it had stored the run, only judge the run.
 
     Args:
         options: Options of the night.
@@ -213,11 +213,11 @@ def _stored(
     infos = tuple(sorted(infos, key=lambda info: order[info.name]))
     manifest = replace(merged.manifest, parts=infos)
     merged = replace(merged, manifest=replace(manifest, environment=_environment(manifest)))
-    # A previous driver may have stored the run and died before it cleaned up. If another run began
+    # A previous attempt may have stored the run and died before it cleaned up. If another run began
     # in the same second, the id of this one has a numeric suffix.
     for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
         if _same_night(read_manifest(place.parent), merged.manifest):
-            # That driver may have died before it judged the run or drew its page.
+            # It may have died before it judged the run or drew its page.
             return finish(place.parent, read_run(place.parent), report)
     for info in infos:
         if info.attempts > 1:

@@ -91,7 +91,7 @@ class Decision:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """One line per comparison: the pinned run, and how many levels could be compared."""
+        """One line per comparison: the pinned run, and how many error levels could be compared."""
         return tuple(say.against(comparison) for comparison in self.comparisons)
 
 

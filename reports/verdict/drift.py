@@ -153,7 +153,7 @@ class PinComparison:
 
 
 def limit(base: float, deviation: float, same: bool) -> float:
-    """Return the largest ratio of two levels that passes.
+    """Return the largest ratio of two error levels that is no drift.
 
     Args:
         base: The limit on one machine, where levels repeat.

@@ -127,9 +127,9 @@ def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
     The baseline is the newest earlier run of the same kind and subject that shares at least one
-    measurement of equal identity. The search goes back `WINDOW` - 1 runs at a time and prefers in
-    each such block a run on the same machine (equal fingerprints). Runs with a planted fault are
-    skipped. Runs that cannot be read are skipped and listed in `unreadable`.
+    measurement of equal identity (hash of the work). The search goes back `WINDOW` - 1 runs at a
+    time and prefers in each such block a run on the same machine (equal fingerprints). Runs with a
+    planted fault are skipped. Runs that cannot be read are skipped and listed in `unreadable`.
 
     Raises:
         StoreError: `root` itself cannot be listed.
@@ -173,8 +173,8 @@ def load_history(root: Path, run: Run) -> History:
 def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
     """Return the manifests of earlier runs that have an intact run.json and another, damaged file.
 
-    The seal shows that run.json is unchanged, so the planned work is known although the numbers are
-    lost.
+    The seal (checksum) of run.json shows that it is unchanged, so the planned work is known even if
+    the numbers are lost.
     """
     found: list[Manifest] = []
     for folder in {folder for folder, _ in unreadable}:

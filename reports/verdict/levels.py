@@ -27,10 +27,10 @@ value does not repeat bit by bit."""
 # level. A ratio of two errors scatters with both, and each has its own level; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
 KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
-"""Kinds of quantity whose gates have a level."""
+"""Kinds of quantity whose gates count for error levels."""
 
 Group = tuple[str, str, str, str]
-"""Case, edge (comparison), kind of quantity, metric: gates that share them have one level."""
+"""Case, edge (comparison), kind of quantity, metric: gates that share them are one group."""
 Spread = tuple[float, float]
 """Deviations due to rounding: of ln of a group's geometric mean, and of ln of its largest value."""
 STILL: Spread = (0.0, 0.0)
@@ -39,7 +39,7 @@ _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case, metric and edge whose responses to rounding were measured; without an edge, all edges."""
 Settle = Callable[[Sequence[float]], float]
-"""Combines the recent values of a gate that does not repeat into one, such as their median."""
+"""Function that combines recent values of a gate that does not repeat into one, e.g. a median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Level:
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
-    """Return the gates that have a level, by group, sorted.
+    """Return the gates that count for error levels, by group, sorted.
 
-    Gates have a level if their kind is in `KINDS`, their metric is an error, their value is finite,
+    Gates count if their kind is in `KINDS`, their metric is an error, their value is finite,
     and their tolerance is positive and finite. If a group was pooled over draws (models with other
-    random weights and inputs, `parity.pooling`), only the pooled metric has a level: the error of a
-    single small model is mostly chance.
+    random weights and inputs, `parity.pooling`), only the pooled metric counts: the error of
+    a single small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
@@ -88,7 +88,7 @@ def levels(
     spreads: Mapping[str, Sequence[float]] | None = None,
     settle: Settle = statistics.median,
 ) -> dict[Group, Level]:
-    """Return the level of every group of gates of a run.
+    """Return the error level (geometric mean and largest) of every group of gates of a run.
 
     A gate that does not repeat counts with `settle` of its `RECENT` newest values. Every gate
     counts with at least `DRIFT_SHARE` of its tolerance.
@@ -168,9 +168,9 @@ def pooled(members: Sequence[Level]) -> Level:
 
 
 def spread_of(values: object) -> Spread:
-    """Return a stored spread; `STILL` if it is not two finite numbers of at least 0.
+    """Return a stored `Spread`, or `STILL` (0, 0) if it is not two finite numbers of at least 0.
 
-    `STILL` is the stricter judgement: rounding then explains no drift.
+    With `STILL` the run is judged more strictly: rounding then explains no drift.
     """
     try:
         return _checked_spread(values)
@@ -179,7 +179,7 @@ def spread_of(values: object) -> Spread:
 
 
 def level_of(document: Mapping[str, Any]) -> Level:
-    """Return the level stored in a pinned baseline.
+    """Return the `Level` that a pinned baseline stores as `document`.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError: a field is missing, unknown or of a wrong
@@ -223,7 +223,7 @@ def _rounded(value: float) -> float:
 
 
 def name_of(group: Group) -> str:
-    """Return a group as text: "case | edge | kind | metric"."""
+    """Return the name of a group of gates: "case | edge | kind | metric"."""
     return " | ".join(group)
 
 

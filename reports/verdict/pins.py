@@ -70,7 +70,7 @@ class Pins:
 
 
 def home(root: Path, manifest: Manifest) -> Path:
-    """Return the folder of pinned baselines for a run below `root`.
+    """Return the folder of pinned baselines for a run in `root`, a folder of runs.
 
     For runs of Megalodon it is `FOLDER`. Each set of ports that a run compares has its own folder,
     beside the folder of the runs. Test sessions without Megalodon have a separate one, because
@@ -151,13 +151,18 @@ def _newest_first(pins: Sequence[Pin]) -> tuple[Pin, ...]:
 
 
 def retired_home(root: Path, manifest: Manifest) -> Path:
-    """Return the folder of the file of retired work for a run below `root`; all ports share one."""
+    """Return the folder of the file of retired (no longer expected) work, for a run in `root`.
+
+    All ports share one folder.
+    """
     return beside(root) / PORTS_FOLDER if manifest.subject else FOLDER
 
 
 def beside(root: Path) -> Path:
-    """Return the folder that contains `PORTS_FOLDER`: beside the runs, or for shared storage the
-    current folder."""
+    """Return the parent of `root`, a folder of runs; for shared storage, the current folder.
+
+    It contains `PORTS_FOLDER`.
+    """
     return Path().resolve() if is_address(address_of(root)) else root.resolve().parent
 
 

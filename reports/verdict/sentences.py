@@ -178,7 +178,7 @@ def tightest(run: Run) -> str:
 def since(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run differs from its baseline and from pinned levels.
+    """Say how a passing run differs from its baseline and from pinned error levels.
 
     A value that does not repeat bit by bit and has a short history may grow without being a change.
     The sentence therefore also counts the equal gates, and names the gate that grew most.
@@ -309,7 +309,7 @@ def against(comparison: PinComparison) -> str:
 
 
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
-    """Say that no level could be compared with an earlier run of this machine.
+    """Say that no error level could be compared with an earlier run of this machine.
 
     The text also says which other machines' runs were compared, with the largest ratio.
     Empty if a level could be compared with such a run, and for sessions of tests of ports.

@@ -25,7 +25,7 @@ from reports.store.schema import RunKind
 from reports.text import label
 
 FILE = "retired.json"
-"""Name of the file of retired work, in the folder of pinned runs."""
+"""Name of the file of retired (no longer expected) work, in the folder of pinned runs."""
 SCHEMA = 1
 PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
 """Kinds of run whose work later runs of the kind must repeat; tests come and go with their code."""
@@ -190,7 +190,7 @@ def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished
 
 
 def read_retired(folder: Path) -> tuple[tuple[Retired, ...], str]:
-    """Return the retired work of a folder of pinned runs, and why its file is unusable or "".
+    """Return the retired work that a file in `folder` lists, and why the file is unusable or "".
 
     An unusable file retires nothing.
     """
