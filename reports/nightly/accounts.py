@@ -1,4 +1,4 @@
-"""Accounts of failing ports: port reports converted to `Explanation`, the form that a night stores.
+"""Explanations of failing ports, converted from port reports to the form that a night stores.
 
 Source: docs/reports.md "What broke, and where".
 """
@@ -11,8 +11,10 @@ from parity.port.report import Report
 
 
 def of_port(report: Report) -> Explanation | None:
-    """Return the account of a failing port: which stage is wrong although it was fed the original's
-    values, or that there is no such stage. None if the port holds.
+    """Return the explanation of a failing port; None if the port holds.
+
+    It names the stage that is wrong although it was fed the original's values, or says that there
+    is no such stage.
     """
     first = first_divergence(report.measurements)
     if first is None:

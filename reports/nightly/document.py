@@ -17,7 +17,7 @@ from reports.store.manifest import CaseInfo, Manifest
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
     """Return the manifest with the current tolerance tables and all known differences.
 
-    Merging shards calls this again: each shard has values of known differences for its rows only.
+    After merging shards it is called again: a shard has the known differences of its own rows only.
 
     Args:
         manifest: Manifest of the run.

@@ -61,8 +61,8 @@ recordings (507 s), one with megalodon-hf (592 s), in which cases that train tak
 which `stream_documents` did more work, and did not run `(port)`. `(mesh)` and `(mla-moe)` come from
 a later night with recordings (374 s). Together the parts take 923 s."""
 EARLY = ("plain", "stream_tokens", PROBES_PART)
-"""Parts that tell most about a night: one case, one stream, and the probes of norms and EMA
-parameters. They start first, so that the page shows them first."""
+"""Parts of a night that start first, so that the page shows the most telling results early: one
+case, one stream, and the probes of norms and EMA parameters."""
 # A long part that starts at the last moment would end the night late if it takes longer than
 # expected. In replays of three measured first nights (971, 1,148 and 1,378 s of work), 0.9 kept the
 # end within 2 % of the shortest possible with 2 workers, and a result came at least every 83 s.
@@ -94,7 +94,7 @@ def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float],
 
 
 def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) -> list[str]:
-    """Return the order in which the parts of a night start: results early, without a late end.
+    """Return the order in which the parts of a night start, for early results and a short night.
 
     One worker at a time runs the longest parts, which take minutes; the other ones run `EARLY` and
     then the cases in the order of the plan. So the page has new results all the time, and the

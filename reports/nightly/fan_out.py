@@ -82,7 +82,7 @@ def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         options: `Options.to_json` of the part.
 
     Returns:
-        "lines": the indented lines of the part's report, which the driver repeats.
+        {"lines": [...]}: the indented lines of the part's report, which the driver repeats.
     """
     from megalodon_jax import traced_checks
 
@@ -100,7 +100,7 @@ def fan_out(
 ) -> Outcome:
     """Run a night on an executor and write its run folder.
 
-    If an earlier driver of the same night was interrupted, its finished parts are reused.
+    If an earlier attempt at the same night was interrupted, its finished parts are reused.
 
     Args:
         options: Options of the night, without a shard.
@@ -109,7 +109,7 @@ def fan_out(
         resume: Whether to reuse finished parts of an interrupted night; otherwise they are deleted.
 
     Raises:
-        ItemError: another driver is running this night.
+        ItemError: another process is running this night.
         StoreError: no part was measured (as with an unknown fault), the folder cannot be written,
             or the code or the checkpoint changed meanwhile.
         ValueError: a case is unknown or needs the live reference, or the checkpoint is
@@ -170,7 +170,7 @@ def fan_out(
 def _kept_parts_named(
     executor: Executor, items: Sequence[Item], answers: Answers, report: Log
 ) -> Iterator[None]:
-    """Context in which an interrupt reports which parts are kept, and how to resume."""
+    """Context in which an interrupt (Ctrl-C) reports how many parts are kept, and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -191,7 +191,7 @@ def _stored(
 ) -> Outcome:
     """Store and judge the run merged from the parts.
 
-    If an earlier driver of the night was killed after it had stored the run, only judge the run.
+    If an earlier attempt was killed after it had stored the run, only judge the run.
 
     Args:
         options: Options of the night.
@@ -213,11 +213,11 @@ def _stored(
     infos = tuple(sorted(infos, key=lambda info: order[info.name]))
     manifest = replace(merged.manifest, parts=infos)
     merged = replace(merged, manifest=replace(manifest, environment=_environment(manifest)))
-    # A previous driver may have stored the run and died before it cleaned up. If another run began
+    # A previous attempt may have stored the run and died before it cleaned up. If another run began
     # in the same second, the id of this one has a numeric suffix.
     for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
         if _same_night(read_manifest(place.parent), merged.manifest):
-            # That driver may have died before it judged the run or drew its page.
+            # It may have died before it judged the run or drew its page.
             return finish(place.parent, read_run(place.parent), report)
     for info in infos:
         if info.attempts > 1:
@@ -226,10 +226,10 @@ def _stored(
 
 
 def _same_night(one: Manifest, other: Manifest) -> bool:
-    """Return whether two runs were merged from the same shards.
+    """Return whether two runs are the same night: equal shards, code, plan, options and contract.
 
-    A shard's id consists of the second in which it began and its commit. Two short nights of one
-    second therefore have equal ids, even with different code, checkpoints and options.
+    Equal ids of the shards do not suffice. They consist of a second and a commit, so two nights
+    that begin in the same second share them, even with different code, checkpoints and options.
     """
     names = ("shards", "code", "plan", "selected", "fault", "checkpoint", "contract")
     return all(getattr(one, name) == getattr(other, name) for name in names)

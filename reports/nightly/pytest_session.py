@@ -334,11 +334,11 @@ def _of_megalodon(row: Measurement) -> bool:
 def distinct(
     records: Iterable[tuple[str, Measurement]], ports: Iterable[tuple[str, dict[str, Any]]]
 ) -> tuple[tuple[Measurement, ...], list[dict[str, Any]]]:
-    """Return all measurements and all documents of ports, with unique keys, sorted.
+    """Return all measurements and all documents of ports, renamed so that names are unique, sorted.
 
-    If several tests measure one key, the first by node id keeps the name of its case, and the name
-    of the test is appended to the cases of the others. The result does not depend on the order in
-    which workers report.
+    If several tests measure equal case, edge, quantity and metric, the first by node id keeps the
+    name of its case; the others' cases get the name of the test appended. The result does not
+    depend on the order in which workers report.
 
     Args:
         records: Measurements, each with the node id of its test.
@@ -367,14 +367,14 @@ def distinct(
 def _free_name(
     group: tuple[str, str, int], rest: Sequence[tuple[str, str, str]], taken: Collection[Key]
 ) -> str:
-    """Return the first name of a case with which none of its measurements has a taken key.
+    """Return the first name for a case that gives none of its measurements a taken key.
 
     Candidates are `case`, `case [test]`, `case [test #2]` and so on.
 
     Args:
         group: Test, case, and how often the test had measured the case before.
         rest: Edge, quantity and metric of each measurement of the case.
-        taken: Keys of the measurements that are already named.
+        taken: Keys (case, edge, quantity, metric) of the measurements that are already named.
     """
     test, case, _ = group
 

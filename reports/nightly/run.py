@@ -212,7 +212,7 @@ def plan_of(options: Options) -> tuple[str, ...]:
 
 
 def _selection(options: Options) -> dict[str, set[str]]:
-    """Return the selected names that are not cases of the triangle, by part of the plan."""
+    """Return the selected names that are not cases of the suite `parity`, by part of the plan."""
     return {part: names & set(options.cases) for part, names in elsewhere().items()}
 
 
@@ -252,10 +252,10 @@ def _manifest(
 
 
 def select_cases(options: Options) -> list[Case]:
-    """Return the selected cases of the triangle; a given checkpoint replaces the committed one.
+    """Return the selected cases of suite `parity`; a given checkpoint replaces the committed one.
 
     Raises:
-        ValueError: a name is neither a case of the triangle nor of another suite (`elsewhere`).
+        ValueError: a name is neither a case of that suite nor of another one (`elsewhere`).
     """
     others = {name for names in elsewhere().values() for name in names}
     own_names = [name for name in options.cases if name not in others]

@@ -59,8 +59,8 @@ from stability.products.accuracy import gates as product_gates
 from stability.products.accuracy import measure as measure_products
 
 AS_A_PORT = {"port/plain": "plain"}
-"""Cases of Megalodon that are also compared as a user's port would be, by the title of that port.
-One is enough: pairing stages without names works in the same way for all cases."""
+"""Cases of Megalodon that are also compared as a user's port would be, by the title of the port.
+One case is enough: pairing stages without names works in the same way for all."""
 EXPLAINED = 12
 """Maximal number of failing cases that are explained, 3 to 50 seconds each: a bug that breaks more
 cases also breaks the first ones."""
@@ -77,8 +77,8 @@ class SuiteRun:
     """Why the suite is incomplete; empty if nothing went wrong."""
     seconds: float = 0.0
     times: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Seconds by case and edge, for comparisons that are timed one by one; for probes, by name and
-    an empty edge."""
+    """Seconds by case and edge, for comparisons that are timed one by one. For probes, the case is
+    the name of the probe and the edge is empty."""
     contract: list[Gate] = field(default_factory=list)
     """Gates that must be measured, determined before the measurement."""
     measurements: list[Measurement] = field(default_factory=list)
@@ -86,7 +86,8 @@ class SuiteRun:
     tensors: Deviations = field(default_factory=Deviations)
     explanations: list[Explanation] = field(default_factory=list)
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Rounding responses of the quantities of each case (`reports.verdict.levels.spreads_of`)."""
+    """Relative change of each quantity under rounding perturbations, by case and metric (and edge),
+    as `reports.verdict.levels.spreads_of` takes it."""
     shown: dict[str, Any] = field(default_factory=dict)
     """Plain data for sections of the page."""
 
@@ -137,7 +138,7 @@ def run_parity(
     report: Log,
     step: Callable[[int], None] = lambda done: None,
 ) -> SuiteRun:
-    """Run the triangle twice for each case; an error in one case does not stop the others.
+    """Compare oracle, JAX and reference twice for each case; an error in one does not stop others.
 
     The second run reuses compiled programs and takes a tenth of the first one's time. It shows
     which values of JAX and the reference repeat; the oracle runs only once.
@@ -321,7 +322,7 @@ LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
 
 
 def elsewhere() -> dict[str, set[str]]:
-    """Return the selectable names that are not cases of the triangle, by part of the plan."""
+    """Return the selectable names that are not cases of the suite `parity`, by part of the plan."""
     return {
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
@@ -349,7 +350,7 @@ def run_stability(
 
 
 def run_controls(reference: Reference, report: Log) -> SuiteRun:
-    """Plant the control faults; a missed one leaves the suite incomplete."""
+    """Plant the bugs that the comparison must find; a missed one leaves the suite incomplete."""
     suite = SuiteRun(SUITE_OF[CONTROLS_PART], planned=len(CONTROLS))
     with _breakdowns_named(suite):
         texts = [t for _, t in missed(Suite(reference, device=device_kind()), NoiseFloors.load())]

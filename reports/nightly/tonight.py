@@ -23,11 +23,11 @@ from reports.store.runs import read_run
 from reports.store.schema import TONIGHT, StoreError
 
 EVERY = 15.0
-"""Smallest number of seconds between two drawings."""
+"""Smallest number of seconds between two drawings of the page."""
 SHARE = 0.03
-"""Largest share of the time of one processor that drawing takes: the night needs the processors."""
+"""Largest share of one processor's time that drawing the page takes: the night needs the rest."""
 LATEST = 90.0
-"""Largest number of seconds between two drawings, if parts are measured in between."""
+"""Largest number of seconds after one drawing of the page until the next one is due."""
 WAITING = "not measured yet"
 
 

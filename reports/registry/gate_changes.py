@@ -90,12 +90,12 @@ class GateChanges:
 
 @dataclass
 class _Followed:
-    """State of all gates that ever fail in runs of one kind, after the runs walked so far.
+    """State of all gates that ever fail in runs of one kind, after the runs processed so far.
 
     Attributes:
-        last: state of each gate when it was last measured.
+        last: `_HELD` or `_FAILED` when the gate was last measured, `_NEVER` before; one per gate.
         run: index of the run that last measured the gate, one per gate.
-        failing: failing gates of the newest complete run, by subject and class of device.
+        failing: failing gates of the newest complete run, by subject (ports) and class of device.
     """
 
     last: np.ndarray
@@ -167,9 +167,10 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return which of the gates `keys` each work (`_work`) includes, as indices into `keys`.
+    """Return which of the gates `keys` were measured, as their indices, by `_work` of the runs.
 
-    One run of each work is queried; works whose run cannot be read are left out.
+    Runs with equal `_work` measured the same gates, so only one of them is queried. If it cannot be
+    read, they are left out.
     """
     one_of = {_work(line): line for line, _ in runs}
     with _table(root, gathered, one_of.values()) as table:
@@ -193,11 +194,11 @@ def _walk(
     measured: Mapping[str, np.ndarray],
     gates: int,
 ) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
-    """Return the changes by index of the run, for runs that have any, and all gates in them.
+    """Return the gate changes of runs by index of the run, and the indices of all changed gates.
 
-    The changes of a run are a `_Pair` for each earlier run, by its index, and the numbers `first`
-    and `dropped` of `GateChanges`. A run in `lost`, or added to it because its gates could not be
-    read, has an empty entry.
+    Runs without changes have no entry. The changes of a run are a `_Pair` for each earlier run, by
+    its index, and the numbers `first` and `dropped` of `GateChanges`. A run in `lost`, or added to
+    it because its gates could not be read, has an empty entry.
     """
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}

@@ -25,7 +25,8 @@ from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreEr
 from reports.text import closest, count
 
 LATEST = 14
-"""Newest runs per subject. A gate is listed if a run measured it since the oldest of these runs."""
+"""Number of newest runs per subject (set of ports, or none). A gate is listed if a run measured it
+since the oldest of these runs."""
 # Different work is never joined: each gate is followed by its newest identity only, and only a gate
 # that one of the newest runs has is shown. Runs are numbered from the oldest. Rows are read once: a
 # join would hold all of them, which for ten thousand runs takes four times the memory.
@@ -92,7 +93,9 @@ def look_back(
     most: int = EVERYTHING,
     kind: RunKind | None = None,
 ) -> Lookback:
-    """Return the history of gates over stored runs: one row per gate, or with `quantity` per value.
+    """Return the history of gates over stored runs: a row per gate, or with `quantity`, per value.
+
+    A gate is a measurement with a tolerance; its share of tolerance is value / tolerance.
 
     Gates come in order of their share of tolerance in the newest run, the largest first; values of
     a quantity by edge and metric, each from the oldest run on. Runs with a planted fault are left
@@ -252,7 +255,7 @@ def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
 
 
 def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
-    """Return the runs whose measurements do not match their checksum, with a reason.
+    """Return the folders of runs whose measurements do not match their checksum, with a reason.
 
     DuckDB hashes the files, local or remote. A file that it cannot read is reported by the query.
     """

@@ -61,12 +61,12 @@ class Found:
 
     Attributes:
         folder: folder of the run.
-        newer: for `latest`, damaged folders that may hold a newer run, each with the reason. If
-            there are any, the found run may not be the newest.
-        ahead: for `latest`, hours by which the run is dated ahead of the clock; negative for a run
-            in the past.
-        others: for `latest`, the newest run of each other kind and subject, with its verdict, if it
-            did not pass when it was stored.
+        newer: only for the name `latest`: damaged folders that may hold a newer run, each with the
+            reason. If there are any, the found run may not be the newest.
+        ahead: only for `latest`: hours by which the run is dated ahead of the clock; negative for a
+            run in the past.
+        others: only for `latest`: newest run of each other kind and subject (ports), as name and
+            verdict, if it did not pass when it was stored.
     """
 
     folder: Path
@@ -138,7 +138,7 @@ def look_up(root: Path, name: str) -> Found:
 
 
 def _others(newest: RunInfo, stored: Sequence[RunInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the newest run of each other kind and subject and its verdict, unless it passed."""
+    """Return the newest run of each other kind and subject, and its verdict, if it did not pass."""
     seen, found = [newest], []
     for run in reversed(stored):
         if run.kind in _NO_VERDICT or any(run.manifest.shares_subject(s.manifest) for s in seen):
@@ -270,8 +270,10 @@ class JudgedRun:
 
 
 def judge(root: Path, run: Run) -> JudgedRun:
-    """Judge a run by its history under `root`, by the pinned runs of its class of device, and by
-    the anchors of its machine, for levels that no pinned run of that machine has.
+    """Judge a run by its history under `root`, by pinned runs, and by the anchors of its machine.
+
+    Pinned runs are those of its class of device. Anchors (oldest passing runs) are used for error
+    levels that no pinned run of the machine has.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -300,10 +302,10 @@ def _judge(root: Path, run: Run) -> JudgedRun:
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
-    """Return the anchors of a run's machine, for the levels that no pinned run of the machine has.
+    """Return the anchors of a run's machine: its oldest passing runs, to compare error levels with.
 
-    The anchor of a level is the oldest run of this machine that measured the level and passes when
-    judged without an anchor. Several levels may share one.
+    Each error level that no pinned run of the machine has needs an anchor: the oldest run of this
+    machine that measured it and passes when judged without an anchor. Several levels may share one.
     """
 
     def healthy(old: Run) -> bool:
@@ -315,7 +317,7 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
 
 
 def without_pinned(run: Run, pinned: pins.Pins) -> Run:
-    """Return `run` with the measurements of only those levels that no pinned run of its machine
+    """Return `run` with only the gates of those error levels that no pinned run of its machine
     has."""
     machine = fingerprint(run.manifest.environment)
     own = [pin for pin in pinned.pins if pin.fingerprint == machine]
@@ -364,7 +366,7 @@ def comparison_lines(judged_run: JudgedRun) -> list[str]:
     """Return the lines to show below a verdict.
 
     They say since when the first failing gate fails and why, which pinned runs and anchors the
-    levels were compared with, and which pins and runs could not be used.
+    error levels were compared with, and which pinned baselines and runs could not be used.
     """
     lines = [f"levels compared with {text}" for text in judged_run.decision.against]
     return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins, *_damaged(judged_run)]
@@ -381,7 +383,7 @@ def _damaged(judged_run: JudgedRun) -> list[str]:
 
 
 def _failure_lines(judged_run: JudgedRun) -> list[str]:
-    """Return lines for the first failing gate: since when, its account, commands that explain it.
+    """Return lines on the first failing gate: since when it fails, its explanation, and commands.
 
     Empty if no gate fails.
     """
@@ -394,7 +396,7 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
         if found.held is not None:
             lines[0] += f" This gate held in run {found.folder}; commits: "
             lines[0] += since.commits(found.held, found.failed)
-    # The account of a stream names call and stage in its meaning, and has no list of stages.
+    # The explanation of a stream names call and stage in its meaning, and has no list of stages.
     accounts = [e for e in run.explanations if e.case == first.case and (e.culprit or e.lines)]
     for e in accounts:
         acting = f"; parameters that act there: {', '.join(e.parameters)}" if e.parameters else ""
@@ -452,7 +454,7 @@ def read_judgeable(folder: Path) -> Run:
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
-    """Return one line per change, most severe first, and a line that counts the omitted ones."""
+    """Return a line for each of the first `SHOWN` changes, and one that counts the omitted ones."""
     lines = []
     for change in changes[:SHOWN]:
         before, now = contrast(change.before, change.now)
@@ -467,9 +469,9 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def explanations_of(run: Run) -> list[dict[str, Any]]:
-    """Return the accounts of failing cases as JSON values: stage, elements, source lines, commands.
+    """Return the explanations of failing cases as JSON values: stage, elements, lines, commands.
 
-    The commands are those below a verdict, and exist for cases of Megalodon alone.
+    The commands are those that are shown below a verdict; only cases of Megalodon have any.
     """
     ours = {m.case for m in run.measurements if suite_of(m) == SUITE}
     return [

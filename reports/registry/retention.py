@@ -73,8 +73,8 @@ def plan(root: Path, keep: int) -> Plan:
 
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
-    """Return the baselines of the newest runs of all groups: id of the baseline -> id of that
-    run."""
+    """Return the baseline of the newest run of each group of runs: id of the baseline -> id of the
+    newest run."""
     baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
@@ -85,7 +85,10 @@ def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
 
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
-    """Return the anchors of all machines: id of the anchor -> id of the machine's newest run."""
+    """Return the anchors of all machines: id of the anchor -> id of the machine's newest run.
+
+    Anchors are the oldest passing runs of a machine, with which its later runs are compared.
+    """
     newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)

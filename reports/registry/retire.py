@@ -48,8 +48,8 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
 
     Args:
         folder: Folder of the run that lacks the work.
-        name: Suite, case, edge or kind of the work, or several of them joined by " | ", all of
-            which the work must have.
+        name: Suite, case, edge or kind of quantity of the work, or several of them joined by " | ",
+            all of which the work must have.
         reason: Why the work was removed.
 
     Raises:

@@ -129,7 +129,7 @@ def _entry(
 
 
 def _groups(gates: Sequence[GateName]) -> tuple[GateGroup, ...]:
-    """Return gates grouped by case and edge, in the order of `edge_rank`, float64 first."""
+    """Return gates grouped by case and edge (comparison), in the order of `edge_rank`."""
     groups: dict[tuple[str, str], list[GateName]] = {}
     for gate in gates:
         groups.setdefault((gate.case, gate.edge), []).append(gate)

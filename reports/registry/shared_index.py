@@ -20,7 +20,7 @@ from reports.store.schema import FILES, MANIFEST, VERDICT, StoreError
 from reports.store.shared import Storage
 
 HERE, THERE = ".listed.json", ".index.json"
-"""File names of the cached lines: in the local copy, and on the storage."""
+"""File names of the cached index lines: in the local copy, and on the storage."""
 TOGETHER = 256
 """Number of runs read per batch; the cache is saved after each batch."""
 JUDGED = timedelta(hours=1)
@@ -104,7 +104,7 @@ def _line(found: Examined, manifest: Manifest) -> Line:
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    """Return the names of a run's files except run.json; empty if run.json is invalid."""
+    """Return the names of the Parquet files that a run must have; empty if run.json is invalid."""
     try:
         return FILES[read_manifest(folder).kind]
     except StoreError:

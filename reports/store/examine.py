@@ -112,7 +112,7 @@ def _read(folder: Path, only: bool) -> Examined:
 def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
     """Recompute the verdicts of the rows in `waiting` (by index into `found`), and empty it.
 
-    Updates `found` with the gates and counts; a run with a repeated key becomes unreadable.
+    Updates `found` with the gates and counts; a run with a measurement twice becomes unreadable.
     """
     runs, tables = list(waiting), list(waiting.values())
     waiting.clear()
@@ -174,7 +174,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the distinct words of a column, after all words of `Verdict`, and each row's index."""
+    """Return the words of `Verdict` and then others of a column, and each row's index into them."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()
@@ -184,7 +184,7 @@ def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
 
 
 def _work(table: pa.Table, gated: np.ndarray) -> str:
-    """Return a hash of the identity of each row and whether it is a gate, in the order of the rows.
+    """Return a hash of the rows: their names and identities (`KEY`), and which of them are gates.
 
     Runs with equal hashes measured the same gates, so a query needs to read only one of them.
     """

@@ -31,7 +31,7 @@ INDEX_BYTES = 512 * 2**20
 """Largest index, in bytes, that is read; 10,000 runs need some 10 MB."""
 # 2: every field of run.json has its type, at every depth.
 RULES = 2
-"""Number of the rules by which a run counts as damaged; to be raised when they change."""
+"""Version of the rules by which a run counts as damaged; to be raised when they change."""
 AT_ONCE = 512
 """Runs per batch: their gates are written before the next batch, to limit memory."""
 # Fields of a manifest that no list needs, which are nearly all of its bytes.
@@ -55,7 +55,8 @@ class Line:
 
     Attributes:
         name: name of the folder.
-        signature: `signature_of` the folder; "" for a run that is not on this machine.
+        signature: hash of sizes and times of its files (`signature_of`); "" for a run that is not
+            on this machine.
         why: why the folder is not a readable run; "" if it is one.
         manifest: manifest without fields that no list needs; None if the run is not readable.
         gates: number of measurements that have a tolerance or could not be compared; 0 for a bench.
@@ -115,7 +116,7 @@ def read_index(
 
 
 def compact(gathered: Gathered, lines: dict[str, Line]) -> dict[str, Line]:
-    """Merge small combined files into one if there are too many; return the updated lines."""
+    """Merge small combined files of gates if there are too many; return the updated index lines."""
     members: dict[str, list[str]] = {}
     for line in lines.values():
         if line.gathered:
@@ -130,7 +131,7 @@ def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) ->
     """Read folders, check every file of their runs, and return an index line for each.
 
     Args:
-        gathered: the combined files.
+        gathered: the combined files, each with the gates of many runs.
         folders: folders that may be runs, each with its `signature_of` from before it is read.
         keep: whether to write the gates of the runs to a combined file.
     """
@@ -222,7 +223,7 @@ def write_lines(
     Args:
         path: path of the index.
         lines: its lines.
-        verified: `Gathered.verified`, which is stored with the lines.
+        verified: state of each combined file when its checksum was verified (`Gathered.verified`).
     """
     texts: dict[str, int] = {}
 
@@ -297,7 +298,7 @@ def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
 
 
 def _load(root: Path) -> tuple[dict[str, Line], dict[str, str]]:
-    """Return the lines of the index by folder name, and its `Gathered.verified`.
+    """Return the index lines by folder name, and the stored `Gathered.verified` of combined files.
 
     Both are empty if there is no valid index. They are cached in this process.
     """

@@ -302,7 +302,7 @@ class Manifest:
 
 
 LISTS = ("cases", "parts", "contract", "times")
-"""Fields with a list of objects: cases, parts, lines of the contract, timed comparisons."""
+"""Fields of `Manifest` with a list of objects, which a brief reading leaves empty."""
 Record = TypeVar("Record")
 
 
@@ -341,7 +341,7 @@ def read_manifest(folder: Path, brief: bool = False) -> Manifest:
 
 
 def _verdict(folder: Path, content: bytes) -> str:
-    """Return the word in verdict.json; "" if it is missing, unreadable or belongs to other numbers.
+    """Return the word in verdict.json; "" if it is missing, unreadable or of another run.json.
 
     A verdict.json belongs to the run only if it holds the checksum of `content`, the bytes of
     run.json, which in turn holds the checksums of all other files.

@@ -112,11 +112,11 @@ def rows_table(
         path: Path of the file, whose name selects the schema.
         absent: Columns that the schema of the run did not have (`added_columns`).
         only: Columns to read, which must include those of `_KEY`; None for all.
-        unique: Whether to check that no two measurements have the same key.
+        unique: Whether to check that no two measurements have the same name (`_KEY`).
 
     Raises:
         StoreError: the file is damaged, has nulls in a column that must not have any, or has two
-            measurements with one key.
+            measurements of one name.
     """
     name = path.name
     wanted = arrow_schema(name, tuple(COLUMNS[name] if only is None else only))
@@ -133,9 +133,9 @@ def rows_table(
 
 
 def check_keys(table: pa.Table, path: Path) -> None:
-    """Raise StoreError if two measurements in the file at `path` have the same key.
+    """Raise StoreError if two measurements in the file at `path` have the same name.
 
-    Both would be counted, and only one can be right.
+    The name is case, edge, quantity and metric. Both would be counted; only one can be right.
     """
     if not repeated_keys(table):
         return
@@ -151,7 +151,9 @@ def check_keys(table: pa.Table, path: Path) -> None:
 
 
 def repeated_keys(table: pa.Table, runs: np.ndarray | int = 0) -> bool:
-    """Return whether two rows of one run may have the same key; True may be a hash collision.
+    """Return whether two rows of one run may have the same name; True may be a hash collision.
+
+    The name is case, edge, quantity and metric.
 
     Args:
         table: Measurements of one or several runs.

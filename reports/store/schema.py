@@ -38,7 +38,7 @@ class StoreError(ValueError):
 
 
 class RunKind(StrEnum):
-    """Kind of a run. Runs of one kind are never history of another."""
+    """Kind of a run. The history of a run consists of runs of its own kind."""
 
     NIGHTLY = "nightly"
     PYTEST = "pytest"

@@ -73,7 +73,7 @@ def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> b
 def _is_there(objects: Objects, folder: Path, name: str) -> bool:
     """Return whether the storage holds the run in `folder` as `name`: all sizes and its run.json.
 
-    The storage is asked; nothing is remembered from sending.
+    This asks the storage and does not rely on the replies received while sending.
     """
     sizes = {path.name: path.stat().st_size for path in (*_files(folder), folder / MANIFEST)}
     there = objects.inside(name)

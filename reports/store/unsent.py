@@ -26,7 +26,7 @@ UNSENT = ".unsent"
 NOTE = ".claim"
 """File of an unsent run that holds its `Note`; it is never sent."""
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-"""Errors of renaming a folder to the name of a folder with files, or of something else."""
+"""Errors of renaming a folder to a name that is taken, by a folder with files or by a file."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Verdict of a run, from changes since the baseline, histories, and drift of error levels."""
+"""Verdict of a run, from changes since the baseline, histories, and drift of error levels.
+
+An error level is the geometric mean and the largest error of a group of gates (measurements with a
+tolerance).
+"""
 
 from reports.verdict.changes import Change, Counts, What
 from reports.verdict.decide import Decision, ExitCode, Word, decide

@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether both runs have the same gates, at least one, and findings, with equal results."""
+        """Whether both runs have the same gates (at least one) and findings with equal results."""
         alone = self.other_work + self.only_before + self.only_now + self.findings_alone
         differ = self.compared - self.same + alone + self.findings_differ
         return bool(self.compared) and not differ
@@ -70,7 +70,10 @@ class Agreement:
 
 
 def agreement(before: Run, now: Run) -> Agreement:
-    """Compare two runs gate by gate and finding by finding, by exact value."""
+    """Count how many gates and findings of two runs are exactly equal.
+
+    Gates are measurements with a tolerance; findings are results of probes.
+    """
     then, after = _gates(before), _gates(now)
     both = then.keys() & after.keys()
     alike = [key for key in both if then[key].identity == after[key].identity]

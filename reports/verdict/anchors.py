@@ -31,13 +31,14 @@ GROUP BY ALL
 """
 _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
-"""Returns whether a stored run may be an anchor."""
+"""Function that returns whether a stored run is healthy, so that it may be an anchor."""
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one pin with the error levels of all anchors, named after the oldest.
+    """Return one `Pin` with the error levels of all anchors and the id of the oldest one.
 
-    The tuple is empty if there are no anchors.
+    A pin holds error levels with which later runs are compared. The tuple is empty if there are no
+    anchors.
 
     Args:
         chosen: Anchors, oldest first. Each group's level is that of the oldest anchor that measured
@@ -58,14 +59,14 @@ def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
 def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     """Return the anchors that `run` is compared with on its own machine, oldest first.
 
-    The anchor of a level is the oldest healthy run that was made before `run` on the same machine
-    (equal fingerprints, which include versions and reference), and whose level consists of exactly
-    the same gates, with equal identities.
+    Each error level (errors of a group of gates) has its own anchor: the oldest healthy run made
+    before `run` on the same machine (equal fingerprints, which include versions and reference) that
+    measured exactly the same gates of the group, with equal identities (hashes of the work).
 
     Args:
         root: Folder of runs.
         run: The run to judge.
-        healthy: Returns whether a stored run may be an anchor, judged without anchors.
+        healthy: Function that judges a stored run without anchors; returns whether it may be one.
 
     Raises:
         StoreError: the root cannot be listed.
@@ -91,22 +92,25 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 
 def _works(run: Run) -> dict[Group, str]:
-    """Return the hash of the gates of each level, by group."""
+    """Return, for each group of gates of a run, the hash of the work behind them (`Level.work`)."""
     return {group: level.work for group, level in levels_of(run, {}).items()}
 
 
 def _work(info: RunInfo) -> str:
-    """Return a key that is equal for runs that measured the same gates of the same work."""
+    """Return a key that is equal for runs that measured the same gates of the same work.
+
+    It is a hash, or if that is unknown, the path of the run's folder.
+    """
     return info.work or str(info.folder)
 
 
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return which levels the earlier runs have, as positions in `levels`, by `_work` of the run.
+    """Return which of `levels` the earlier runs measured, as positions, by `_work` of the run.
 
-    A run has a level if it measured all gates of it. Only one run of each work is queried: most of
-    ten thousand nights measured the same gates.
+    Each of `levels` is a sequence of gates; a run measured it if it measured all of them. Of runs
+    with equal `_work` only one is queried: most of ten thousand nights measured the same gates.
     """
     asked = list({_work(info): info for info in reversed(earlier)}.values())
     with Table([str(old.folder / MEASUREMENTS) for old in asked]) as table:
@@ -121,7 +125,7 @@ def _holders(
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
-    """Return complete runs of the same subject and machine before `run`, oldest first."""
+    """Return complete runs before `run` of its kind, ports (if any) and machine, oldest first."""
     here = run.manifest.environment
     machine = fingerprint(here)
     if machine is None:

@@ -16,7 +16,8 @@ import numpy as np
 FALSE_ALARM = 0.01
 """Probability of reporting a change in a series that has none."""
 SHORTEST = 3
-"""Smallest number of runs of a level: the median of three ignores one outlier, that of two not."""
+"""Smallest number of runs at a constant level: a median of three values ignores one outlier, a
+median of two does not."""
 LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
 """Smallest number of runs in which a change can be found: with fewer, chance alone sorts the higher
 half of the values to one end too often."""
@@ -29,14 +30,14 @@ _BATCH, _BATCHES = 111, 9
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """A change of level in a series over runs."""
+    """A place in a series over runs at which the typical (median) value changes."""
 
     index: int
-    """Position in the series of the first run at the new level."""
+    """Index in the series of the first run after the change."""
     before: float
-    """Median since the previous change, or since the beginning, in the unit of the series."""
+    """Median from the previous change (or the beginning) to this one, in the unit of the series."""
     after: float
-    """Median up to the next change, or to the end."""
+    """Median from this change to the next one (or the end), in the unit of the series."""
 
     @property
     def ratio(self) -> float:
@@ -49,9 +50,9 @@ def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
 
     Two constant levels are fitted to the logarithms, with the cut that minimises the sum of
     absolute deviations. The cut is a change point if a fraction of at most `FALSE_ALARM` of random
-    permutations of the same values fits as well. Both sides are then searched in the same way, and
-    of several cuts each is fitted again between its neighbours (`_settled`). The distribution of
-    the noise does not matter, but values of neighbouring runs must be independent. Gaps (None) and
+    permutations of the same values fits as well. Both sides are then searched in the same way. If
+    there are several cuts, each is fitted again between its neighbours (`_settled`). The noise may
+    have any distribution, but values of neighbouring runs must be independent. Gaps (None) and
     values without a logarithm are skipped.
     """
     places = [i for i, v in enumerate(series) if v is not None and v > 0 and math.isfinite(v)]
@@ -64,7 +65,10 @@ def change_points(series: Sequence[float | None]) -> tuple[ChangePoint, ...]:
 
 
 def _split(logs: np.ndarray, offset: int) -> list[int]:
-    """Return the start of every level of `logs` except the first, plus `offset`, in order."""
+    """Return the start of every constant level of `logs` except the first, plus `offset`, in order.
+
+    The series is cut in two, and each part again, as long as the cut is significant (`_cut`).
+    """
     found = _cut(logs, offset)
     if not found:
         return []
@@ -74,13 +78,13 @@ def _split(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
-    """Return `starts`, refined until each is the best cut between its neighbours.
+    """Return the cuts `starts`, refined until each is the best cut between its neighbours.
 
-    Cuts that are not rare (`_is_rare`) are dropped, and rare cuts within the remaining levels are
-    added.
+    Cuts that are not significant (`_is_rare`) are dropped, and significant ones between the
+    remaining cuts are added.
 
-    A first cut is fitted to all levels at once: on a staircase it may lie in the middle of a level.
-    A single cut has only two levels beside it and needs no refinement.
+    The first cut was fitted to the whole series: on a staircase it may lie in the middle of a step.
+    A single cut needs no refinement.
     """
     if len(starts) < 2:
         return starts
@@ -98,9 +102,9 @@ def _settled(logs: np.ndarray, starts: list[int]) -> list[int]:
 
 
 def _cut(logs: np.ndarray, offset: int) -> list[int]:
-    """Return the start of the second level, plus `offset`, at the best cut of a series into two.
+    """Return, as a list, the index plus `offset` at which a series is best cut into two levels.
 
-    The list is empty if the series is too short or the cut is not rare (`_is_rare`).
+    The list is empty if the series is too short or the cut is not significant (`_is_rare`).
     """
     if len(logs) < 2 * SHORTEST:
         return []
@@ -110,8 +114,11 @@ def _cut(logs: np.ndarray, offset: int) -> list[int]:
 
 
 def _is_rare(logs: np.ndarray, gain: float) -> bool:
-    """Return whether random permutations of `logs` reach `gain` with at most `FALSE_ALARM`
-    probability."""
+    """Return whether a cut of a series is significant.
+
+    It is if random permutations of `logs` reach `gain`, the reduction of absolute deviations by the
+    cut (`_gains`), with a probability of at most `FALSE_ALARM`.
+    """
     # Fixed seed: the same runs have the same change points on every page.
     rng = np.random.default_rng(0)
     # Counting the observed order as one of the permutations makes the test exact.
@@ -129,14 +136,14 @@ def _is_rare(logs: np.ndarray, gain: float) -> bool:
 
 
 def _gains(rows: np.ndarray) -> np.ndarray:
-    """Return how much a second level reduces the absolute deviations of each row.
+    """Return by how much each possible cut into two levels fits each row better than one level.
 
     Args:
-        rows: Logarithms, shape (P, n).
+        rows: Logarithms of P series with n values, shape (P, n).
 
     Returns:
-        Reduction relative to one median per row; entry [p, k] starts the second level at
-        SHORTEST + k.
+        Sum of absolute deviations from one median, minus the sums from the medians of both parts;
+        entry [p, k] is for row p, cut before value SHORTEST + k.
     """
     n = rows.shape[1]
     cuts = range(SHORTEST, n - SHORTEST + 1)

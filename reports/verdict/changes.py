@@ -1,4 +1,4 @@
-"""Differences from the baseline: one `Change` per measurement or error that differs.
+"""Differences from the baseline: one `Change` per measurement or finding of an error that differs.
 
 Source: docs/verdicts.md "Comparability", docs/parity.md "Fail closed".
 """
@@ -24,7 +24,7 @@ from stability.core.findings import DIFFERENCES, Finding, Severity
 
 
 class What(StrEnum):
-    """Kind of difference between a measurement or finding and the baseline, most severe first."""
+    """Kind of difference from the baseline, the history or a pinned level, most severe first."""
 
     NEW = "new failure"
     PERSISTING = "persisting failure"
@@ -43,11 +43,11 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference of a run from its baseline, from earlier values, or from a pinned level.
+    """One difference of a run from its baseline, from earlier values, or from a pinned error level.
 
-    `before` and `now` are measured values or, for a drift, levels; None if there is no such value.
-    `tolerance` is the tolerance of the gate, the threshold of the finding or, for a level that
-    grew, the largest level within its limit; NaN without one.
+    `before` and `now` are measured values or, for a drift, error levels of a group of gates; None
+    if there is no such value. `tolerance` is the tolerance of the gate, the threshold of the
+    finding or, for a level that grew, the largest level within its limit; NaN without one.
     """
 
     what: What
@@ -63,8 +63,8 @@ class Change:
     kind: str = ""
     """Kind of quantity, for the level of a group of gates; empty for a single gate or finding."""
     excess: float = 0.0
-    """Severity of a drift: ln of its ratio divided by ln of its limit. Severity of a step, whose
-    limit depends on its past: ln of its ratio divided by ln of `NOISE_FLOOR`."""
+    """Severity, 0 for most changes. Of a drift: |ln ratio| / ln limit. Of a value that left its
+    history: |ln ratio| / ln `NOISE_FLOOR`, with its ratio to the median of earlier values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class Counts:
     """Numbers of gates, changes and missing checks of a run.
 
     `new`, `persisting` and `fixed` count failures: failed gates and findings of severity error.
-    `not_run` and `skipped` count planned checks that did not run.
+    `skipped` counts the planned checks of skipped suites, `not_run` those that other incomplete
+    suites did not execute.
     """
 
     gates: int
@@ -82,7 +83,7 @@ class Counts:
     fixed: int
     changed: int
     worse: int
-    """Gates within tolerance but worse than their history, plus groups above their pinned level."""
+    """Gates within tolerance but above their history, plus groups of gates above a pinned level."""
     not_comparable: int
     not_run: int
     skipped: int
@@ -137,7 +138,10 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
 
 
 def _step(m: Measurement, past: Past) -> Change | None:
-    """Compare a passing value that does not repeat with its past; None unless it left its range."""
+    """Return a `Change` if the value of a passing gate left its earlier values, else None.
+
+    For gates whose value does not repeat bit by bit (`reports.verdict.noise.step`).
+    """
     ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
     if ratio is None:
         return None
@@ -154,17 +158,17 @@ def tolerance_note(before: float, now: float) -> str:
 
 
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
-    """Return the change "not comparable" for a group whose tolerances changed since the pinned run.
+    """Return the change "not comparable" for gates whose tolerances changed since the pinned run.
 
-    A gate with an error below `DRIFT_SHARE` of its tolerance counts with that share in the level of
-    its group. With another tolerance, such a group has another level although no error changed.
+    In the error level of a group of gates, a gate counts with at least `DRIFT_SHARE` of its
+    tolerance. With another tolerance the level may change although no error did.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
 
 
 def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
-    """Return the change for a group of gates of `run` whose level drifted from the pinned one."""
+    """Return the change for a group of gates of `run` whose error level left the pinned one."""
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {pin_name(comparison)}"
     if not comparison.same:
         here = machine_name(run.manifest.environment)
@@ -180,7 +184,10 @@ def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
 
 
 def unseen_change(drift: Drift, comparison: PinComparison) -> Change:
-    """Return the change for a group whose level grew more than `UNSEEN`, but within its limit."""
+    """Return the change "not comparable" for gates whose level grew by a factor above `UNSEEN`.
+
+    The factor is within its limit: rounding of another machine may explain it.
+    """
     note = (
         f"not comparable yet: {drift.what} of these gates, {drift.ratio:.2f} times that of "
         f"{pin_name(comparison)}; rounding between the machines explains {drift.limit:.2f}, and "
@@ -198,7 +205,7 @@ def _group_change(what: What, group: Group, note: str) -> Change:
 
 
 def pin_name(comparison: PinComparison) -> str:
-    """Name a pinned run, and its machine if the judged run was made on another one."""
+    """Return text that names a pinned run and its machine, such as "run X on this machine"."""
     pin = comparison.pin
     run = f"run {label(pin.run, 60)}"
     if comparison.same:
@@ -207,7 +214,7 @@ def pin_name(comparison: PinComparison) -> str:
 
 
 def machine_name(environment: Environment) -> str:
-    """Name the processor and the kind of reference of a run."""
+    """Return text that names the processor and the kind of reference of a run."""
     reference = environment.reference.kind or "absent"
     return f"{label(processor(environment), 140)}, reference {label(reference, 20)}"
 
@@ -275,8 +282,8 @@ def find_changes(
         run: The judged run.
         baseline: Run to compare with; None if there is none.
         past: Earlier values of the gates that do not repeat, with which their values are compared.
-        equal: Returns whether the run and its baseline measured a case on the same host. Only then
-            a value that a replay repeated bit by bit must equal the baseline's.
+        equal: Function that returns whether both runs measured a case on the same host. Only then
+            must a value that a replay repeated bit by bit equal the baseline's.
     """
     before = {m.key: m for m in baseline.measurements} if baseline else {}
     changes = _measurement_changes(run.measurements, before, past, equal)
@@ -284,11 +291,11 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple[Change, ...]:
-    """Sort changes by `What`, then excess, tolerance or not, place in `cases`, edge.
+    """Sort changes, most severe first: by kind (`What`), then by `excess`, the largest first.
 
-    Among changes of equal `What` and excess, those with a tolerance precede those without, and
-    `cases`, in their order, precede other cases: a list then begins with the case that the sentence
-    above it names.
+    Among equal ones, those with a tolerance precede those without. Then `cases`, in their order,
+    precede other cases, so that a list begins with the case that the sentence above it names. Then
+    come the orders of edges (`edge_rank`), cases and stages.
     """
     rank = {what: i for i, what in enumerate(What)}
     turn = {case: i for i, case in enumerate(dict.fromkeys(cases))}

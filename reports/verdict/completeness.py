@@ -14,7 +14,7 @@ from reports.store.schema import RunKind
 from reports.text import count, label
 
 FIRST_SCHEMA = 5
-"""First schema whose runs store a contract."""
+"""First schema whose runs store a contract (list of the planned gates)."""
 BOUND = frozenset((RunKind.NIGHTLY, RunKind.SHARD, RunKind.PORT))
 """Kinds of run that plan their gates before they measure; a session of tests does not."""
 WITHOUT_GATES = frozenset(("stability", "controls"))
@@ -22,7 +22,7 @@ WITHOUT_GATES = frozenset(("stability", "controls"))
 
 
 def breaches_of(run: Run) -> Breaches:
-    """Return how a run's gates differ from its contract; empty for a run without a contract."""
+    """Return how a run's gates differ from its contract (planned gates); empty without one."""
     if run.manifest.kind not in BOUND or _stored_before_contracts(run.manifest):
         return Breaches()
     return breaches(run.manifest.contract, run.measurements)

@@ -76,21 +76,22 @@ class Decision:
     counts: Counts
     changes: tuple[Change, ...]
     starts: tuple[Measurement, ...]
-    """First divergence of each failing case and edge; that of the most severe case comes first."""
+    """First stage that fails, or cannot be compared, of each case and edge with such a stage; those
+    of the most severe case come first."""
     baseline_id: str | None
     """Id of the baseline; None without one."""
     environment: tuple[str, ...]
-    """Differences from the baseline's environment. If there are any, a value may be CHANGED only in
-    a run of several hosts, for a case that equal hosts measured."""
+    """Differences from the baseline's environment, one line each. If there are any, values need not
+    repeat, except in a run of several hosts, for cases that equal hosts measured."""
     breaches: Breaches = field(default_factory=Breaches)
-    """Differences between the measured gates and the run's contract."""
+    """Differences between the measured gates and the run's contract (its planned gates)."""
     comparisons: tuple[PinComparison, ...] = ()
-    """Comparisons of levels with pinned runs and anchors, those of this machine first. A level is
-    in at most one comparison with this machine and one with another."""
+    """Comparisons of error levels with pinned runs and anchors, those of this machine first. Each
+    level is compared with at most one run of this machine and one of another."""
 
     @property
     def against(self) -> tuple[str, ...]:
-        """One line per comparison: the pinned run, and how many levels could be compared."""
+        """One line per comparison: the pinned run, and how many error levels could be compared."""
         return tuple(say.against(comparison) for comparison in self.comparisons)
 
 
@@ -157,7 +158,7 @@ def decide(
     """Judge a run by its most severe problem.
 
     The order is failures, incomplete or missing suites, values that are not comparable, missing
-    gates, and values that left their history or level.
+    gates, and values that left their history or error level.
 
     Args:
         run: The measured run.
@@ -171,9 +172,9 @@ def decide(
         unusable: One line for each pinned baseline that could not be used; the sentence counts
             them.
         gone: Work of earlier runs that this run does not plan (`reports.verdict.vanished`).
-        old_schema_may_pass: Whether a run stored before runs had a contract can pass. Its levels
-            may anchor later nights; its own verdict is INCOMPLETE, since the gates that it should
-            have had are unknown.
+        old_schema_may_pass: Whether a run stored before runs had a contract can pass. It may then
+            be the anchor of later nights. Otherwise it is INCOMPLETE, since the gates that it
+            should have had are unknown.
         alone: Compare with `baseline` only (or with nothing if it is None). The sentence of a
             passing run then counts equal gates and does not mention history, pins or first nights.
     """

@@ -1,8 +1,9 @@
-"""Drift: the ratio of a run's levels to those of the pinned runs it is compared with.
+"""Drift: the ratio of a run's error levels to those of the pinned runs it is compared with.
 
-On the machine of the pinned run levels repeat, and the limits of the tolerance table apply. Another
-machine rounds in another order: there a level may differ by as much as in two runs with independent
-rounding errors. See docs/verdicts.md "Another machine".
+A level is the geometric mean, or the largest, error of a group of gates. On the machine of the
+pinned run levels repeat, and the limits of the tolerance table apply. Another machine rounds in
+another order: there a level may differ by as much as in two runs with independent rounding errors.
+See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -20,35 +21,34 @@ from reports.verdict.levels import Group, Level, levels, over_meshes, pooled
 from reports.verdict.pins import Pin
 
 UNSEEN = 3.0
-"""Largest ratio of a level to the pinned one that passes on a machine without an earlier run,
-although rounding there could explain more. Beyond it, one run cannot distinguish rounding from a
-loss of accuracy, and a person has to decide."""
+"""Largest ratio of an error level to the pinned one that passes on a machine without an earlier
+run, although rounding there could explain more. Beyond it, one run cannot distinguish rounding from
+a loss of accuracy, and a person has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Typical value of a group of gates: `now`, and as pinned (`before`)."""
+    """Error level of a group of gates in a run (`now`), compared with the pinned one (`before`)."""
 
     group: Group
     what: str
-    """The compared value of a level: `typical`, the mean of its gates, or `worst`, the largest."""
+    """Compared number: `typical`, the geometric mean of the gates, or `worst`, their largest."""
     before: float
     now: float
     limit: float
-    """Largest ratio `now` / `before` that rounding explains; its inverse is the smallest."""
+    """Largest ratio `now` / `before` that passes; the smallest one is its inverse."""
 
     @property
     def wide(self) -> bool:
-        """Whether rounding explains ratios above `UNSEEN`, so one run cannot detect a loss of
-        accuracy."""
+        """Whether the limit exceeds `UNSEEN`: rounding may change this level so much that one run
+        cannot show a loss of accuracy."""
         return self.limit > UNSEEN
 
     @property
     def draws(self) -> int:
-        """Number of draws (models with other random weights) to pool until one run can judge.
+        """Number of draws (models with other random weights) to average for a limit of `UNSEEN`.
 
-        A level pooled over so many draws has a limit of at most `UNSEEN`: the deviation of a mean
-        of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
+        The deviation of a mean of n draws, and therefore ln of the limit, falls as 1/sqrt(n).
         """
         return max(1, math.ceil((math.log(self.limit) / math.log(UNSEEN)) ** 2))
 
@@ -65,15 +65,16 @@ class Drift:
 
     @property
     def broken(self) -> bool:
-        """Whether the ratio is outside the limit."""
+        """Whether the ratio is above the limit or below its inverse."""
         return not 1 / self.limit <= self.ratio <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A group whose level depends on its tolerances, which changed: no ratio of levels is formed.
+    """A group of gates whose error level is not compared, because their tolerances changed.
 
-    `before` and `now` are the geometric means of the tolerances of its gates.
+    `before` and `now` are the geometric means of the tolerances. Gates far below their tolerance
+    count with a share of it, so the level depends on them.
     """
 
     group: Group
@@ -83,29 +84,30 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class PinComparison:
-    """The levels of a run compared with those of one pinned run."""
+    """The error levels of a run compared with those of one pinned run or anchor."""
 
     pin: Pin
     same: bool
-    """Whether both runs have the same machine: equal fingerprints, reference included."""
+    """Whether both runs are of one machine: equal fingerprints, which include the reference."""
     differs: tuple[str, ...]
     """Differences of this run's environment from the pinned run's, one line each."""
     levels: int
-    """Number of levels of the run."""
+    """Number of error levels of the run, one per group of gates."""
     compared: tuple[Drift, ...]
-    """Two comparisons per level that both runs measured by the same work: one of `typical` and one
-    of `worst`. The largest excess comes first."""
+    """Two comparisons per level that both runs measured by the same work: of `typical` (geometric
+    mean of the gates) and `worst` (largest). The largest excess comes first."""
     rescaled: tuple[Rescaled, ...] = ()
     """Levels that both runs measured by the same work, not compared because tolerances changed."""
     covered: int = 0
-    """Number of the run's levels in `compared` and `rescaled`; one pooled over meshes counts as
-    several."""
+    """Number of the run's levels in `compared` and `rescaled`; one pooled over meshes counts once
+    per mesh."""
     held: frozenset[Group] = frozenset()
-    """Groups whose levels another comparison compares with an earlier run of this machine."""
+    """Groups of gates whose levels are compared with an earlier run of this machine, in another
+    `PinComparison`."""
 
     @property
     def not_yet(self) -> tuple[Drift, ...]:
-        """One drift per group that is not comparable yet, the largest limit first.
+        """One `Drift` per group of gates that is not comparable yet, the largest limit first.
 
         For such a group rounding explains more than `UNSEEN`, and no earlier run of this machine
         has its level.
@@ -118,7 +120,7 @@ class PinComparison:
 
     @property
     def unseen(self) -> tuple[Drift, ...]:
-        """One drift per group of `not_yet` that grew more than `UNSEEN` within its limit.
+        """One `Drift` per group of `not_yet` with a ratio above `UNSEEN` and within its limits.
 
         The largest ratio comes first.
         """
@@ -136,7 +138,7 @@ class PinComparison:
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """One drift per group that left its level, the largest excess first."""
+        """One `Drift` per group of gates with a ratio outside its limits, largest excess first."""
         first: dict[Group, Drift] = {}
         for drift in self.compared:
             if drift.broken:
@@ -145,13 +147,13 @@ class PinComparison:
 
     @property
     def largest(self) -> Drift | None:
-        """Comparison of the typical level that grew most; None if nothing was compared."""
+        """`Drift` of the typical error with the largest ratio; None if nothing was compared."""
         typical = [d for d in self.compared if d.what == "typical"]
         return max(typical, key=lambda d: d.ratio, default=None)
 
 
 def limit(base: float, deviation: float, same: bool) -> float:
-    """Return the largest ratio of two levels that passes.
+    """Return the largest ratio of two error levels that is no drift.
 
     Args:
         base: The limit on one machine, where levels repeat.
@@ -167,14 +169,14 @@ def limit(base: float, deviation: float, same: bool) -> float:
 def compare(
     now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
 ) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
-    """Compare the levels that `now` and `pin` measured by the same work.
+    """Compare the error levels of a run (`now`) with those that `pin` measured by the same work.
 
     Args:
         now: Levels of the run.
         pin: Pinned run to compare with.
         same: Whether the pinned run is of the same machine.
         before: Levels of the run's baseline. An old pin without stored tolerances is assumed to
-            have had those of `before`, or without them, today's.
+            have had those of `before` or, if `before` lacks the group, those of `now`.
 
     Returns:
         Two drifts per level (of `typical` and of `worst`), the largest excess first, and the levels
@@ -203,7 +205,7 @@ def compare(
 
 
 def _meshes_pooled(now: Mapping[Group, Level], pin: Pin) -> tuple[Mapping[Group, Level], Pin]:
-    """Return the levels of a run and a pin of another machine, with the levels of meshes pooled.
+    """Return a run's levels and a pin of another machine, both pooled over the meshes of a program.
 
     Levels of the partitions of one program differ by up to 4 times on a healthy machine (0.45e-6 to
     1.7e-6 for the gradients of MLA + MoE on a processor with SSE 4.2 only), so a single one says
@@ -232,7 +234,7 @@ def compare_with_pins(
 
     Among the pins of its own machine, a level is compared with the first that has it; likewise
     among those of other machines, of which pins with the run's kind of reference come first. The
-    anchor is the last pin of the own machine, for levels that the pinned run did not measure.
+    caller puts the machine's anchor last: it serves levels that no pinned run there measured.
 
     Args:
         run: The measured run.
@@ -279,5 +281,5 @@ def compare_with_pins(
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:
-    """Return the levels of a run by group, with their spreads; `past` as for `levels`."""
+    """Return the error level of each group of gates of a run; `past` as for `levels`."""
     return levels(run.measurements, past, run.manifest.spreads)

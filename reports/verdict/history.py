@@ -61,19 +61,19 @@ class History:
     runs: tuple[str, ...] = ()
     """Folder names of the earlier runs in a trend, oldest first."""
     series: Mapping[Key, tuple[float | None, ...]] = field(default_factory=dict)
-    """Share of tolerance of each gate in each of `runs`; None where a run has no comparable
+    """Error divided by tolerance of each gate in each of `runs`; None where a run has no comparable
     measurement."""
     unreadable: tuple[tuple[Path, str], ...] = ()
     """Folders and files that could not be read, each with the reason."""
     benches: tuple[Run, ...] = ()
-    """The newest bench and earlier ones that timed the same work, oldest first."""
+    """The newest bench (run that times work) and earlier ones of the same work, oldest first."""
     past: Mapping[Key, Past] = field(default_factory=dict)
     """Earlier values of each gate that does not repeat: no replay in this run gave equal bits, or a
     replay in a recent earlier run on this machine gave other bits."""
     manifests: tuple[Manifest, ...] = ()
     """Manifests of `runs`, in the same order."""
     earlier: Earlier = field(default_factory=Earlier)
-    """Suites and gates of complete earlier runs, which this run must have too."""
+    """Suites and groups of gates of complete earlier runs, which this run must have too."""
 
 
 def _keys(run: Run) -> list[Key]:
@@ -95,8 +95,10 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 
 
 def _before(old: Manifest, new: Manifest) -> bool:
-    """Return whether `old` is earlier than `new`, and usable for the history of `new` or as a bench
-    beside it."""
+    """Return whether `old` is earlier than `new` and usable with it, as its history or as a bench.
+
+    A run with a planted fault is not usable, nor is one of the same kind with other ports.
+    """
     # A run with a planted fault is no evidence about the code without it.
     mixed = old.kind is new.kind and not old.shares_subject(new)
     return old.created < new.created and not (old.fault or mixed)
@@ -125,9 +127,9 @@ def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
     The baseline is the newest earlier run of the same kind and subject that shares at least one
-    measurement of equal identity. The search goes back `WINDOW` - 1 runs at a time and prefers in
-    each such block a run on the same machine (equal fingerprints). Runs with a planted fault are
-    skipped. Runs that cannot be read are skipped and listed in `unreadable`.
+    measurement of equal identity (hash of the work). The search goes back `WINDOW` - 1 runs at a
+    time and prefers in each such block a run on the same machine (equal fingerprints). Runs with a
+    planted fault are skipped. Runs that cannot be read are skipped and listed in `unreadable`.
 
     Raises:
         StoreError: `root` itself cannot be listed.
@@ -171,8 +173,8 @@ def load_history(root: Path, run: Run) -> History:
 def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> list[Manifest]:
     """Return the manifests of earlier runs that have an intact run.json and another, damaged file.
 
-    The seal shows that run.json is unchanged, so the planned work is known although the numbers are
-    lost.
+    The seal (checksum) of run.json shows that it is unchanged, so the planned work is known even if
+    the numbers are lost.
     """
     found: list[Manifest] = []
     for folder in {folder for folder, _ in unreadable}:
@@ -310,11 +312,11 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Pas
 def worst_over(
     history: History, keys: set[Key], now: float | None
 ) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
-    """Return the worst share of tolerance over the gates `keys` in each earlier run, and the names
-    of these runs.
+    """Return the largest share (error / tolerance) of several gates in each run of a trend.
 
-    `now`, the worst share in the judged run, is appended to the shares. A share is None where a run
-    measured none of the gates, and NaN if one of the shares is NaN.
+    The second result is the names of the earlier runs. `now`, the largest share in the judged run,
+    is the last of the shares. A share is None where a run measured none of the gates `keys`, and
+    NaN if one of them has a NaN.
     """
     columns = [history.series[key] for key in keys & history.series.keys()]
     past: list[float | None] = []

@@ -1,4 +1,4 @@
-"""Levels: the size of the errors of a group of gates, and its spread over rounding alone.
+"""Levels: the size of the errors of a group of gates, and how much rounding alone varies it.
 
 A slow loss of accuracy moves a level while every tolerance still holds. The levels of two machines
 that round in different orders are two samples from one distribution, whose width is known: the
@@ -21,32 +21,33 @@ from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
 
 RECENT = 7
-"""Number of newest values, the judged run's included, that are combined for a gate that does not
-repeat."""
+"""Number of newest values, the judged run's included, that are combined into one for a gate whose
+value does not repeat bit by bit."""
 # A scalar's error may be zero by luck, so only errors that average over many elements have a
 # level. A ratio of two errors scatters with both, and each has its own level; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
 KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
-"""Kinds of quantity whose gates have a level."""
+"""Kinds of quantity whose gates count for error levels."""
 
 Group = tuple[str, str, str, str]
-"""Case, edge (comparison), kind of quantity, metric: gates that share them have one level."""
+"""Case, edge (comparison), kind of quantity, metric: gates that share them are one group."""
 Spread = tuple[float, float]
-"""Standard deviations over rounding: of ln of a group's typical level, and of ln of its worst."""
+"""Deviations due to rounding: of ln of a group's geometric mean, and of ln of its largest value."""
 STILL: Spread = (0.0, 0.0)
-"""Spread of a group without calibration: no drift of it is attributed to rounding."""
+"""Spread of a group of gates without calibration: rounding then explains no drift."""
 _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
-"""Case and metric whose responses to rounding were calibrated, on all edges or on one."""
+"""Case, metric and edge whose responses to rounding were measured; without an edge, all edges."""
 Settle = Callable[[Sequence[float]], float]
-"""Combines the recent values of a gate that does not repeat into one, such as their median."""
+"""Function that combines recent values of a gate that does not repeat into one, e.g. a median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """Level of one group of gates: the geometric mean (`typical`) and the largest (`worst`) value.
 
-    A value below `DRIFT_SHARE` of its gate's tolerance counts as that share.
+    A value below `DRIFT_SHARE` of its gate's tolerance counts as that share. `spread` says how much
+    rounding alone varies ln of both numbers.
     """
 
     work: str
@@ -58,17 +59,17 @@ class Level:
     tolerance: float = 0.0
     """Geometric mean of the tolerances of its gates; 0 if unknown, as in old pins."""
     floored: int = 0
-    """Number of gates that count as `DRIFT_SHARE` of their tolerance. If there are any, the level
-    depends on the tolerances."""
+    """Number of gates whose smaller value was raised to `DRIFT_SHARE` of their tolerance. If there
+    are any, the level depends on the tolerances."""
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
-    """Return the gates that have a level, by group, sorted.
+    """Return the gates that count for error levels, by group, sorted.
 
-    Gates have a level if their kind is in `KINDS`, their metric is an error, their value is finite,
+    Gates count if their kind is in `KINDS`, their metric is an error, their value is finite,
     and their tolerance is positive and finite. If a group was pooled over draws (models with other
-    random weights and inputs, `parity.pooling`), only the pooled metric has a level: the error of a
-    single small model is mostly chance.
+    random weights and inputs, `parity.pooling`), only the pooled metric counts: the error of
+    a single small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
@@ -87,7 +88,7 @@ def levels(
     spreads: Mapping[str, Sequence[float]] | None = None,
     settle: Settle = statistics.median,
 ) -> dict[Group, Level]:
-    """Return the level of every group of gates of a run.
+    """Return the error level (geometric mean and largest) of every group of gates of a run.
 
     A gate that does not repeat counts with `settle` of its `RECENT` newest values. Every gate
     counts with at least `DRIFT_SHARE` of its tolerance.
@@ -127,9 +128,10 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
 
 
 def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]:
-    """Return the groups that differ only in the mesh, at least two, by their common group.
+    """Return the groups of gates that differ only in the mesh, by their common group.
 
-    The common group has the subject as its case: "mesh megalodon" for "mesh megalodon data=8".
+    A common group has the subject as its case: "mesh megalodon" for "mesh megalodon data=8". It is
+    left out if it has only one mesh.
     """
     members: dict[Group, list[Group]] = {}
     for group in groups:
@@ -143,9 +145,9 @@ def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]
 def pooled(members: Sequence[Level]) -> Level:
     """Return the geometric mean of several levels, weighted by their numbers of gates.
 
-    `worst` is the geometric mean of the members' `worst`: their largest would be that of the worst
-    partition. `spread` is the largest of the members': all members have one side in common, so it
-    is unknown how much averaging reduces the spread.
+    `worst` is the geometric mean of the members' `worst`, since their maximum would show the worst
+    partition only. `spread` is the largest of the members': they share one side of the comparison,
+    so their errors are dependent, and it is unknown how much averaging reduces the spread.
     """
     gates = sum(level.gates for level in members)
 
@@ -166,9 +168,9 @@ def pooled(members: Sequence[Level]) -> Level:
 
 
 def spread_of(values: object) -> Spread:
-    """Return a stored spread; `STILL` if it is not two finite numbers of at least 0.
+    """Return a stored `Spread`, or `STILL` (0, 0) if it is not two finite numbers of at least 0.
 
-    `STILL` is the stricter judgement: rounding then explains no drift.
+    With `STILL` the run is judged more strictly: rounding then explains no drift.
     """
     try:
         return _checked_spread(values)
@@ -177,7 +179,7 @@ def spread_of(values: object) -> Spread:
 
 
 def level_of(document: Mapping[str, Any]) -> Level:
-    """Return the level stored in a pinned baseline.
+    """Return the `Level` that a pinned baseline stores as `document`.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError: a field is missing, unknown or of a wrong
@@ -221,16 +223,16 @@ def _rounded(value: float) -> float:
 
 
 def name_of(group: Group) -> str:
-    """Return a group as text: "case | edge | kind | metric"."""
+    """Return the name of a group of gates: "case | edge | kind | metric"."""
     return " | ".join(group)
 
 
 def spreads_of(
     rows: Iterable[Measurement], responses: Mapping[Calibrated, Mapping[str, Sequence[float]]]
 ) -> dict[str, Spread]:
-    """Return the spread of the level of every calibrated group, by `name_of` the group.
+    """Return how much rounding alone varies the level of each group of gates, by its `name_of`.
 
-    A group is left out if one of its gates has no responses.
+    A group is left out if one of its gates has no calibrated responses to rounding.
 
     Args:
         rows: Measurements of a run.
@@ -257,7 +259,7 @@ def spreads_of(
 def spread_over_seeds(
     values: Sequence[Sequence[float]], floors: Sequence[float] | None = None
 ) -> Spread:
-    """Return the spread of a level over seeds, from `values[gate][seed]`.
+    """Return the standard deviations of a group's level over seeds, from `values[gate][seed]`.
 
     Seeds are independent but gates are not: one perturbed weight moves every later value. Therefore
     the level is computed for each seed, and the standard deviation is taken over seeds. As in a
@@ -280,12 +282,12 @@ def spread_over_seeds(
 
 
 def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
-    """Return the spread of a group's typical value, if its gates are geometric means over
-    independent draws.
+    """Estimate how much rounding varies the level of gates that are pooled over independent draws.
 
-    `values[gate][draw]` is one response each, so the level itself is observed only once. Its
-    variance is estimated by the delete-one jackknife, which is exact for the mean of the gates.
-    Gates with a response of 0 are left out. With fewer than two draws the result is `STILL`.
+    Each gate is a geometric mean over draws (models with other random weights), and
+    `values[gate][draw]` is one response to rounding. The level is therefore observed only once, and
+    its deviation is estimated by the delete-one jackknife, which is exact for the mean of the
+    gates. Gates with a response of 0 are left out. With fewer than two draws the result is `STILL`.
     """
     logs = [[math.log(v) for v in gate] for gate in values if all(v > 0 for v in gate)]
     if not logs or (draws := len(logs[0])) < 2:

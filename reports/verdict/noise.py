@@ -1,4 +1,4 @@
-"""Tests whether a value that does not repeat left its past: far from the median, out of the range.
+"""Tests whether a value that does not repeat bit by bit is an outlier among its earlier values.
 
 Source: docs/verdicts.md "Comparability".
 """
@@ -13,13 +13,13 @@ from parity.tolerances import NOISE_FLOOR, NOISE_LEAST, NOISE_MADS
 
 
 def step(value: float, past: Sequence[float]) -> float | None:
-    """Return `value` divided by the median of `past` if `value` left its past, else None.
+    """Return `value` divided by the median of its earlier values `past` if it is an outlier.
 
-    It left its past if it is more than `NOISE_MADS` median absolute deviations (of log10, at least
+    It is an outlier if it is more than `NOISE_MADS` median absolute deviations (of log10, at least
     a factor of `NOISE_FLOOR`) from the median, and more than a factor of `NOISE_FLOOR` outside the
     range of `past`: an error that jumps between two modes moves median and MAD at random, but not
-    the range. The result is None if `past` has fewer than `NOISE_LEAST` positive finite values, or
-    if `value` is not positive and finite, which its tolerance has to judge.
+    the range. The result is None if it is no outlier, if `past` has fewer than `NOISE_LEAST`
+    positive finite values, or if `value` is not positive and finite (its tolerance judges it).
     """
     logs = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
     if len(logs) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):

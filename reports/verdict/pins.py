@@ -44,7 +44,7 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class Pin:
-    """Error levels of one run that later runs are compared with, and why that run was chosen."""
+    """Pinned baseline: error levels of one run, with which later ones are compared, and why."""
 
     run: str
     commit: str | None
@@ -70,7 +70,7 @@ class Pins:
 
 
 def home(root: Path, manifest: Manifest) -> Path:
-    """Return the folder of pinned baselines for a run below `root`.
+    """Return the folder of pinned baselines for a run in `root`, a folder of runs.
 
     For runs of Megalodon it is `FOLDER`. Each set of ports that a run compares has its own folder,
     beside the folder of the runs. Test sessions without Megalodon have a separate one, because
@@ -117,7 +117,7 @@ def old_home(root: Path, manifest: Manifest) -> Path | None:
 
 
 def pins_of(root: Path, manifest: Manifest) -> Pins:
-    """Return the pinned baselines of a run's subject and class of device, newest first.
+    """Return the pinned baselines for a run: of its ports and class of device, newest first.
 
     Earlier versions may have pinned other ports in the same folder. Such a pin is left out: it has
     no level of this run, and must not count as a pin of its machine.
@@ -131,7 +131,7 @@ def pins_of(root: Path, manifest: Manifest) -> Pins:
 
 
 def is_of(pin: Pin, manifest: Manifest) -> bool:
-    """Return whether a pinned baseline has a level of one of the ports that a run compares."""
+    """Return whether a pinned baseline has error levels of one of the ports that a run compares."""
     # The title of a port is its name, or its name and its case.
     return any(
         case == port or case.startswith(f"{port}/")
@@ -141,7 +141,7 @@ def is_of(pin: Pin, manifest: Manifest) -> bool:
 
 
 def ids_of(root: Path, manifest: Manifest) -> set[str]:
-    """Return the ids of all pinned runs in the folders of a run's subject, current and old."""
+    """Return the ids of all pinned runs in the folders for a run: `home` and `old_home`."""
     old = old_home(root, manifest)
     return pinned_ids(home(root, manifest)) | (pinned_ids(old) if old is not None else set())
 
@@ -151,13 +151,18 @@ def _newest_first(pins: Sequence[Pin]) -> tuple[Pin, ...]:
 
 
 def retired_home(root: Path, manifest: Manifest) -> Path:
-    """Return the folder of the file of retired work for a run below `root`; all ports share one."""
+    """Return the folder of the file of retired (no longer expected) work, for a run in `root`.
+
+    All ports share one folder.
+    """
     return beside(root) / PORTS_FOLDER if manifest.subject else FOLDER
 
 
 def beside(root: Path) -> Path:
-    """Return the folder that contains `PORTS_FOLDER`: beside the runs, or for shared storage the
-    current folder."""
+    """Return the parent of `root`, a folder of runs; for shared storage, the current folder.
+
+    It contains `PORTS_FOLDER`.
+    """
     return Path().resolve() if is_address(address_of(root)) else root.resolve().parent
 
 

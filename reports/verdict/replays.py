@@ -102,9 +102,9 @@ def command(case: str, manifest: Manifest) -> str:
 
 
 def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
-    """Return the command of a night of some cases (all if empty) on a checkpoint ("": committed).
+    """Return the `nightly` command for some cases (all if empty) and a checkpoint ("": committed).
 
-    Fault and kind of reference are those of an earlier run, whose manifest is given.
+    Planted fault and kind of reference are those of the run with this manifest.
     """
     options = "".join(f" --case {shlex.quote(case)}" for case in cases) + _planted(manifest.fault)
     if manifest.environment.reference.kind == "recorded":

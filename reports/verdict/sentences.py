@@ -24,7 +24,7 @@ from stability.core.findings import Severity
 
 
 def place(m: Measurement | Change) -> str:
-    """Name a measurement by quantity, case and edge."""
+    """Return text that names a measurement by quantity, case and edge."""
     return f"{label(m.quantity, 60)} in case {label(m.case, 40)} ({edge_name(m.edge)})"
 
 
@@ -99,7 +99,7 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
 
 
 def worse(run: Run, changes: Sequence[Change], counts: Counts) -> str:
-    """Say how many values left their history or level although every gate holds; name the worst."""
+    """Say that all gates hold but values left their history or error level; name the worst one."""
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
@@ -178,7 +178,7 @@ def tightest(run: Run) -> str:
 def since(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run differs from its baseline and from pinned levels.
+    """Say how a passing run differs from its baseline and from pinned error levels.
 
     A value that does not repeat bit by bit and has a short history may grow without being a change.
     The sentence therefore also counts the equal gates, and names the gate that grew most.
@@ -250,7 +250,7 @@ def nothing_shared(run: Run, baseline: Run) -> str:
 
 
 def _levels(changes: Sequence[Change]) -> str:
-    """Count the groups of gates that left their pinned level, by kind of change; "" if none did."""
+    """Say for how many groups of gates the level differs from a pinned run, by kind; "" if none."""
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
     return f" Levels compared with a pinned run: {_counted(groups.values())}." if groups else ""
 
@@ -309,7 +309,7 @@ def against(comparison: PinComparison) -> str:
 
 
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
-    """Say that no level could be compared with an earlier run of this machine.
+    """Say that no error level could be compared with an earlier run of this machine.
 
     The text also says which other machines' runs were compared, with the largest ratio.
     Empty if a level could be compared with such a run, and for sessions of tests of ports.
@@ -352,7 +352,7 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
 
 
 def _not_pinned(others: Sequence[PinComparison]) -> str:
-    """Say how many levels of the run no pinned run has; "" if none."""
+    """Say how many error levels of the run no pinned run measured by the same work; "" if none."""
     left = others[0].levels - sum(each.covered for each in others)
     if left <= 0:
         return ""
@@ -361,7 +361,7 @@ def _not_pinned(others: Sequence[PinComparison]) -> str:
 
 
 def _not_yet(others: Sequence[PinComparison]) -> str:
-    """Say how many levels are not comparable yet, because rounding may explain ratios above
+    """Say how many error levels are not comparable yet, because rounding may explain ratios above
     `UNSEEN`; "" if there are none."""
     number_of = sum(len(each.not_yet) for each in others)
     if not number_of:
@@ -383,7 +383,7 @@ def not_used(unusable: Sequence[str]) -> str:
 
 
 def unseen(run: Run, found: Sequence[tuple[Drift, PinComparison]]) -> str:
-    """Say which level of a machine's first night grew most, and how to decide about it.
+    """Say which error level of a machine's first night grew most, and how to decide about it.
 
     Such growth, above `UNSEEN`, may be rounding or a loss of accuracy.
     """

@@ -28,8 +28,8 @@ class Cell:
         value: measured value; None if a finding has no number.
         tolerance: tolerance of the gate, or threshold of the finding.
         state: pass, fail, blocked (could not be compared) or info.
-        other_work: whether the gate's identity differs from that in the first run that has the
-            gate.
+        other_work: whether the gate's identity (hash of its work) differs from that in the first
+            run that has the gate.
         what: kind of difference from the first run; None if there is none.
     """
 

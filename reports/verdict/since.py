@@ -74,7 +74,7 @@ def commit_range(before: Manifest, after: Manifest) -> str:
 
 
 def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
-    """Describe the commits between two runs; without any, suspect environment or machine.
+    """Describe the commits between two runs; without any, blame the environment or the machine.
 
     Args:
         before: Manifest of the earlier run.

@@ -25,7 +25,7 @@ from reports.store.schema import RunKind
 from reports.text import label
 
 FILE = "retired.json"
-"""Name of the file of retired work, in the folder of pinned runs."""
+"""Name of the file of retired (no longer expected) work, in the folder of pinned runs."""
 SCHEMA = 1
 PLANNED = frozenset((RunKind.NIGHTLY, RunKind.PORT))
 """Kinds of run whose work later runs of the kind must repeat; tests come and go with their code."""
@@ -43,7 +43,7 @@ or "" for all other gates."""
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest earlier run that did some work, a suite or a group of gates."""
+    """The newest earlier run that did a piece of work: a suite, or a group of gates."""
 
     run: str
     created: str
@@ -62,10 +62,10 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Work that is not expected any more.
+    """Suites and groups of gates that a person declared no longer expected.
 
     Attributes:
-        name: name that a person gave to `retire`.
+        name: name of the work, as a person gave it to the command `retire`.
         until: start of the run that lacked the work, ISO 8601 in UTC. The work is expected again
             once a later run has done it.
         reason: why the work was removed, for a reviewer.
@@ -80,7 +80,7 @@ class Retired:
     groups: tuple[Group, ...] = ()
 
     def covers(self, work: str | Group, seen: Seen) -> bool:
-        """Return whether this entry retires a suite or group that was last in run `seen`."""
+        """Return whether this entry retires a suite or group of gates, last done by run `seen`."""
         return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
@@ -96,7 +96,7 @@ class Vanished:
     retired: tuple[Retired, ...] = ()
 
     def named(self, name: str) -> tuple[tuple[str, ...], tuple[Group, ...]]:
-        """Return the suites and groups of this work that a person means by a name.
+        """Return the vanished suites and groups of gates that a name given by a person selects.
 
         A name is that of a suite, case, edge or kind, as verdicts show it, or several of them
         joined by " | ", all of which a group must have.
@@ -145,7 +145,7 @@ def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
 def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished:
     """Return the work of earlier runs that a run does not plan and that nobody retired.
 
-    Empty for a run of some cases, and for a kind of run that is not in `PLANNED`.
+    Empty for a run of selected cases, and for a kind of run that is not in `PLANNED`.
     """
     manifest = run.manifest
     if manifest.selected or manifest.kind not in PLANNED:
@@ -190,7 +190,7 @@ def vanished(run: Run, earlier: Earlier, retired: Sequence[Retired]) -> Vanished
 
 
 def read_retired(folder: Path) -> tuple[tuple[Retired, ...], str]:
-    """Return the retired work of a folder of pinned runs, and why its file is unusable or "".
+    """Return the retired work that a file in `folder` lists, and why the file is unusable or "".
 
     An unusable file retires nothing.
     """
