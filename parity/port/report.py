@@ -122,9 +122,9 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the relative L2 row of an edge that uses most of its tolerance.
+        """Return the relative L2 error that uses most of its tolerance on an edge (pair of runs).
 
-        NaN counts as the most. None if the edge has no such row.
+        NaN counts as the most. None if no relative L2 error was measured on the edge.
         """
         rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
         return max(rows, key=lambda m: _order(m.fraction), default=None)
