@@ -18,7 +18,7 @@ from parity.engine.measure.measurement import Kind, Measurement, Verdict
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gate:
-    """A measurement with a tolerance that a run must pass."""
+    """Names that identify a measurement with a tolerance, which a run must contain once."""
 
     suite: str
     case: str

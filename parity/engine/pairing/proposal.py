@@ -59,7 +59,7 @@ TERMS = (("ih", "hh"), ("input", "hidden"), ("input", "recurrent"))
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Propose how each parameter of the port is made of the original's, from names and shapes alone.
+    """Propose how each parameter of the port is made of the original's, by names and shapes alone.
 
     Args:
         original: the original's parameters by dotted path; only their shapes are read.
