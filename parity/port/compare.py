@@ -82,7 +82,8 @@ class Port:
     case: str = ""
     """Name of the case, such as `padding`."""
     valid: Valid = None
-    """Mask (B, L) of the positions to compare, such as all but padding; None: all (see `Valid`)."""
+    """Mask (batch, length) of the positions to compare, such as all but padding; None: all (see
+    `Valid`)."""
     pins: tuple[Pin, ...] = ()
     """Stage pairs set by hand; all other stages are paired automatically."""
     gradients: bool = True
@@ -107,7 +108,7 @@ class Port:
 
     @property
     def title(self) -> str:
-        """The case name in measurements."""
+        """Name of this comparison in measurements: `name`, or `name/case`."""
         return f"{self.name}/{self.case}" if self.case else self.name
 
 

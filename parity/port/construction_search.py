@@ -43,9 +43,9 @@ AT_ONE_STAGE = 16
 # that two of them were exchanged. Relative noise keeps the scale of the program; the second term
 # moves zeros, and is positive, so that variances stay positive.
 RELATIVE = 0.1
-"""Largest relative noise on the original's parameters while the proposal is tested."""
+"""Largest relative noise added to the original's parameters while a conversion is tested."""
 ABSOLUTE = 0.02
-"""Largest absolute noise on the original's parameters while the proposal is tested."""
+"""Largest absolute noise added to the original's parameters while a conversion is tested."""
 # A number of bfloat16 has some 25 values within the noise: eight agree by chance once in 1e11.
 TIED = 8
 """Smallest number of elements for which two parameters must be tied if they are equal with
@@ -138,7 +138,8 @@ class Search:
         self.agreed = False
         """Whether both programs agree with noise on the parameters and without it."""
         self.effective: frozenset[str] = frozenset()
-        """The port's parameters of which every piece, changed alone, changes a result."""
+        """The port's parameters of which every piece (part from one original), changed alone,
+        changes a result."""
         self.lost: frozenset[str] = frozenset()
         """Parameters of the original that the port lacks although results depend on them."""
 
@@ -269,8 +270,8 @@ class Search:
     def _distinct(self) -> set[str]:
         """Return the port's parameters made only of parameters that their values identify.
 
-        Not identified are equal parameters unless they are tied, constants without noise, and
-        symmetric matrices, which equal their transpose.
+        Not identified are equal parameters unless noise shows that they are tied (`TIED`),
+        constants without noise, and symmetric matrices, which equal their transpose.
         """
         used = {name: self.theirs[name] for pair in self.pairs.values() for name in pair.originals}
         bits = Counter((x.shape, x.tobytes()) for x in used.values())
@@ -330,7 +331,8 @@ class Search:
         return "no compared result depends on all of it"
 
     def _with_order(self, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-        """Return the pairs, with those that names show badly or not at all made by order of use."""
+        """Return the pairs; parameters that names do not pair reliably are paired in order of
+        use."""
         # A second copy is a last resort: `0.bias` would be copied to every bias without a partner.
         # Numbers alone, as in `torch.nn.Sequential`, say nothing about what a module is.
         sure = {
@@ -458,8 +460,8 @@ class Search:
                 yield f"{names} in the other order of axes", made
 
     def _alike(self, parameter: str) -> list[str]:
-        """Return the counterparts of a parameter in all modules whose names differ in numbers only,
-        such as all layers."""
+        """Return a parameter and its counterparts in modules whose names differ in numbers only,
+        such as other layers."""
         kind = _kind(parameter)
         return [p for p in self.pairs if _kind(p) == kind and p not in self.fixed]
 

@@ -1,4 +1,4 @@
-"""Ledger of a port comparison: which results of the original were compared, and why others not.
+"""Ledger of a port comparison: which of the original's results were compared, and why not others.
 
 Source: docs/your-own-port.md "What was not compared".
 """

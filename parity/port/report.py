@@ -74,7 +74,7 @@ class Report:
 
     @property
     def contract(self) -> tuple[Gate, ...]:
-        """The gates that a run of this comparison must measure, without repetitions.
+        """The gates (measurements with a tolerance) that a run of this comparison must contain.
 
         Pairs are found from values, so the gates are known only after both sides ran. `ledger`
         ensures that no output or derivative of the original is left out silently.
@@ -106,8 +106,8 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Notes on parameters that hold the original's values in an unusual layout, or another
-        parameter's values than their name suggests.
+        """Notes on parameters that hold the original's values in an unusual order of axes, or
+        another parameter's values than their name suggests.
 
         Such parameters are possible causes of a difference. Each note is a sentence; empty if the
         port holds.

@@ -328,7 +328,7 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 
 
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
-    """Return the noise responses of each edge, by quantity.
+    """Return the change that rounding may cause on each edge (pair of runs), by quantity.
 
     On edges between two float32 or two float64 runs both sides' responses are combined, with the
     responses to rounded tables. On edges between a float32 and a float64 run, only the response of

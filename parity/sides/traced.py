@@ -92,7 +92,7 @@ class Traced:
         return _taken(marks), results
 
     def compute(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the program's results, compiled as a whole instead of operation by operation."""
+        """Compile the program as a whole, run it, and return its results."""
         return self._plain(self._arguments(arrays))
 
     def evaluate_in_float64(

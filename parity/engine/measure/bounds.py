@@ -94,7 +94,8 @@ class NoiseFloors:
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Work, quantity: str) -> float:
-        """Return the noise floor of a quantity; NaN unless exactly this case was calibrated."""
+        """Return the noise floor of a quantity (the error that rounding alone causes); NaN unless
+        exactly this case was calibrated."""
         values = self.responses(work).get(quantity)
         return math.nan if values is None else rounding_noise.floor(values)
 

@@ -61,7 +61,7 @@ class Work:
 
 @runtime_checkable
 class Bounds(Protocol):
-    """Tolerances by edge, kind and quantity; implemented by
+    """Tolerances by edge (pair of runs), kind of quantity and quantity; implemented by
     `parity.engine.measure.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]

@@ -29,7 +29,7 @@ class Gate:
 
     @classmethod
     def of(cls, m: Measurement) -> Gate:
-        """Return the gate of a measurement."""
+        """Return the gate that a measurement fills."""
         return cls(m.suite, m.case, m.edge, Kind(m.kind).value, m.quantity, m.metric)
 
     @property

@@ -28,8 +28,8 @@ SAMPLE = 4096
 MASKED = 1e30
 """Magnitude from which a value counts as a mask rather than a number."""
 CLEARLY = 0.95
-"""A layout is preferred to a simpler one only if its distance is less than this fraction of the
-simpler one's."""
+"""A layout (reshape and transposition) is preferred to a simpler one only if its distance is less
+than this fraction of the simpler one's."""
 
 SLACK = 16
 """Factor on the tolerance `equal` when the sums of two arrays are compared in `entangled`."""

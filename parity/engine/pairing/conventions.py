@@ -117,7 +117,7 @@ class Conventions:
 
 def nearness(source: Shape, target: Shape) -> float:
     """Return a score of how easily `source` is rearranged to `target`: 1 if a permutation of axes
-    suffices, 0.5 if axes must be merged or split, -inf if impossible. Axes of size 1 are
+    suffices, 0.5 if axes must be merged or split, -inf if no layout fits. Axes of size 1 are
     ignored."""
     wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
     if math.prod(source) != math.prod(target):

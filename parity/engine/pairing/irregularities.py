@@ -16,9 +16,9 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Pair
 
 ENOUGH = 3
-"""Smallest number of pairs of one kind (similar names) for which exceptions are reported."""
+"""Smallest number of similarly named pairs for which exceptions are reported."""
 MAJORITY = 0.75
-"""Smallest fraction of the pairs of one kind that makes their layout the rule."""
+"""Smallest fraction of similarly named pairs whose common order of axes counts as the rule."""
 # The words `query` and `key`, exchanged in two names of five words, gain 0.5.
 GAIN = 0.3
 """Gain in name similarity above which two pairs are reported to have exchanged originals."""

@@ -141,7 +141,7 @@ def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
 
 
 Step = Iterator[tuple[str, Construction, str]]
-"""Proposals: name of the port's parameter, its construction, and a note."""
+"""Proposals: name of a port's parameter, its construction from the original's, and a note."""
 
 
 def _families(

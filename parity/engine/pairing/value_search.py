@@ -125,7 +125,8 @@ def elements(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
-    """Return the simplest layout in which `source` equals `target`; None if there is none.
+    """Return the simplest layout (reshape and transposition) in which `source` equals `target`;
+    None if there is none.
 
     Like `find_layout`, without comparing fingerprints first.
     """

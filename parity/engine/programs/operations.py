@@ -57,8 +57,8 @@ class Operation:
 
 
 Place: TypeAlias = tuple[int, ...]
-"""Place of a condition or loop in an evaluation: the `id` of each call around it and the iteration
-of each loop, then its own `id`."""
+"""Key of one execution of a condition or loop: the `id` of each call around it and the iteration of
+each loop, then its own `id`."""
 
 
 @dataclass
@@ -150,8 +150,9 @@ class Recorder:
     def _behind(self, index: int) -> tuple[int, ...]:
         """Return the operations whose result a later operation reads as that of operation `index`.
 
-        A mark that was not replaced hands on its operand. Windows leave marks out, so an operation
-        after the mark would be cut off from those before it.
+        A mark that was not replaced passes on its operand, whose operation is returned instead:
+        `window` leaves marks out, which would cut off an operation after the mark from those before
+        it.
         """
         operation = self.operations[index]
         passed_on = operation.mark is not None and not operation.fed
