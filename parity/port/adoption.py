@@ -1,8 +1,8 @@
 """Adopts the parameters of an original: converts them for a port that has no conversion yet.
 
-`parity.port.construction_search` finds the construction of each parameter and tests it by comparing
-both programs. What no comparison confirms is a question, which a person answers in a file
-(`parity.port.answers`).
+`parity.port.construction_search` finds how each parameter of the port is made of the original's
+(its construction) and tests it by comparing both programs. A parameter that no comparison confirms
+becomes a question, which a person answers in a JSON file (`parity.port.answers`).
 
 Source: docs/your-own-port.md "Convert the parameters".
 """
@@ -27,11 +27,11 @@ from parity.sides.side import Side, TakesParameters
 
 @dataclass(frozen=True)
 class Adoption:
-    """Parameters of a port that were made from its original's."""
+    """Parameters of a port made of its original's, and what a comparison confirmed of them."""
 
     title: str
     matching: Matching
-    """Construction of each parameter of the port."""
+    """How each parameter of the port is made of the original's (its construction)."""
     parameters: dict[str, np.ndarray]
     """The constructed parameters by name, in the port's shapes and the original's dtypes."""
     side: Side
@@ -43,31 +43,32 @@ class Adoption:
     confirmed: frozenset[str]
     """Names of the port's parameters whose construction a comparison confirmed."""
     inferred: frozenset[str]
-    """Names of the port's parameters on which no result depends, but whose module is confirmed to
-    be a certain one of the original."""
+    """Names of the port's parameters on which no result depends, taken from the same modules of the
+    original as the other parameters of their module, which are all confirmed."""
     questions: tuple[Question, ...]
-    """The other parameters of the port, except those with an answer."""
+    """Open questions: the parameters neither confirmed, inferred nor answered by a person."""
     lost: tuple[str, ...]
     """Parameters of the original that the port lacks although results depend on them."""
     changed: tuple[str, ...]
-    """Changes of the proposal that a comparison showed to be right, a sentence each."""
+    """Changes to the constructions proposed by names and shapes, a sentence each; after each of
+    them the programs agreed up to a later stage, or entirely."""
     notices: tuple[str, ...]
     """Remarks for the reader, a sentence each."""
 
     @property
     def holds(self) -> bool:
         """Whether both programs compute the same, no question is left, and the port lacks no
-        parameter."""
+        parameter on which results depend."""
         return self.agrees and not self.questions and not self.lost
 
     @property
     def unused(self) -> tuple[Unmatched, ...]:
-        """Parameters of the original of which no parameter of the port is made."""
+        """Parameters of the original that no parameter of the port is made of."""
         return self.matching.unmatched_original
 
     def source(self) -> str:
-        """Return a Python module with the function `convert(original) -> port`, which needs only
-        NumPy."""
+        """Return the source of a Python module whose function `convert` maps the original's arrays
+        to the port's, by name; it needs only NumPy."""
         return converter_source(self.matching)
 
     def text(self) -> str:
@@ -94,7 +95,7 @@ class Adoption:
 
 
 def adopt(port: Port, answers: Path | str | None = None) -> Adoption:
-    """Convert the parameters of `port.original` to those of `port.port`, and test the result.
+    """Convert the original's parameters for the port, and test them by comparing both programs.
 
     Args:
         port: both sides; the port's parameters may have any values.

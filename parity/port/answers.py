@@ -1,6 +1,7 @@
-"""Answers of a person to the questions of `parity.port.adoption`: constructions, in a JSON file.
+"""JSON file in which a person answers how parameters of a port are made of its original's.
 
-The file has two objects by parameter of the port, `answers` and `questions`.
+The file has two objects, `questions` (open, from `parity.port.adoption`) and `answers`; the keys
+of both are names of the port's parameters.
 Source: docs/your-own-port.md "Convert the parameters".
 """
 
@@ -32,11 +33,11 @@ added), or a mapping with `of` (a name or list), `rows` (start and stop on the f
 them) and `transposed` (bool)."""
 FIELDS = {"of", "rows", "transposed"}
 KEYS = {"answers", "questions"}
-"""Keys of the file."""
+"""Top-level keys of the file of answers."""
 
 
 def read_answers(path: Path | str | None) -> dict[str, Answer]:
-    """Return the answers in a file; none if it does not exist."""
+    """Return the answers in a file, by parameter of the port; empty without a file."""
     if path is None or not Path(path).exists():
         return {}
     try:
@@ -68,7 +69,10 @@ def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def constructions_of(
     answers: Mapping[str, Answer], theirs: Arrays, mine: Arrays, path: Path | str | None
 ) -> tuple[dict[str, Construction], list[str]]:
-    """Return the constructions that a person gave, and the parameters that keep their value."""
+    """Return the constructions that answers describe, and the parameters that keep their value.
+
+    A construction says how a parameter of the port (`mine`) is made of the original's (`theirs`).
+    """
     made: dict[str, Construction] = {}
     kept: list[str] = []
     for name, answer in _each(answers, mine).items():
@@ -85,7 +89,7 @@ def constructions_of(
 
 
 def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Construction:
-    """Return the construction of the parameter `port`, of `shape`, that an answer describes."""
+    """Return how, by an answer, the port's parameter named `port` is made of the original's."""
     given = answer if isinstance(answer, dict) else {"of": answer}
     of, turned, rows = given.get("of"), given.get("transposed"), given.get("rows")
     names = [of] if isinstance(of, str) else of
@@ -125,7 +129,7 @@ def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
 
 
 def _turns(names: Sequence[str], port: str) -> tuple[bool, bool]:
-    """Return whether matrices are transposed: first as by convention, then the other way."""
+    """Return both values of `transposed` to try, the one usual for these names first."""
     ends = naming.leaf(names[0]), naming.leaf(port)
     usual = any(CONVENTIONS.get((a, b, 2)) == (1, 0) for a, b in (ends, ends[::-1]))
     return usual, not usual
@@ -163,11 +167,12 @@ def _filled(answer: Answer, numbers: Sequence[int]) -> Answer:
 def _constructed(
     names: Sequence[str], parts: Sequence[Part], shape: Shape, turned: bool, reshaped: bool
 ) -> Construction | None:
-    """Return the construction of an array of `shape` from parts of parameters, in this order.
+    """Return how parts of parameters, in this order, make up an array of `shape`; None if they do
+    not fit.
 
     Args:
         names: the original's parameters.
-        parts: the part that is taken of each.
+        parts: the part to use of each of them.
         shape: shape of the port's parameter.
         turned: whether matrices are transposed.
         reshaped: whether a single array may be reshaped.
@@ -202,7 +207,8 @@ def _constructed(
         return None
     pieces = []
     for name, part, layout, place in zip(names, parts, layouts, places, strict=True):
-        # A place of a stack has one axis more, of length 1; one array may be reshaped.
+        # In a stack, an array's place has one axis more, of length 1; a single array may be
+        # reshaped.
         fitted = Layout(layout.source, layout.before, layout.axes, place.shape)
         pieces.append(Piece(name, part, fitted, place))
     return Construction(shape, tuple(pieces))

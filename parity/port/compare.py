@@ -65,7 +65,7 @@ The metric is a gate that exists only if the port can run in float64 and the ori
 CANCELLED = "0 up to rounding: the error is relative to the terms that cancel"
 """Note on the gate of a quantity whose terms cancel."""
 MADE = "computed when the model was exported, and compared by what they compute only"
-"""Start of the notice that lists parameters with values of their own (`HoldsMade`)."""
+"""Start of the notice that lists parameters whose values an exporter computed (`HoldsMade`)."""
 
 
 class PortError(ValueError):
@@ -82,7 +82,8 @@ class Port:
     case: str = ""
     """Name of the case, such as `padding`."""
     valid: Valid = None
-    """Mask (B, L) of the positions to compare, such as all but padding; None: all (see `Valid`)."""
+    """Mask (batch, length) of the positions to compare, such as all but padding; None: all (see
+    `Valid`)."""
     pins: tuple[Pin, ...] = ()
     """Stage pairs set by hand; all other stages are paired automatically."""
     gradients: bool = True
@@ -107,7 +108,7 @@ class Port:
 
     @property
     def title(self) -> str:
-        """The case name in measurements."""
+        """Name of this comparison in measurements: `name`, or `name/case`."""
         return f"{self.name}/{self.case}" if self.case else self.name
 
 
@@ -127,8 +128,8 @@ def compare(port: Port) -> Report:
 
 
 def _would_hold(port: Port, side: Side) -> bool:
-    """Return whether the comparison passes with `side` in the place of the port's side; False if
-    the comparison raises."""
+    """Return whether the comparison passes with `side` instead of the port's side; False if the
+    comparison raises."""
     try:
         return _compare(replace(port, port=side), again=False).holds
     except ValueError:
@@ -138,8 +139,8 @@ def _would_hold(port: Port, side: Side) -> bool:
 def _compare(port: Port, *, again: bool) -> Report:
     """Compare a port with its original.
 
-    `again` is whether the port may be compared a second time, with its parameters exchanged
-    (`_Both.misconverted`).
+    `again` permits further runs after a failure: a second comparison with parameters exchanged
+    (`_Both.misconverted`), and more runs that measure noise floors.
     """
     port = replace(port, device=port.device or device_kind())
     both = _both_sides(port)
@@ -213,10 +214,11 @@ def _compare(port: Port, *, again: bool) -> Report:
 def _not_in_low_precision(
     side: Side, rows: Sequence[Measurement], outputs: Iterable[str], comparison: Comparison
 ) -> list[Measurement]:
-    """Return a row that is not comparable for each output of a side in low precision without a gate
-    in that precision; none for another side.
+    """Return a "not comparable" row for each output of a low-precision side that no gate on its
+    float32 run checks.
 
-    The float64 run of such a side has no low precision, so its gates do not measure it.
+    Such a side computes in full precision in its float64 run, so gates on that run do not count.
+    Empty for other sides.
     """
     if not isinstance(side, LowPrecision):
         return []
@@ -267,7 +269,7 @@ def _kind(value: object) -> str:
 
 
 def _both_sides(port: Port) -> _Both:
-    """Run both sides unmodified and in float64, and find the correspondence between them."""
+    """Run both sides unmodified and in float64, and pair their parameters and stages."""
     with exits_named("a side, asked for its inputs,"):
         check_same_inputs(port.original, port.port)
     with exits_named("a side, asked for its parameters,"):
@@ -393,8 +395,8 @@ class _Both:
         """Return the port's parameters that an exporter computed from the trained ones
         (`HoldsMade`).
 
-        A parameter with a trained one's name is among them only if it is that one with a norm
-        folded in (`folded`). Any other value would be a wrong weight.
+        A parameter with the name of a trained one counts only if it is the trained one with a norm
+        folded in (`folded`); any other value would be a wrong weight.
 
         Args:
             shown: parameters that already count as equal.
@@ -472,7 +474,8 @@ class _Both:
     def judged(
         self, work: Work, device: str, again: bool
     ) -> tuple[dict[str, Noise], PortBounds, list[Measurement], tuple[str, ...]]:
-        """Measure the noise of both sides, and return it, the bounds, the gates and notices.
+        """Measure how rounding changes both sides' results; return this noise, and the bounds
+        derived from it, the gates and notices.
 
         Args:
             work: the work given to both sides.
@@ -535,7 +538,7 @@ class _Both:
         return bounds, rows
 
     def _noise(self, side: str) -> Noise:
-        """Return the noise of one side; one that cannot run in float64 has no norms."""
+        """Return how rounding changes one side's results; empty if it cannot run in float64."""
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
@@ -566,7 +569,7 @@ class _Both:
         return replace(noise, responses=responses)
 
     def _moved(self, side: str, kind: Rounding) -> Callable[[int], dict[str, np.ndarray]]:
-        """Return a function of a seed that runs one side perturbed."""
+        """Return a function of a seed that runs one side perturbed by rounding."""
         runs = self.runs(side)
         return lambda seed: self._measured(side, runs.moved(kind, seed))
 
@@ -638,7 +641,8 @@ class _Both:
     def _add_unpaired(
         self, port: dict[str, np.ndarray], original: dict[str, np.ndarray], edge: PortEdge
     ) -> None:
-        """Add outputs without a partner, and outputs whose shape differs from their partner's.
+        """Add, in place, outputs without a partner, and outputs whose shape differs from their
+        partner's.
 
         An output of another shape replaces the rearranged array in `original`, so that comparing
         the shapes fails.
@@ -727,7 +731,7 @@ class _Both:
         return sides[0], sides[1]
 
     def _at_valid(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the elements of arrays at valid positions, as vectors; all of a gradient's."""
+        """Return the elements of arrays at valid positions, as vectors; gradients stay whole."""
         results = {
             n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
         }
@@ -735,7 +739,8 @@ class _Both:
         return {n: x[counted[n] > 0] if n in counted else x.ravel() for n, x in arrays.items()}
 
     def ledger(self, rows: Sequence[Measurement], port: Port) -> tuple[Entry, ...]:
-        """Return which outputs and derivatives of the original were compared, or why not."""
+        """Return, for each output and derivative of the original, whether it was compared, or why
+        not."""
         without_derivatives = ""
         if not port.gradients:
             without_derivatives = "it was not requested (Port.gradients)"
@@ -794,14 +799,17 @@ class _Both:
 
 
 def floating(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the floating-point arrays; a wrong integer table, such as indices, shows in stages."""
+    """Return the arrays that are not integers or bools.
+
+    An error in an integer table, such as indices, shows in the stages computed from it.
+    """
     # dtype.kind does not separate bfloat16 from int4, which both come from ml_dtypes.
     whole = {n for n, x in arrays.items() if x.dtype.kind in "biu" or "int" in x.dtype.name}
     return {n: x for n, x in arrays.items() if n not in whole}
 
 
 def _of_the_original(name: str) -> str:
-    """Return the quantity of a derivative of the original that has no partner in the port."""
+    """Return the quantity (name in measurements) of a derivative that only the original has."""
     return f"{Quantity.gradient(name)} of the original"
 
 
@@ -836,8 +844,9 @@ def _with_hidden(
 def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Measurement:
     """Turn the passing float64 gate of a stage into a failure if only tables let it pass.
 
-    Two float32 tables that differ by rounding widen the float64 tolerances of everything computed
-    from them, to about 1e-7, which can hide a wrong epsilon. The stage fails if
+    Two float32 tables (precomputed constants) that differ by rounding widen the float64 tolerances
+    of everything computed from them, to about 1e-7, which can hide a wrong epsilon. The stage fails
+    if
 
     - its error given correct inputs (forced) and its free error both exceed its own tolerance and
       the tolerance that the gate would have without tables; and
@@ -920,7 +929,8 @@ def _all_hold(rows: Sequence[Measurement]) -> bool:
 def _completed(noise: Mapping[str, Noise]) -> dict[str, Noise]:
     """Return the noise of both sides; an original without responses gets those of the port.
 
-    An original that answers from a capture may have none: assume the port's rounding.
+    A response is the change of a result under rounding. An original that answers from a capture
+    may have none; its results are then assumed to respond like the port's.
     """
     original, port = noise["original"], noise["port"]
     responses = {

@@ -90,7 +90,7 @@ def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
 
 
 def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
-    """Return the alignment without the pairs `idle`, whose stages then have no partner."""
+    """Return the alignment (stage pairs) without the pairs `idle`, whose stages become unpaired."""
     originals = {pair.original: pair.layout.source for pair in idle}
     ports = {pair.port: pair.layout.target for pair in idle}
     return replace(

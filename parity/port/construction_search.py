@@ -1,8 +1,8 @@
-"""Search for the constructions of a port's parameters, tested by comparing both programs.
+"""Search for how a port's parameters are made of the original's (their constructions).
 
-Names and shapes propose from which parameters of the original each parameter of the port is made
-(`parity.engine.pairing.proposal`), and the order of use where names say nothing. Both programs are
-compared with the result; where they differ, other layouts, exchanges and orders are tried.
+Names and shapes propose a construction of each parameter (`parity.engine.pairing.proposal`), or the
+order of use where names say nothing. Both programs are compared with the constructed parameters;
+where they differ, transpositions, exchanges and other orders of fused parts are tried.
 
 Source: docs/your-own-port.md "Convert the parameters".
 """
@@ -36,23 +36,23 @@ from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Run, Side, SideError, TakesParameters, Trace
 
 TRIES = 48
-"""Largest number of comparisons with another construction; each runs both programs several
-times."""
+"""Largest number of comparisons in a search; each runs both programs several times."""
 AT_ONE_STAGE = 16
-"""Largest number of other constructions tried to correct one stage, those of its own parameters
-first."""
+"""Largest number of changes tried to correct one wrong stage, those of its own parameters first."""
 # Norm weights are all 1 and biases all 0 at initialisation: without noise, values could not show
 # that two of them were exchanged. Relative noise keeps the scale of the program; the second term
 # moves zeros, and is positive, so that variances stay positive.
 RELATIVE = 0.1
-"""Largest relative noise on the original's parameters while the proposal is tested."""
+"""Largest relative noise added to the original's parameters while a conversion is tested."""
 ABSOLUTE = 0.02
-"""Largest absolute noise on the original's parameters while the proposal is tested."""
+"""Largest absolute noise added to the original's parameters while a conversion is tested."""
 # A number of bfloat16 has some 25 values within the noise: eight agree by chance once in 1e11.
 TIED = 8
-"""Number of elements from which equal values with noise show that parameters are tied."""
+"""Smallest number of elements for which two parameters must be tied if they are equal with
+noise."""
 MOST_RUNS = 1024
-"""Largest number of runs with one changed piece of a parameter."""
+"""Largest number of runs that each change one piece of a parameter, to see whether results
+change."""
 CHOICES = 5
 """Largest number of parameters of the original that a question lists."""
 KEEPS = "keeps the port's own value, as answered"
@@ -69,11 +69,12 @@ class Question:
     """Names of the parameters that the question is about."""
     shape: Shape
     proposed: str
-    """Description of the proposed construction of the first one; empty if there is none."""
+    """How the first of `parameters` would be made of the original's; empty without a proposal."""
     why: str
+    """Why no comparison confirmed the conversion."""
     choices: tuple[str, ...]
-    """Parameters of the original with as many elements, the unused ones first; `{}` stands for a
-    number."""
+    """Parameters of the original that a reshape or transposition makes fit, the unused ones first;
+    `{}` stands for a number."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the question as it is written to a file of answers."""
@@ -93,12 +94,15 @@ class Question:
 
 
 Change: TypeAlias = tuple[str, dict[str, Construction]]
-"""Sentence that describes a change of a matching, and the changed constructions by the port's
+"""Change of constructions: a sentence that describes it, and the new constructions by the port's
 name."""
 
 
 class Search:
-    """Tests a proposal by comparing both programs, and tries changes where they differ."""
+    """Tests proposed constructions by comparing both programs; where these differ, tries changes.
+
+    A construction says how a parameter of the port is made of parameters of the original.
+    """
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class Search:
         Args:
             port: both sides.
             side: the port's side.
-            proposal: constructions by names and shapes.
+            proposal: constructions proposed by names and shapes.
             fixed: constructions that a person gave; they are never changed.
             kept: parameters of the port that keep their own value.
         """
@@ -129,16 +133,18 @@ class Search:
         self.original = self._with_noise()
         self.theirs = floating(self.original.parameters())
         self.report: Report | None = None
-        """The last comparison: without noise, once the programs agree with it."""
+        """The last comparison; once the programs agree with noise on the parameters, the one
+        without noise."""
         self.agreed = False
-        """Whether both programs agree with noise and without it."""
+        """Whether both programs agree with noise on the parameters and without it."""
         self.effective: frozenset[str] = frozenset()
-        """The port's parameters of which every piece, changed alone, changes a result."""
+        """The port's parameters of which every piece (part from one original), changed alone,
+        changes a result."""
         self.lost: frozenset[str] = frozenset()
         """Parameters of the original that the port lacks although results depend on them."""
 
     def run(self) -> Matching:
-        """Return the best matching found.
+        """Search, and return the constructions with which the programs agree furthest.
 
         Raises:
             ValueError: the sides cannot be compared (`parity.port.compare`).
@@ -224,7 +230,7 @@ class Search:
             self.notices.append(f"which parameters the results depend on is unknown: {error}")
 
     def _converted(self, theirs: Arrays) -> Side:
-        """Return the port's side with parameters made of `theirs`."""
+        """Return the port's side with parameters made of the original's (`theirs`)."""
         made = {name: p.construction.from_original(theirs) for name, p in self.pairs.items()}
         return self.side.with_parameters(made)
 
@@ -254,7 +260,7 @@ class Search:
         return frozenset(found)
 
     def _is_only_one(self, original: str) -> bool:
-        """Return whether a parameter is the only one of its shape in its module."""
+        """Return whether a parameter of the original is the only one of its shape in its module."""
         module, shape = naming.parent(original), self.theirs[original].shape
         return not any(
             naming.parent(name) == module and x.shape == shape and name != original
@@ -262,7 +268,11 @@ class Search:
         )
 
     def _distinct(self) -> set[str]:
-        """Return the parameters whose originals differ from all others, transposed too."""
+        """Return the port's parameters made only of parameters that their values identify.
+
+        Not identified are equal parameters unless noise shows that they are tied (`TIED`),
+        constants without noise, and symmetric matrices, which equal their transpose.
+        """
         used = {name: self.theirs[name] for pair in self.pairs.values() for name in pair.originals}
         bits = Counter((x.shape, x.tobytes()) for x in used.values())
 
@@ -305,7 +315,8 @@ class Search:
                 )
 
     def _proposed(self, name: str, numbers: str = "") -> str:
-        """Return the text of a construction, with its numbers replaced if `numbers` is given."""
+        """Return the proposed construction of a parameter as text; with `numbers`, `{}` replaces
+        each number."""
         pair = self.pairs.get(name)
         text = pair.construction.text() if pair else ""
         return naming.pattern(text) if numbers else text
@@ -320,7 +331,8 @@ class Search:
         return "no compared result depends on all of it"
 
     def _with_order(self, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-        """Return the pairs, and pairs in the order of use for what is left over."""
+        """Return the pairs; parameters that names do not pair reliably are paired in order of
+        use."""
         # A second copy is a last resort: `0.bias` would be copied to every bias without a partner.
         # Numbers alone, as in `torch.nn.Sequential`, say nothing about what a module is.
         sure = {
@@ -389,7 +401,8 @@ class Search:
         return compare(replace(port, gradients=False, bfloat16=False))
 
     def _improvements(self, report: Report, refused: set[str]) -> Iterator[tuple[Change, Report]]:
-        """Yield changes with which the first wrong stage becomes a later one, or none."""
+        """Yield changes that move the first wrong stage to a later one or correct all, and the
+        comparison with each."""
         stages = [stage.name for stage in report.place.stages]
         at = _position(report, stages)
         for change in itertools.islice(self._changes(report, stages), AT_ONE_STAGE):
@@ -430,9 +443,10 @@ class Search:
                     yield sentence, made
 
     def _together(self, parameters: Sequence[str]) -> Iterator[Change]:
-        """Yield the transposition of several square matrices that have one order of axes now.
+        """Yield the joint transposition of all square matrices that are now transposed, and of all
+        that are not.
 
-        Those of a query, key and value only have an effect together.
+        For example, the matrices of a query, key and value have an effect only together.
         """
         kinds: dict[bool, dict[str, Construction]] = {}
         for p in parameters:
@@ -446,8 +460,8 @@ class Search:
                 yield f"{names} in the other order of axes", made
 
     def _alike(self, parameter: str) -> list[str]:
-        """Return the parameters of the same place in modules that differ in numbers only, such as
-        other layers."""
+        """Return a parameter and its counterparts in modules whose names differ in numbers only,
+        such as other layers."""
         kind = _kind(parameter)
         return [p for p in self.pairs if _kind(p) == kind and p not in self.fixed]
 
@@ -493,7 +507,8 @@ class Search:
         )  # fmt: skip
 
     def _reordered(self, parameter: str) -> Iterator[Change]:
-        """Yield other orders of the parts of a fused parameter and of the others of its module."""
+        """Yield other orders of a fused parameter's parts, applied to all fused parameters of its
+        module."""
         construction = self.pairs[parameter].construction
         pieces = construction.pieces
         # The terms of a sum have no order.
@@ -551,7 +566,7 @@ def _position(report: Report, stages: Sequence[str]) -> int:
 
 
 def _suffix(name: str) -> str:
-    """Return the last two parts of a dotted name: of a module and its parameter."""
+    """Return the last two parts of a dotted name: module and parameter."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -591,7 +606,8 @@ def _turned(construction: Construction) -> Construction | None:
 
 
 def _equal_inputs(side: Side) -> list[str]:
-    """Return a notice if two inputs are equal: what belongs to one of them could be the other's."""
+    """Return a notice for each input equal to another: no comparison shows if the parameters
+    applied to them were exchanged."""
     seen: dict[Any, str] = {}
     notices = []
     for name, x in side.inputs().items():
@@ -622,7 +638,7 @@ def _is_symmetric(x: np.ndarray) -> bool:
 
 
 def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
-    """Return an array with other values in `place`; None: everywhere."""
+    """Return an array with random other values in the block `place`; None: everywhere."""
     # Random, since norms and softmaxes are blind to a common factor or summand.
     rng = np.random.default_rng(1)
     wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
@@ -657,13 +673,14 @@ def _differs(
 
 
 def _fits(pieces: Sequence[Piece], order: Sequence[int]) -> bool:
-    """Return whether pieces can change places in this order: their parts have equal shapes."""
+    """Return whether pieces can be put in this order: each takes the place of one with equal part
+    and layout."""
     kinds = [(piece.part, piece.layout) for piece in pieces]
     return [kinds[i] for i in order] == kinds
 
 
 def _in_order(construction: Construction, order: Sequence[int]) -> Construction:
-    """Return a construction whose pieces are at the same places, from parameters in `order`."""
+    """Return a construction whose places are filled from its parameters in another order."""
     pieces = construction.pieces
     names = [pieces[i].parameter for i in order]
     made = [replace(p, parameter=name) for p, name in zip(pieces, names, strict=True)]

@@ -93,10 +93,10 @@ def untransposed(
 def misplaced(
     matching: Matching, parameters: Arrays, side: Side, holds: Callable[[Side], bool]
 ) -> dict[str, str]:
-    """Return notes, by the port's name, on parameters in one another's place.
+    """Return notes, by the port's name, on parameters that were exchanged with one another.
 
-    Such a parameter holds another parameter of the original than its name suggests. The notes are
-    empty unless all gates pass once each such parameter holds the one that its name suggests.
+    An exchanged parameter holds another parameter of the original than its name suggests. The notes
+    are empty unless all gates pass once each of them holds the one that its name suggests.
 
     Args:
         matching: the pairs of parameters.

@@ -28,6 +28,8 @@ ROUNDINGS = 16
 class Hidden:
     """The hidden elements whose error is largest relative to the bound.
 
+    An element is hidden if it is too small for an error in it to break the bound of the array.
+
     Attributes:
         count: number of these elements.
         below: upper limit of their magnitudes.
@@ -91,7 +93,10 @@ def hidden(
     mean_squares: np.ndarray,
     float64: bool,
 ) -> Hidden | None:
-    """Return the hidden elements that are furthest from passing; None if nothing is hidden.
+    """Return the hidden elements with the largest error relative to its bound; None if nothing is
+    hidden.
+
+    An element is hidden if it is too small for an error in it to break the bound of the array.
 
     Args:
         actual: any shape, finite.

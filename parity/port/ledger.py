@@ -1,4 +1,4 @@
-"""Ledger of a port comparison: for each output and derivative of the original, compared or why not.
+"""Ledger of a port comparison: which of the original's results were compared, and why not others.
 
 Source: docs/your-own-port.md "What was not compared".
 """
@@ -35,7 +35,7 @@ NO_OUTPUT = "outputs"
 
 
 class Role(StrEnum):
-    """Type of result that an entry is about."""
+    """Type of result that a ledger entry is about."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -45,7 +45,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One output, derivative or updated state of the original.
+    """Ledger entry: whether one result of the original was compared, or why not.
 
     Attributes:
         name: name of the result in the original.
@@ -96,7 +96,7 @@ def ledger_of(
     inputs: Collection[str] = (),
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
-    """Return the entries of a comparison.
+    """Return the ledger: for each result of the original, whether it was compared, or why not.
 
     There is one entry for each output of the original, each derivative by a parameter, each
     parameter that is not trained, each buffer that the call updates, and each derivative by an

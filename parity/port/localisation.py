@@ -54,7 +54,8 @@ CHANGE = 1e-3
 
 @dataclass(frozen=True)
 class Place:
-    """Errors of every stage given correct inputs, and the first wrong stage (the culprit)."""
+    """Where a port diverges: the error of every stage given correct inputs, and the first wrong
+    stage (the culprit)."""
 
     edge: PortEdge
     """The two runs that were compared when each stage was fed the original's values."""
@@ -102,11 +103,11 @@ def localise(
     """Recompute every aligned stage of the port from the original's values, and compare it.
 
     Args:
-        together_: the correspondence of stages.
+        together_: the pairs of stages and parameters.
         original: runs of the original.
         port: runs of the port.
-        constants: noise floors due to tables that stay float32 in the original's float64 run, by
-            the port's names; used if the original cannot be run with replaced stages.
+        constants: noise floors due to tables (constant arrays) that stay float32 in the original's
+            float64 run, by the port's names; used if the original cannot run with replaced stages.
 
     Raises:
         SideError: the port cannot be run with replaced stages.
@@ -198,8 +199,8 @@ def _own_tables(
     fed: Mapping[str, np.ndarray],
     constants: Mapping[str, float],
 ) -> Mapping[str, float]:
-    """Return the noise floors due to the original's tables, with the original's own values fed to
-    each stage.
+    """Return the noise floors due to the original's float32 tables (constant arrays), with the
+    original's own values fed to each stage.
 
     The rounding of a table used in an earlier stage is already in the value that both sides are
     fed, so it explains no error of a stage computed from that value. A stage that is a table
@@ -207,7 +208,7 @@ def _own_tables(
     the table anew in each layer.
 
     Args:
-        together_: the correspondence of stages.
+        together_: the pairs of stages and parameters.
         original: runs of the original.
         fed: the stages that are fed to the port, by the port's names.
         constants: noise floors without replaced stages, returned if the original cannot run with

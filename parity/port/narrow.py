@@ -54,7 +54,7 @@ def compare_narrow(
 
     Args:
         comparison: settings of the bfloat16 edge; creates the rows.
-        together_: the correspondence of stages.
+        together_: the pairs of stages and parameters.
         original: runs of the original.
         port: runs of the port.
     """

@@ -74,7 +74,7 @@ class Report:
 
     @property
     def contract(self) -> tuple[Gate, ...]:
-        """The gates that a run of this comparison must measure, without repetitions.
+        """The gates (measurements with a tolerance) that a run of this comparison must contain.
 
         Pairs are found from values, so the gates are known only after both sides ran. `ledger`
         ensures that no output or derivative of the original is left out silently.
@@ -106,8 +106,8 @@ class Report:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Notes on parameters that hold the original's values in an unusual layout, or another
-        parameter's values than their name suggests.
+        """Notes on parameters that hold the original's values in an unusual order of axes, or
+        another parameter's values than their name suggests.
 
         Such parameters are possible causes of a difference. Each note is a sentence; empty if the
         port holds.
@@ -122,9 +122,9 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the relative L2 row of an edge that uses most of its tolerance.
+        """Return the relative L2 error that uses most of its tolerance on an edge (pair of runs).
 
-        NaN counts as the most. None if the edge has no such row.
+        NaN counts as the most. None if no relative L2 error was measured on the edge.
         """
         rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
         return max(rows, key=lambda m: _order(m.fraction), default=None)

@@ -45,9 +45,10 @@ Floors = dict[str, float]
 def floors_of(
     exact: Arrays, moved: Callable[[int], Arrays], seeds: Sequence[int] = range(SEEDS)
 ) -> Floors:
-    """Return the noise floor of each array divided by its L2 norm; not divided where the norm is 0.
+    """Return the relative noise floor of each array: its change under rounding over its L2 norm.
 
-    Arguments as in `responses_of`, which returns the floors undivided.
+    Where the norm is 0, the change is not divided. Arguments as in `responses_of`, which returns
+    the changes undivided.
     """
     norms = norms_of(exact)
     return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
@@ -80,7 +81,8 @@ def responses_of(
 
 
 def pooled(first: Mapping[str, float], rest: Mapping[str, float]) -> Floors:
-    """Return the responses of `MORE_SEEDS` runs, as a root mean square, by quantity.
+    """Return the responses to rounding in all `MORE_SEEDS` runs, as a root mean square, by
+    quantity.
 
     A response stays that of the first runs if it would grow more than `STUDENT` times, or is not
     finite with more runs. Four responses of a normal variable are too small by that factor twice in
@@ -120,12 +122,13 @@ class Noise:
     squares: Mapping[Rounding, Arrays] = field(default_factory=dict)
 
     def floors(self, kind: Rounding) -> Floors:
-        """Return each response divided by the quantity's norm; not divided where the norm is 0."""
+        """Return the relative noise floor of each quantity: its change under rounding over its
+        norm, or the change undivided where the norm is 0 or unknown."""
         found = self.responses.get(kind, {})
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
 
     def enlarged(self, factor: float) -> Noise:
-        """Return the noise with responses multiplied by a factor; squares of elements stay."""
+        """Return the noise with `responses` multiplied by a factor; `squares` stays unchanged."""
         responses = {
             kind: {name: factor * x for name, x in found.items()}
             for kind, found in self.responses.items()
@@ -154,7 +157,7 @@ def together(*floors: Mapping[str, float]) -> Floors:
 
 
 def narrowed(floors: Mapping[str, float]) -> Floors:
-    """Return float32 noise floors times float64's unit roundoff over float32's."""
+    """Scale float32 noise floors to float64, by the ratio of the unit roundoffs."""
     return {name: value * NARROWING for name, value in floors.items()}
 
 
@@ -230,7 +233,7 @@ class PortBounds:
         return cls(floors, scales, cancelled, original, port)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN if no floor was measured."""
+        """Return the largest relative L2 error that passes; NaN if no floor was measured."""
         floor = self.floors.get(edge, {}).get(quantity, math.nan)
         if quantity in self.cancelled.get(edge, ()):
             # The absolute part of a rule is relative to the quantity itself, which is 0.
@@ -238,21 +241,23 @@ class PortBounds:
         return stage_bound(edge, kind, floor)
 
     def without_tables(self, kind: Kind, quantity: str) -> float:
-        """Return the largest relative L2 that passes in float64 if no table is perturbed."""
+        """Return the largest relative L2 error that would pass in float64 if float32 tables
+        (constant arrays) did not widen the tolerance."""
         edge = PortEdge.PORT64_ORIGINAL64
         sides = [s.responses.get(Rounding.OPERATIONS, {}) for s in (self.original, self.port)]
         response = together(*map(narrowed, filter(None, sides))).get(quantity, math.nan)
         return stage_bound(edge, kind, response / self.scales[edge].get(quantity, 1.0))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN if the
+        tolerance table has no rule for it."""
         row = rule(PORTS, edge, kind, metric)
         return math.nan if row is None else row.absolute
 
     def hidden(
         self, edge: Edge, kind: Kind, quantity: str, actual: np.ndarray, expected: np.ndarray
     ) -> Hidden | None:
-        """Return the elements hidden by larger ones that are furthest from passing.
+        """Return the elements hidden by larger ones whose error is largest relative to its bound.
 
         None if nothing is hidden, no floor was measured, elements are not finite, or the terms of
         the quantity cancel (`cancelled`).
@@ -301,7 +306,7 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
-    """Return the largest relative L2 that passes, for a quantity with this relative noise floor."""
+    """Return the largest relative L2 error that passes, given a quantity's relative noise floor."""
     row = rule(PORTS, edge, kind)
     if row is None:
         return math.nan
@@ -323,7 +328,7 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 
 
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
-    """Return the noise responses of each edge, by quantity.
+    """Return the change that rounding may cause on each edge (pair of runs), by quantity.
 
     On edges between two float32 or two float64 runs both sides' responses are combined, with the
     responses to rounded tables. On edges between a float32 and a float64 run, only the response of

@@ -46,7 +46,10 @@ def exact_sums(
 def without_shared_tables(
     original: Side, port: Side, parameters: Mapping[str, np.ndarray]
 ) -> tuple[Side, Side, frozenset[str]]:
-    """Return both sides, changed so that neither perturbs the tables that both hold bit for bit.
+    """Return both sides, changed so that neither perturbs tables that both hold bit for bit.
+
+    Tables are constant arrays, such as rotary sines. Equal ones cause no difference, so they may
+    not widen the tolerances.
 
     Args:
         original: the original's side.
@@ -106,7 +109,8 @@ of the factor's product with it and one of the factor itself."""
 def folded(
     names: Collection[str], port: Arrays, original: Arrays, missing: Collection[str]
 ) -> set[str]:
-    """Return the parameters into which an exporter folded a factor for each row, such as a norm.
+    """Return the parameters into which an exporter folded a factor per row, such as a norm's
+    weight.
 
     They are matrices or kernels that hold the original's values of the same name times a number for
     each index of one axis, and the biases beside them. The port must lack a vector of the original
@@ -128,9 +132,10 @@ def folded(
 
 
 def _is_scaled(x: np.ndarray, y: np.ndarray, lengths: Collection[int]) -> bool:
-    """Return whether `x` is `y` times a finite number for each index of an axis of such a length.
+    """Return whether `x` is `y` times one finite factor for each index of an axis whose length is
+    in `lengths`.
 
-    An axis whose indices have one element each shows nothing: any values are a multiple there.
+    An axis with one element per index shows nothing: any values are a multiple there.
     """
     for axis in (i for i, n in enumerate(x.shape) if n in lengths and x.size > n):
         rows, others = (

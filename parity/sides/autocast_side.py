@@ -63,15 +63,15 @@ class AutocastSide(TorchSide):
         super().__init__(module, *inputs, call=call, **keywords)
         self.autocast = autocast
         self._moves = True
-        """Whether a perturbed run moves the shadows."""
+        """Whether a run that should be perturbed perturbs the shadows (float64 values)."""
         self._shadows: Shadows | None = None
-        """Shadows of the perturbed run that is going on or just ended; None for another run."""
+        """Shadows of the perturbed run in progress or just ended; None in and after other runs."""
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once with these settings.
+        """Run the module once with these settings.
 
         Raises:
-            SideError: `TorchSide.run` raises one, or derivatives or a run in bfloat16 are wanted.
+            SideError: `TorchSide.run` raises one, or `how` requests derivatives or bfloat16.
         """
         if how.cotangents is not None:
             raise SideError(
@@ -101,7 +101,8 @@ class AutocastSide(TorchSide):
         )
 
     def _precision(self, how: Run) -> Precision:
-        """Return float32 for a perturbed run too, whose shadows are float64."""
+        """Return the precision of parameters and inputs in a run: float32 if operations are
+        perturbed, since then only the shadows are float64."""
         return Precision.FLOAT32 if how.rounding is Rounding.OPERATIONS else how.precision
 
     @contextlib.contextmanager
@@ -147,7 +148,8 @@ class Shadows(TorchDispatchMode):
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def of(self, x: Any) -> Any:
-        """Return the shadow of a tensor; anything else that is not floating unchanged."""
+        """Return the float64 shadow of a tensor, or the tensor in float64 if it has none; other
+        values as in `widen`."""
         known = self._made.get(x) if isinstance(x, torch.Tensor) else None
         return widen(x) if known is None else known
 
@@ -206,7 +208,7 @@ class Shadows(TorchDispatchMode):
 def _without_onednn() -> Iterator[None]:
     """Context in which torch computes without oneDNN."""
     with warnings.catch_warnings():
-        # Setting its flags warns of what only Intel's GPUs have.
+        # Setting its flags warns about features that only Intel's GPUs have.
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
             yield

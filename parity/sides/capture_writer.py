@@ -25,7 +25,7 @@ from parity.sides.projection import Valid, direction
 from parity.sides.side import AS_IS, Precision, Rounding, Run, Side, SideError, Trace
 
 SEEDS = 4
-"""Number of perturbed runs per kind of `Rounding`, as many as a comparison uses."""
+"""Number of perturbed runs per kind of `Rounding`, as many as a comparison uses at first."""
 _PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "equinox", "transformers", "ml_dtypes")
 
 
@@ -104,7 +104,7 @@ def comparison_runs(
         gradients: whether to include derivatives. Each run's gradients need as much storage as the
             parameters in the run's dtype; the gradients of perturbed runs are stored in bfloat16.
         bfloat16: whether to include bfloat16 runs.
-        seeds: number of perturbed runs per kind.
+        seeds: number of perturbed runs per kind of `Rounding`.
 
     Raises:
         SideError: an output does not exist, or the side cannot run.
@@ -212,7 +212,7 @@ class _Writer:
 
 
 def entry_of(how: Run) -> dict[str, Any]:
-    """Return the fields that identify a run in the manifest."""
+    """Return the fields that identify a run in the manifest of a capture."""
     return {
         "precision": str(how.precision),
         "rounding": None if how.rounding is None else str(how.rounding),

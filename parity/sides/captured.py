@@ -27,7 +27,7 @@ __all__ = ["CapturedSide", "capture", "comparison_runs"]
 
 
 class CapturedSide:
-    """A side whose results are read from a capture.
+    """A side whose results are read from a capture, a folder with its stored runs.
 
     Args:
         folder: folder written by `capture`.

@@ -39,7 +39,7 @@ class FlaxSide(JaxSide):
         super().__init__(self._of(module), params, *inputs, **keywords)
 
     def parameter_name(self, path: str) -> str:
-        """Return the path without the collection name `params`."""
+        """Return a parameter's name: its path without the collection name `params`."""
         return path.removeprefix("params.")
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Names and kinds of pytree leaves, shared by the sides written in JAX."""
+"""Functions that name, classify and cast pytree leaves, shared by the sides written in JAX."""
 
 from __future__ import annotations
 

@@ -141,7 +141,8 @@ class JaxSide:
             return self._program(Precision.FLOAT64, derivative=False).tables
 
     def sharing(self, tables: Collection[np.ndarray]) -> JaxSide:
-        """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
+        """Return a copy of this side that does not perturb these tables (constant arrays); see
+        `HoldsTables`."""
         side = copy.copy(self)
         side._shared = frozenset(map(digest, tables))
         side._programs = {

@@ -46,7 +46,7 @@ class NNXSide(JaxSide):
         super().__init__(self._in(None), state, *inputs, **keywords)
 
     def parameter_name(self, path: str) -> str:
-        """Return the path without NNX's `.value` suffix."""
+        """Return a parameter's name: its path without NNX's suffix `.value`."""
         return path.removesuffix(VALUE)
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:

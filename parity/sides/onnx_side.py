@@ -67,33 +67,33 @@ ReduceSum ReduceSumSquare Softmax
 SUMS = frozenset(_SUMS.split())
 """Operators that sum; an operand is perturbed as by the rounding of partial sums."""
 VIEWS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
-"""Operators that pass on every element."""
+"""Operators whose result holds every element of their operand, rearranged or cast."""
 NORMS = frozenset(
     (
         *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
         *("LayerNormalization", "RMSNormalization"),
     )
 )
-"""Operators that multiply what they normalise by their second operand, and add the third."""
+"""Operators that normalise, multiply by their second operand, and add the third if there is one."""
 _FACTOR = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Attention": 1}
 """Index of the operand that is perturbed for a sum; 0 for other operators."""
 FLOATS = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
 """Element types that become float64 in a float64 run."""
 STORED = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE))
-"""Element types of parameters."""
+"""Element types of the stored tensors that may be parameters."""
 _TYPES = frozenset(("to", "dtype"))
 """Attributes that hold an element type."""
 
 
 class Erf(OpRun):
-    """The error function; onnx's own returns float32."""
+    """The error function in the dtype of its operand; that of `onnx.reference` returns float32."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (special.erf(x),)
 
 
 class Gelu(OpRun):
-    """GELU, exact or with tanh; the constants of onnx's own are float32."""
+    """GELU, exact or with tanh; that of `onnx.reference` has float32 constants."""
 
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
         if approximate == "tanh":
@@ -102,7 +102,7 @@ class Gelu(OpRun):
 
 
 class HardSwish(OpRun):
-    """x * max(0, min(1, x / 6 + 1 / 2)); the constants of onnx's own are float32."""
+    """x * max(0, min(1, x / 6 + 1 / 2)); that of `onnx.reference` has float32 constants."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x * np.clip(x / 6 + 0.5, 0, 1),)
@@ -201,10 +201,10 @@ class OnnxSide:
         return {key: x for key, (_, x) in self._given.items()}
 
     def made(self, names: Collection[str]) -> list[str]:
-        """Return those of some parameters of which every element takes part in an operation.
+        """Return those of the parameters `names` of which every element takes part in an operation.
 
-        A bias does, and a factor of a product or convolution if no feature of the other operand is
-        0 everywhere. A table of which rows are read does not. See `HoldsMade`.
+        A bias does, and so does the weight of a product or convolution if no feature of the other
+        operand is 0 everywhere. A table from which rows are looked up does not. See `HoldsMade`.
         """
         try:
             results = self._evaluated(Run(Precision.FLOAT64)) if names else {}
@@ -267,7 +267,7 @@ class OnnxSide:
         """Run the model once with these settings.
 
         Raises:
-            SideError: `how` wants derivatives or bfloat16, or names an unknown stage, or the
+            SideError: `how` requests derivatives or bfloat16, or names an unknown stage, or the
                 model does not run.
         """
         if how.cotangents is not None:
@@ -327,7 +327,8 @@ class OnnxSide:
 
     def _output_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a tensor as an output: `output`, or `output[i]` if there are several;
-        empty if the tensor is none. Exporters name outputs by nodes, so only the place counts."""
+        empty if the tensor is no output. The model's own names, made up by an exporter, are not
+        used."""
         names = [each.name for each in self.model.graph.output]
         if len(names) == 1:
             return (OUTPUT,) if name == names[0] else ()
@@ -444,7 +445,8 @@ class _Signs:
         self.random = np.random.default_rng(self.how.seed)
 
     def constant(self, x: Any) -> Any:
-        """Return a stored number; numbers of few digits count as exact (`is_short`)."""
+        """Return stored numbers, perturbed in a `Rounding.CONSTANTS` run; numbers of few digits
+        count as exact (`is_short`)."""
         if self.how.rounding is not Rounding.CONSTANTS or not _is_float(x):
             return x
         return np.where(is_short(x), x, self._moved(np.asarray(x), 1.0))
@@ -460,7 +462,8 @@ class _Signs:
             setattr(node, name, float(self.constant(np.asarray(value, np.float64))))
 
     def operands(self, operator: str, values: list[Any]) -> list[Any]:
-        """Return the operands of a node; those of a sum are perturbed as by its partial sums."""
+        """Return the operands of a node, reflected into its domain in perturbed runs; in a
+        `Rounding.OPERATIONS` run those of a sum are perturbed as by rounding its partial sums."""
         if self.how.rounding is None:
             return values
         name = operator.lower()
@@ -477,7 +480,7 @@ class _Signs:
         return [*values[:which], changed, *values[which + 1 :]]
 
     def result(self, operator: str, x: Any) -> Any:
-        """Return a result of a node."""
+        """Return a result of a node, perturbed by its rounding in a `Rounding.OPERATIONS` run."""
         if self.how.rounding is not Rounding.OPERATIONS or operator in EXACT or not _is_float(x):
             return x
         return self._moved(np.asarray(x), ELEMENTARY_UNITS if operator in ELEMENTARY else 1.0)
@@ -544,7 +547,7 @@ def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.n
 
 
 def _is_covered(other: np.ndarray, shape: Sequence[int]) -> bool:
-    """Return whether each element of an array of this shape meets a number that is not 0.
+    """Return whether each element of an array of this shape meets a nonzero element of `other`.
 
     Args:
         other: the other operand.

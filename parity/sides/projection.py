@@ -9,7 +9,7 @@ import numpy as np
 PROJECTION = 20
 """Seed of the random cotangents of the outputs."""
 Valid = np.ndarray | Sequence[np.ndarray] | None
-"""Mask of valid positions, bool (B, L), False for example at padding; None: all are valid.
+"""Mask of valid positions, bool (batch B, length L), False for example at padding; None: all valid.
 
 Pass several masks if a program has sequences of several lengths, such as an encoder's and a
 decoder's, or one per step of a generation. Axes are recognised by their lengths, so choose an L
@@ -31,7 +31,7 @@ def direction(outputs: Mapping[str, np.ndarray], valid: Valid = None) -> dict[st
 
 
 def only_valid(stages: Mapping[str, np.ndarray], valid: Valid) -> dict[str, np.ndarray]:
-    """Return stages with zeros at invalid positions.
+    """Return stages (named intermediates) with zeros at invalid positions, such as padding.
 
     Args:
         stages: arrays of any shape. Positions are a leading axis B with a later axis L, or one

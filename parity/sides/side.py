@@ -247,8 +247,8 @@ class TellsResults(Protocol):
 
 @runtime_checkable
 class LowPrecision(Protocol):
-    """A side that computes in a low precision on purpose, so that a large noise floor is no
-    remark."""
+    """A side that computes in a low precision on purpose; its large noise floor causes no
+    notice."""
 
     autocast: Any
     """The low precision, a dtype of the side's library."""

@@ -273,9 +273,10 @@ class Scores(TorchFunctionMode):
 
 
 class Epsilon(TorchFunctionMode):
-    """Function mode that gives `rms_norm` without epsilon that of float32, the smallest step at 1.
+    """Function mode that passes float32's machine epsilon to `rms_norm` calls without an epsilon.
 
-    torch's default is that of the input's dtype, so a float64 run would be another program.
+    torch's default is the machine epsilon of the input's dtype, so a float64 run would be another
+    program.
     """
 
     def __torch_function__(
@@ -285,7 +286,7 @@ class Epsilon(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one torch function."""
+        """Run one torch function, with an epsilon if it is an `rms_norm` without one."""
         named = dict(kwargs or {})
         is_norm = func in (torch.nn.functional.rms_norm, torch.rms_norm)
         if is_norm and len(args) < 4 and named.get("eps") is None:

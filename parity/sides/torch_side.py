@@ -155,7 +155,8 @@ class TorchSide:
         return [_unpaired(x) for x in found if is_floating(x) and is_readable(x) and x.numel() > 1]
 
     def sharing(self, tables: Collection[np.ndarray]) -> TorchSide:
-        """Return a copy of this side that does not perturb these tables; see `HoldsTables`."""
+        """Return a copy of this side that does not perturb these tables (constant tensors); see
+        `HoldsTables`."""
         side = copy.copy(self)
         side._shared = frozenset(map(digest, tables))
         return side
@@ -486,7 +487,8 @@ def _with_moved_tables(
 
 
 def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
-    """Return a table perturbed by rounding; numbers of few digits (`is_short`) are unchanged."""
+    """Return a table (constant tensor) perturbed by rounding; numbers of few digits (`is_short`)
+    are unchanged."""
     if table.is_complex():
         return torch.view_as_complex(_moved_table(mode, _pairs(table)).contiguous())
     short = torch.from_numpy(is_short(_array(table))).to(table.device)
@@ -595,7 +597,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(name: str, x: Any) -> Any:
-    """Return a result; a sparse tensor as a dense one, with its derivative.
+    """Return a result unchanged, but a sparse tensor as a dense one that can be differentiated.
 
     Raises:
         SideError: the result is a nested tensor, whose rows may have different lengths.

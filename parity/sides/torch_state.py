@@ -30,7 +30,7 @@ def is_readable(x: torch.Tensor) -> bool:
     lazy = torch.nn.parameter.UninitializedBuffer, torch.nn.parameter.UninitializedParameter
     made = not isinstance(x, lazy) and not x.is_meta
     dense = made and not x.is_nested and x.layout is torch.strided
-    # Integers, of quantised weights for example, are read as they are.
+    # Integers, of quantised weights for example, are read unchanged.
     return dense and (x.dtype in plain or not is_floating(x))
 
 
@@ -56,7 +56,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         for inner, name in empty:
             inner._buffers[name] = None
         # Parameters, buffers or modules that a first call made stay, and so do the attributes that
-        # say so.
+        # record this.
         made = {*dict(_state_of(module))} != {*tensors} or [*module.modules()] != modules
         with torch.no_grad():
             _put_back(module, tensors, kept, buffers)
@@ -117,7 +117,7 @@ _LISTS, _MAPPINGS = (list, deque), (dict, OrderedDict, defaultdict)
 
 
 class _Attributes:
-    """The attributes of one module before a call, with what a call could change in place.
+    """The attributes of one module before a call, with copies of all that it could change in place.
 
     Attributes that are results of an earlier call are detached during the call, since autograd may
     have freed what computed them.
@@ -140,7 +140,8 @@ class _Attributes:
 
 
 def _attributes_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are its own, without parameters and submodules."""
+    """Return the plain attributes of a module: not those of every `torch.nn.Module`, which hold its
+    parameters, buffers, submodules and hooks."""
     return {name: x for name, x in vars(module).items() if name not in _MODULE}
 
 
@@ -181,9 +182,9 @@ def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
     Args:
         value: the tensor or container.
         content: the copy.
-        was_leaf: whether the value was no result of another operation. One that is now was written
-            to in place, and another backward pass would go through this call's graph, which is
-            freed.
+        was_leaf: whether the tensor was a leaf of autograd before the call. If it no longer is, the
+            call wrote to it in place, and another backward pass would go through the call's graph,
+            which is freed.
     """
     if isinstance(value, torch.Tensor):
         if was_leaf and not value.is_leaf:

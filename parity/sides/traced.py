@@ -79,7 +79,8 @@ class Traced:
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results, evaluated operation by operation in the program's dtypes.
+        """Return marks (named intermediates) and results, evaluated operation by operation in the
+        program's dtypes.
 
         Args:
             arrays: the program's arguments.
@@ -91,13 +92,13 @@ class Traced:
         return _taken(marks), results
 
     def compute(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the results of the program compiled as a whole."""
+        """Compile the program as a whole, run it, and return its results."""
         return self._plain(self._arguments(arrays))
 
     def evaluate_in_float64(
         self, arrays: Sequence[Any], how: Run
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks and results in float64.
+        """Return marks (named intermediates) and results in float64.
 
         Args:
             arrays: the program's arguments.
@@ -148,10 +149,11 @@ class Traced:
     def _recorded(
         self, values: Any, stage: str, forced: Mapping[str, Any], courses: Mapping[Place, int]
     ) -> tuple[Recorder, dict[int, Any], dict[Place, int]]:
-        """Evaluate once with known courses of branches and loops.
+        """Evaluate once, given the known branches of conditions and iteration counts of while loops
+        (`courses`).
 
-        Return the operations, the results of those before the stage, and the courses of the
-        conditions and loops before the stage that were not known.
+        Return the operations, the results of those before the stage, and the branches and counts of
+        the conditions and while loops before the stage that are not in `courses`.
         """
         recorder = Recorder()
 
@@ -250,7 +252,7 @@ class Traced:
 
 
 def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False) -> Traced:
-    """Return the traced `function(params, *inputs, **keywords)`, or its gradient by the parameters.
+    """Trace `function(params, *inputs, **keywords)`, or its gradient with respect to `params`.
 
     Args:
         function: the function to trace.

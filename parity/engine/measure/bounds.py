@@ -1,4 +1,5 @@
-"""Bounds: rules by edge, kind and metric, and the noise floors that some rules multiply.
+"""Bounds of errors: rules by edge (pair of runs), kind of quantity and metric, and the noise floors
+that some rules multiply.
 
 Source: docs/parity.md "Tolerances".
 """
@@ -60,8 +61,9 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the largest passing value by the rule `row`, given the noise floor of the quantity.
+    """Return the largest passing value by the rule `row`.
 
+    `floor` is the noise floor of the quantity: the error that rounding alone causes.
     NaN if `row` is None, or if the rule needs the floor and `floor` is NaN.
     """
     if row is None:
@@ -92,16 +94,18 @@ class NoiseFloors:
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Work, quantity: str) -> float:
-        """Return the noise floor of a quantity; NaN unless exactly this case was calibrated."""
+        """Return the noise floor of a quantity (the error that rounding alone causes); NaN unless
+        exactly this case was calibrated."""
         values = self.responses(work).get(quantity)
         return math.nan if values is None else rounding_noise.floor(values)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN without a rule, or if the rule needs the
-        noise floor and this case was not calibrated."""
+        """Return the largest relative L2 error that passes; NaN without a rule, or if the rule
+        needs the noise floor and this case was not calibrated."""
         return bound_from(rule(self.rules, edge, kind), self.floor(work, quantity))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN without a rule
+        for it."""
         row = rule(self.rules, edge, kind, metric)
         return math.nan if row is None else row.absolute

@@ -61,7 +61,7 @@ class Work:
 
 @runtime_checkable
 class Bounds(Protocol):
-    """Tolerances by edge, kind and quantity; implemented by
+    """Tolerances by edge (pair of runs), kind of quantity and quantity; implemented by
     `parity.engine.measure.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
@@ -77,7 +77,8 @@ class Bounds(Protocol):
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN if no rule."""
+        """Return the largest passing value of a metric that has no noise floor; NaN without a rule
+        for it."""
         ...
 
 
@@ -91,7 +92,8 @@ and the meaning of the axes."""
 
 @dataclass(frozen=True)
 class Comparison:
-    """Settings of a comparison of two sides: the work, the edge and the bounds."""
+    """Settings of a comparison of two sides: their common inputs and weights (work), the pair of
+    runs (edge) and the bounds of errors."""
 
     work: Work
     edge: Edge
@@ -171,7 +173,7 @@ class Comparison:
         return self._row(name, metric, value, bound, verdict)
 
     def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
-        """Return an informational measurement, which has no tolerance."""
+        """Return a measurement for information only, which has no tolerance."""
         return self._row(name, metric, value, math.nan, Verdict.INFO, note)
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:

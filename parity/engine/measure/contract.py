@@ -18,7 +18,7 @@ from parity.engine.measure.measurement import Kind, Measurement, Verdict
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gate:
-    """A measurement with a tolerance that a run must pass."""
+    """Names that identify a measurement with a tolerance, which a run must contain once."""
 
     suite: str
     case: str
@@ -29,7 +29,7 @@ class Gate:
 
     @classmethod
     def of(cls, m: Measurement) -> Gate:
-        """Return the gate of a measurement."""
+        """Return the gate that a measurement fills."""
         return cls(m.suite, m.case, m.edge, Kind(m.kind).value, m.quantity, m.metric)
 
     @property

@@ -39,12 +39,12 @@ class Kind(StrEnum):
 
 
 Key = tuple[str, str, str, str]
-"""Case, edge, quantity, metric."""
+"""Identity of a measurement across runs: case, edge, quantity, metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One metric of one tensor on one edge.
+    """One metric of one tensor on one edge (pair of compared runs).
 
     `tolerance` is the largest `value` that passes, so `value` is also the smallest tolerance that
     would pass. `tolerance` is NaN for metrics that are for information only.

@@ -86,7 +86,7 @@ class Quantity(str):
 
     @property
     def role(self) -> Role:
-        """The role, parsed from the prefix."""
+        """Meaning of the quantity, such as gradient or state, parsed from the prefix."""
         if _STEP.match(self):
             return Role.STEP
         prefixed = (r for r in (Role.GRADIENT, Role.COTANGENT, Role.STATE) if self.startswith(r))
@@ -112,7 +112,7 @@ class Quantity(str):
 
     @property
     def kind(self) -> Kind:
-        """Kind of the quantity, on which its tolerance depends."""
+        """Family of the quantity, such as logits or gradient, by which its tolerance is chosen."""
         return _DERIVED.get(self.role) or _KINDS.get(self, Kind.BLOCK)
 
     @property
@@ -133,5 +133,5 @@ def stage_kind(quantity: str) -> Kind:
 
 
 def kind_of(quantity: str) -> Kind:
-    """Return the kind of a quantity, parsed from its name."""
+    """Return the family that selects a quantity's tolerance, parsed from its name."""
     return Quantity(quantity).kind

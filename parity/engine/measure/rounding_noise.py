@@ -44,14 +44,15 @@ def responses(
 
 
 def floor(values: Sequence[float]) -> float:
-    """Return the noise floor of a quantity: the root mean square of its responses."""
+    """Return the noise floor of a quantity: the root mean square of its changes under rounding."""
     return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
 def floors(
     exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
 ) -> dict[str, float]:
-    """Return the noise floor of every quantity; arguments as in `responses`."""
+    """Return the relative L2 change of every quantity under rounding, as a root mean square over
+    seeds; arguments as in `responses`."""
     return {name: floor(values) for name, values in responses(exact, run, seeds).items()}
 
 

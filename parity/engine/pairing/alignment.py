@@ -58,8 +58,8 @@ SWAPPED = 0.6
 """Evidence that a pair of different values needs if one side executes it before, and the other side
 after, a stage that is already paired."""
 MISNUMBERED = 2
-"""Number of equal-value pairs that contradict the layer numbers, per pair that agrees with the
-layer numbers, above which the numbers are taken to be wrong rather than the values."""
+"""Layer numbers in names are ignored if the equal-value pairs that contradict them are more than
+this many times as many as those that agree with them."""
 FIXED = 1e6
 """Score of a pair that is already decided: more than the scores of all other pairs together."""
 
@@ -75,13 +75,13 @@ def align(
     """Pair the stages of a port with those of its original.
 
     Args:
-        original: floating arrays by stage, in order of execution.
-        port: floating arrays of the port by stage, in order of execution.
+        original: floating-point arrays of the original by stage name, in order of execution.
+        port: floating-point arrays of the port by stage name, in order of execution.
         outputs: names of the stages that the original and the port return; an output pairs only
             with an output if the other side has one of the same size.
         pins: pairs set by the user, which are never changed.
-        equal: relative L2 up to which values count as equal. The default is meant for runs of which
-            at least one is in float32.
+        equal: relative L2 difference up to which values count as equal. The default is meant for
+            runs of which at least one is in float32.
 
     Raises:
         AlignmentError: a pin names a stage that does not exist or stages that cannot be paired; or
@@ -205,8 +205,8 @@ class _Aligner:
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Search for unpaired stages that are equal in a layout other than `plain_layouts`; return
-        whether any were found."""
+        """Search for unpaired stages that are equal after an unusual rearrangement, none of
+        `plain_layouts`; return whether any were found."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)
@@ -325,10 +325,11 @@ class _Aligner:
         )
 
     def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
-        """Return the layout of all equal-value pairs with the same two shapes, by these shapes.
+        """Return the layout that all equal-value pairs of the same two shapes have, by the shapes.
 
-        Shapes whose pairs have several layouts are left out. These layouts are used for stages with
-        different values: there the nearest layout may be wrong by chance, or hide the bug.
+        A layout is a reshape and transposition. Shapes whose pairs have several layouts are left
+        out. The results are used for stages with different values: there the nearest layout may be
+        wrong by chance, or hide the bug.
         """
         usual: dict[tuple[Shape, Shape], set[Layout]] = {}
         for i, by in self.by.items():
@@ -356,7 +357,8 @@ def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.n
 
 
 def best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
-    """Return the cells (row, column), increasing in both, with the largest total worth.
+    """Return the sequence of cells (row, column) with the largest total worth in which both indices
+    increase.
 
     Cells of worth 0 are never chosen.
     """

@@ -1,9 +1,9 @@
 """Analogy: matches fused, split or stacked constants like other parameters of their module.
 
-Values cannot identify constants. But if a module's weight is fused from the weights of three
-modules, its bias is fused from their biases in the same order. Constants without such a sibling,
-such as the scales of norms in stacked layers, are matched with families: names that differ in
-numbers only.
+Values cannot identify constants (arrays of one value). But if a module's weight is fused from the
+weights of three modules, its bias is fused from their biases in the same order. Constants without
+such a sibling, such as the scales of norms in stacked layers, are matched with families: names that
+differ in numbers only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def by_siblings(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port, each made of the original's constants in the same way as another
-    parameter of its module.
+    """Yield parameters of the port that hold one value, each with how it is made of the original's.
+
+    A parameter is made in the same way as another one of its module that is already matched.
 
     Args:
         originals: arrays of the original.
@@ -51,7 +52,8 @@ def by_siblings(
 def _like(
     sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
 ) -> Construction | None:
-    """Return a construction of `port` analogous to that of its sibling; None if it does not fit."""
+    """Return how `port` is made of the original's if it is made like `sibling`, a parameter of the
+    same module; None if that does not fit."""
     pieces, counterparts, shape = [], {}, ports.shapes[port]
     for piece in sibling.pieces:
         module = naming.parent(piece.parameter)
@@ -94,10 +96,10 @@ def by_families(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port, each with its construction as a stack of a family of the
-    original's constants, or as one layer of a stacked constant of the original.
+    """Yield parameters of the port that hold one value, each as a stack of a family of the
+    original's parameters, or as one layer of a stacked parameter of the original.
 
-    Arguments as in `by_siblings`.
+    The names of a family differ in numbers only. Arguments as in `by_siblings`.
     """
     known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
     for stacked in (ports, originals):

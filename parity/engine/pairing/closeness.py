@@ -1,4 +1,5 @@
-"""Distances between all stages of two sides, each in the layout with the smallest distance.
+"""Distances between all stages of two sides, each after the reshape and transposition (layout) with
+the smallest distance.
 
 Stages are compared on a sample of their elements. All stages of one shape are compared with all
 stages of another shape in one matrix product: 300 by 300 stages take a fraction of a second. The
@@ -20,15 +21,15 @@ from parity.engine.pairing.layouts import Layout, Near, candidates, find_layout,
 # About a hundred float32 unit roundoffs. Programs that sum in different orders were measured to
 # differ by 1e-7 to 1e-6 on small models. A bug, or the next layer, changes a stage by far more.
 EQUAL = 1e-5
-"""Relative L2 up to which two stages have the same value."""
+"""Relative L2 difference up to which two stages count as equal."""
 SAMPLE = 4096
 """Largest number of elements compared per stage; the estimated distance is off by about 2 %."""
 # Masks are excluded, since their squares would dominate all others.
 MASKED = 1e30
 """Magnitude from which a value counts as a mask rather than a number."""
 CLEARLY = 0.95
-"""A layout is preferred to a simpler one only if its distance is less than this fraction of the
-simpler one's."""
+"""A layout (reshape and transposition) is preferred to a simpler one only if its distance is less
+than this fraction of the simpler one's."""
 
 SLACK = 16
 """Factor on the tolerance `equal` when the sums of two arrays are compared in `entangled`."""
@@ -78,7 +79,8 @@ def entangled(
     columns: Sequence[int],
     equal: float = EQUAL,
 ) -> dict[tuple[int, int], Layout]:
-    """Return pairs of stages that are equal in some layout, the unusual ones included.
+    """Return pairs of stages that are equal after some reshape and transposition, even an unusual
+    one.
 
     An example is heads interleaved in one axis, which `plain_layouts` does not cover.
 
@@ -87,7 +89,7 @@ def entangled(
         port: all stages of the port.
         rows: indices of the original's stages to try.
         columns: indices of the port's stages to try.
-        equal: relative L2 up to which two stages are equal.
+        equal: relative L2 difference up to which two stages are equal.
 
     Returns:
         The layout from original to port, by (row, column).
@@ -107,7 +109,8 @@ def entangled(
 
 
 def plain_layouts(source: Shape, target: Shape) -> tuple[Layout, ...]:
-    """Return the few layouts between two shapes that are common in libraries, the simplest first.
+    """Return the few rearrangements of one shape to another that are common in libraries, the
+    simplest first.
 
     They permute only whole axes of one of the two shapes. Examples: heads before or after
     positions; batch and positions as one axis. Only these are tried on stages that differ: after a

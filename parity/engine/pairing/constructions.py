@@ -108,7 +108,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """The pieces that make up a parameter of the port, of shape `shape`."""
+    """Recipe for a parameter of the port, of shape `shape`: the pieces of the original's parameters
+    that make it up."""
 
     shape: Shape
     pieces: tuple[Piece, ...]
@@ -200,7 +201,8 @@ class Construction:
 
 
 def laid_out(parameter: str, layout: Layout) -> Construction:
-    """Return the construction of a port's parameter from one whole original, in a layout."""
+    """Return the construction of a port's parameter that is one whole parameter of the original,
+    rearranged by `layout`."""
     piece = Piece(parameter, whole(layout.source), layout, whole(layout.target))
     return Construction(layout.target, (piece,))
 

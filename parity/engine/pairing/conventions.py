@@ -43,7 +43,8 @@ _OF_CELL = re.compile(r"(weight|bias)_[ih]h(?:_l\d+(?:_reverse)?)?")
 
 
 class Conventions:
-    """Layouts of pairs of parameters, chosen by names and shapes.
+    """Chooses by names and shapes the axis order or reshape that maps a parameter of the original
+    to one of the port.
 
     Args:
         pairs: the original's parameter by the port's; pairs whose shapes allow only one order vote
@@ -64,7 +65,7 @@ class Conventions:
                     self.votes[key][axes[0]] += 1
 
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
-        """Return the order of the original's axes in a port's array with as many axes.
+        """Return the order of the original's axes in an array of the port with equally many axes.
 
         Parameters with similar names and unambiguous shapes decide, then `CONVENTIONS`. If the
         shapes do not allow the resulting order, the first order that they allow is returned.
@@ -85,7 +86,8 @@ class Conventions:
         return axes if not fitting or axes in fitting else fitting[0]
 
     def layout(self, original: str, port: str, source: Shape, target: Shape) -> Layout:
-        """Return the layout that maps a parameter of the original to one of the port.
+        """Return the layout (reshape and transposition) that maps an original's parameter to one of
+        the port.
 
         Args:
             original: name of the original's parameter.
@@ -114,8 +116,9 @@ class Conventions:
 
 
 def nearness(source: Shape, target: Shape) -> float:
-    """Return a score of two shapes: 1 if they are equal up to a permutation of axes, 0.5 if axes
-    must be merged or split, -inf if no layout fits. Axes of size 1 are ignored."""
+    """Return a score of how easily `source` is rearranged to `target`: 1 if a permutation of axes
+    suffices, 0.5 if axes must be merged or split, -inf if no layout fits. Axes of size 1 are
+    ignored."""
     wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
     if math.prod(source) != math.prod(target):
         return -math.inf
@@ -125,8 +128,8 @@ def nearness(source: Shape, target: Shape) -> float:
 
 
 def _end(name: str) -> str:
-    """Return the last part of a name, without what torch adds for a recurrent layer; `weight` for
-    a parameter with the name of a module, such as `wq`."""
+    """Return the last part of a name without torch's suffix for recurrent layers, such as `_ih_l0`;
+    `weight` for a parameter with the name of a module, such as `wq`."""
     leaf = naming.leaf(name)
     if leaf in naming.SEGMENTS:
         return "weight"

@@ -27,7 +27,7 @@ def convert(original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 '''
 INDICES = "ijklm"
 INSIDE = "n"
-"""Name of the index of a comprehension, which may be inside loops over `INDICES`."""
+"""Variable of a comprehension in the generated source; loops around it use `INDICES`."""
 SLOT = "\0"
 """Placeholder for a parameter name, which is filled in once it is known which numbers of the name a
 loop varies."""
@@ -41,14 +41,16 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class _Entry:
-    """One assignment: its parameter names in order, and its text with a `SLOT` for each name."""
+    """One assignment of the generated source: its parameter names in order, and its text with a
+    `SLOT` for each name."""
 
     names: tuple[str, ...]
     text: str
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Key shared by assignments whose parameter names differ in numbers only, as of layers.
+        """Key shared by assignments whose parameter names differ in numbers only, such as those of
+        all layers.
 
         Such assignments may be written as one loop.
         """
@@ -149,7 +151,8 @@ def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]
 
 
 def _family(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return names as one name with an index, and the index's range.
+    """Return the names as one name with a placeholder for the number that differs, and the source
+    of that number's range.
 
     None unless the names differ in exactly one number, which increases.
     """
@@ -195,7 +198,8 @@ def _index(part: Part) -> str:
 
 
 def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield loop headers and the lines of their bodies, for the entries of one kind.
+    """Yield loop headers and the lines of their bodies, for assignments that differ in numbers
+    only.
 
     If the entries do not form a loop, yield them one by one without headers.
     """

@@ -34,7 +34,10 @@ def chunks(x: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def fingerprint(x: np.ndarray) -> int:
-    """Return the fingerprint of an array of real numbers; 0 and -0 count as one value."""
+    """Return a hash of an array's real values that does not depend on their order, dtype or shape.
+
+    0 and -0 count as one value.
+    """
     total = 0
     for chunk in chunks(x):
         # -0.0 + 0.0 is 0.0. The sum also makes the copy that is hashed in place below.

@@ -16,16 +16,16 @@ from parity.engine.pairing.layouts import Layout
 from parity.engine.pairing.parameter_pairs import Pair
 
 ENOUGH = 3
-"""Smallest number of pairs of one kind (similar names) for which exceptions are reported."""
+"""Smallest number of similarly named pairs for which exceptions are reported."""
 MAJORITY = 0.75
-"""Smallest fraction of the pairs of one kind that makes their layout the rule."""
+"""Smallest fraction of similarly named pairs whose common order of axes counts as the rule."""
 # The words `query` and `key`, exchanged in two names of five words, gain 0.5.
 GAIN = 0.3
 """Gain in name similarity above which two pairs are reported to have exchanged originals."""
 
 
 def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes on suspicious pairs, by the port's name.
+    """Return notes on pairs that are probably conversion errors, by the port's name.
 
     Only pairs of one whole parameter on either side are examined.
     """
@@ -41,7 +41,8 @@ def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
-    """Return notes, by the port's name, on pairs laid out unlike most similarly named pairs."""
+    """Return notes, by the port's name, on pairs whose axes are permuted unlike those of most
+    similarly named pairs."""
     kinds: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
         ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)
@@ -88,9 +89,8 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def placed_by_name(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the originals that the names of the port's parameters suggest, by the port's name.
-
-    Only parameters that hold another original, of the same shape, are listed.
+    """Return the original that a parameter's name suggests, by the port's name, for parameters that
+    hold another original of the same shape.
 
     Only pairs of one whole parameter on either side, with equal values, are examined. Each original
     is assigned once. The result is empty unless exchanging the originals of two pairs makes their

@@ -33,7 +33,8 @@ more axes only reshapes are tried."""
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Reshape `source` to `before`, transpose by `axes`, reshape to `target`."""
+    """Rearrangement of an array: reshape `source` to `before`, transpose by `axes`, reshape to
+    `target`."""
 
     source: Shape
     before: Shape
@@ -158,7 +159,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Near:
-    """Criterion that `distance(source, target)` is at most `tolerance`."""
+    """Criterion that `distance(source, target)`, by default relative L2, is at most `tolerance`."""
 
     tolerance: float
     distance: Callable[[np.ndarray, np.ndarray], float] = relative_l2
@@ -213,7 +214,8 @@ def same_values(x: np.ndarray, y: np.ndarray) -> bool:
 def find_layouts(
     source: np.ndarray, target: np.ndarray, criterion: Criterion = EXACT
 ) -> Iterator[Layout]:
-    """Yield every layout under which `source` agrees with `target`, the simplest first.
+    """Yield every layout (reshape and transposition) under which `source` agrees with `target`, the
+    simplest first.
 
     There are several if values repeat; in a constant array every transposition fits.
     """
@@ -231,7 +233,8 @@ def find_layouts(
 def find_layout(
     source: np.ndarray, target: np.ndarray, criterion: Criterion = EXACT
 ) -> Layout | None:
-    """Return the simplest layout under which `source` agrees with `target`; None if none does."""
+    """Return the simplest layout (reshape and transposition) under which `source` agrees with
+    `target`; None if there is none."""
     return next(find_layouts(source, target, criterion), None)
 
 

@@ -413,10 +413,11 @@ class _Search:
         return Matching(pairs, left_o, left_p)
 
     def in_order(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Mark the pair of a sum in blocks as equal instead of reordered, if it is complete.
+        """Mark a parameter that is a sum of two vectors in some blocks only as equal instead of
+        reordered, if it is complete.
 
-        A pair is complete if the blocks keep their places and the port holds every element of both
-        terms, as for a GRU, whose last two biases are not summed. Any other pair is returned
+        It is complete if the blocks keep their places and the port holds every element of both
+        vectors, as for a GRU, whose last two biases are not summed. Any other pair is returned
         unchanged.
         """
         pieces = pair.construction.pieces
@@ -436,14 +437,14 @@ class _Search:
         return replace(pair, means=Means.ROUNDED)
 
     def as_its_module(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Return the pair of a vector, reordered like the matrices of its module.
+        """Return the pair of a vector, such as a bias, reordered like the matrices of its module.
 
         Zero biases of a recurrent cell equal the original's in any order of the gates, but their
-        derivatives have the order of the gates. Biases of which some gates are equal, such as 1 for
-        the forget gate and 0 for the others, have values that no order of their own explains, and
-        are reordered if they are equal in the order of the matrices. The pair is returned unchanged
-        if its values do not allow that order, if the matrices of its module are not reordered, or
-        if they are reordered in several ways.
+        derivatives have the order of the gates. Biases with equal values in several gates, such as
+        1 for the forget gate and 0 for the others, do not show their order themselves; they are
+        reordered if their values are equal in the order of the matrices. The pair is returned
+        unchanged if its values do not allow that order, if the matrices of its module are not
+        reordered, or if they are reordered in several ways.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces
@@ -487,7 +488,7 @@ class _Search:
         likeness: np.ndarray,
         reordered: Mapping[str, str],
     ) -> Unmatched:
-        """Return an unmatched parameter of one side with the closest of the other side.
+        """Return an unmatched parameter of one side, with the most similar one of the other side.
 
         Args:
             name: the parameter.

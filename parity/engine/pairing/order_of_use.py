@@ -20,7 +20,8 @@ from parity.engine.pairing.layouts import Shape
 def paired_in_order(
     original: Mapping[str, Shape], port: Mapping[str, Shape]
 ) -> dict[str, Construction]:
-    """Return constructions of the port's parameters, each from one whole parameter.
+    """Return, by the port's name, how parameters are made of one original each, paired by modules
+    in order of use.
 
     The modules of both programs form two sequences. As many modules as possible are paired without
     changing their order; two fit if each parameter of one has a partner in the other.
@@ -52,7 +53,8 @@ def _partners(
     port: Mapping[str, Shape],
     conventions: Conventions,
 ) -> dict[str, Construction]:
-    """Return the constructions of one module's parameters; empty if a parameter has no partner."""
+    """Return how the parameters of one module are made of those of another; empty if one of them
+    has no partner."""
     if len(theirs) != len(mine):
         return {}
     ends = naming.similarity([*map(naming.leaf, theirs)], [*map(naming.leaf, mine)])

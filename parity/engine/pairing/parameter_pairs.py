@@ -48,7 +48,7 @@ EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of the port, and its construction from parameters of the original."""
+    """A parameter of the port, and how it is made of the original's (`construction`)."""
 
     port: str
     construction: Construction
@@ -89,7 +89,10 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Matching:
-    """The pairs in the port's order, and the unmatched parameters of either side."""
+    """Pairs of parameters, in the port's order, and the unmatched parameters of either side.
+
+    A pair says of which parameters of the original one parameter of the port is made.
+    """
 
     pairs: tuple[Pair, ...]
     unmatched_original: tuple[Unmatched, ...] = ()

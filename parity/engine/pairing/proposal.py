@@ -44,7 +44,7 @@ GUESSED_SUM = "a sum of two biases, which is a guess"
 GUESSED_ORDER = "fused; the order of the parts is a guess"
 """Note on a parameter that is a part of another, or has several as parts."""
 SECOND_COPY = "a second copy"
-"""Note on a second use of an original."""
+"""Note on a parameter made of an original that another parameter uses too."""
 ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
 
@@ -52,13 +52,14 @@ GATES = ("ifgo", "rzn")
 """Orders in which torch, Keras and most others store the gates of an LSTM and of a GRU; libraries
 with a module for each gate end its name with the letter."""
 TERM = 0.1
-"""Score of a gate with the same term, input or state; it decides between equal names only."""
+"""Score added if a gate and the fused parameter belong to the same term, input or state; it only
+decides between equal names."""
 TERMS = (("ih", "hh"), ("input", "hidden"), ("input", "recurrent"))
 """Words in the names of the two biases of a recurrent cell: of the input and of the state."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Propose a construction of each of the port's parameters, from names and shapes alone.
+    """Propose how each parameter of the port is made of the original's, by names and shapes alone.
 
     Args:
         original: the original's parameters by dotted path; only their shapes are read.
@@ -140,7 +141,7 @@ def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
 
 
 Step = Iterator[tuple[str, Construction, str]]
-"""Proposals: name of the port's parameter, its construction, and a note."""
+"""Proposals: name of a port's parameter, its construction from the original's, and a note."""
 
 
 def _families(
@@ -392,7 +393,8 @@ def _both(
 
 
 def _added(shape: Shape, part: Part, names: Sequence[str]) -> Construction:
-    """Return the construction that adds the same part of several originals, at its place."""
+    """Return the construction that puts the sum of the same part of several originals at that part
+    of the port's parameter."""
     unit = identity(part.shape)
     return Construction(shape, tuple(Piece(name, part, unit, part) for name in names))
 
@@ -438,7 +440,8 @@ def _all_gates(parts: Shapes) -> Iterator[tuple[str, ...]]:
 
 
 def _is_of_term(whole: str, part: str) -> bool:
-    """Return whether `part` is of a gate of the same term as `whole`: `hf.bias` and `bias_hh`."""
+    """Return whether `part`, a parameter of a gate, and the fused parameter `whole` belong to the
+    same term, input or state, such as `hf.bias` and `bias_hh`."""
     gate = _gate(part)
     return gate is not None and gate.prefix != "" and f"_{gate.prefix}h" in naming.leaf(whole)
 

@@ -59,7 +59,8 @@ class Resemblance:
 
 
 def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
-    """Return the resemblance of two arrays of one size; None if they are unrelated.
+    """Return how two unequal arrays of one size differ in their best layout (reshape and
+    transposition); None if they are unrelated.
 
     Args:
         source: array of the original.

@@ -98,7 +98,7 @@ def other_layers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
 def learned(
     pairs: Iterable[tuple[str, str]], original: Sequence[str], port: Sequence[str]
 ) -> np.ndarray:
-    """Return `LEARNED` for pairs of names that are paired in another layer, 0 for all others.
+    """Return `LEARNED` for names that are paired in another layer (with another number), else 0.
 
     Args:
         pairs: known pairs of names, (original, port).

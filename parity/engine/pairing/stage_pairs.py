@@ -45,7 +45,7 @@ class Pair:
     """Relative L2 difference of the port's values from the original's; NaN for NaN or unequal
     infinities."""
     enclosed: bool = False
-    """Whether values agree again soon after this stage, so that a difference here has no effect."""
+    """Whether values agree again soon after this stage; a difference here then has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Alignment:
 
 
 class AlignmentError(ValueError):
-    """Too few stages align, or a pin cannot be applied."""
+    """Too few stages of the two programs can be paired, or a pin (pair set by hand) cannot be
+    applied."""
 
 
 def check_pins(

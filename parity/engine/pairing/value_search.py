@@ -42,14 +42,15 @@ MOST_UNITS = 1500
 """Largest number of units, which are arrays or families (names that differ in numbers), for which
 sums of two and three units are tried."""
 PROBES = 3
-"""Number of elements of a part that an array must contain before places for the part are tried."""
+"""Number of a part's elements that are first looked up anywhere in an array, before positions for
+the whole part are tried."""
 MOST_STARTS = 64
 """Largest number of places along an axis that are tried for a part."""
 MOST_PERMUTED = 4
 """Largest number of axes of an array whose rows are searched for in another order."""
 # The gates of a recurrent cell are three or four blocks.
 MOST_BLOCKS = 8
-"""Largest number of blocks in which rows count as reordered."""
+"""Largest number of blocks for which rows count as reordered in blocks."""
 
 
 class Tensors:
@@ -124,7 +125,8 @@ def elements(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
-    """Return the simplest layout in which `source` equals `target`; None if there is none.
+    """Return the simplest layout (reshape and transposition) in which `source` equals `target`;
+    None if there is none.
 
     Like `find_layout`, without comparing fingerprints first.
     """
@@ -182,7 +184,7 @@ class Sums:
     Args:
         parts: arrays that may be parts.
         names: names of the arrays to consider.
-        largest: number of elements of the largest whole.
+        largest: number of elements of the largest fused or stacked array.
     """
 
     def __init__(self, parts: Tensors, names: Sequence[str], largest: int):
@@ -202,12 +204,12 @@ class Sums:
         self.sums, self.pairs = sums[order], np.stack([first[order], second[order]], -1)
 
     def groups(self, size: int, wanted: int) -> Iterator[tuple[str, ...]]:
-        """Yield groups of names whose sizes and fingerprints sum to the size and the fingerprint of
-        a whole.
+        """Yield groups of names whose sizes and fingerprints sum to those of a fused or stacked
+        array.
 
         Args:
-            size: number of elements of the whole.
-            wanted: fingerprint of the whole.
+            size: number of elements of that array.
+            wanted: fingerprint of that array.
         """
         target = np.uint64(wanted)
         for i in np.flatnonzero((self.prints == target) & (self.sizes == size)):
@@ -227,17 +229,17 @@ class Sums:
 def compositions(
     wholes: Tensors, parts: Tensors, rest_wholes: Sequence[str], rest_parts: Sequence[str]
 ) -> Iterator[tuple[str, list[tuple[str, Part, Layout]]]]:
-    """Yield arrays that consist of other arrays, with the parts of each.
+    """Yield fused or stacked arrays, each with the arrays it consists of (its parts).
 
     Args:
         wholes: arrays that may be fused or stacked.
         parts: arrays that they may consist of; each is used at most once.
-        rest_wholes: names of the wholes to consider.
-        rest_parts: names of the parts to consider.
+        rest_wholes: names of the arrays in `wholes` to consider.
+        rest_parts: names of the arrays in `parts` to consider.
 
     Yields:
-        The name of the whole; and for each part its name, its place in the whole, and the layout
-        from that place to the part.
+        The name of the fused or stacked array; and for each part its name, its place in that
+        array, and the layout from that place to the part.
     """
     if not rest_wholes or not rest_parts:
         return
@@ -256,8 +258,9 @@ def compositions(
 def dissect(
     array: np.ndarray, parts: Mapping[str, np.ndarray]
 ) -> list[tuple[str, Part, Layout]] | None:
-    """Return name, place in `array` and layout of each part; None if the parts do not fill it.
+    """Return where each part lies in a fused or stacked `array`; None if the parts do not fill it.
 
+    Each entry holds a part's name, its place in `array` and the layout from there to the part.
     Concatenations along one axis are tried. The axis may also be split into groups first, such as
     heads, each with its query, key and value. Then stacks of concatenations are tried, with the
     parts grouped by the first number in their names.
@@ -363,12 +366,12 @@ def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Constr
 
 
 def part_of(name: str, place: Part, layout: Layout) -> Construction:
-    """Return the construction of a port's array as one part of the original's array `name`."""
+    """Return the construction of a port's array that is one part of the original's array `name`."""
     return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))
 
 
 def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Construction | None:
-    """Return the construction of `target` from `source` with rows or columns reordered, else None.
+    """Return how `target` is made of `source` by reordering rows or columns; None if it is not.
 
     Two kinds of order are found: reordered blocks, such as the gates of a recurrent cell, and
     interleaved groups, such as the rows of a head for another convention of rotary embeddings. The
@@ -432,7 +435,7 @@ def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
 def sum_of(
     names: Sequence[str], arrays: Sequence[np.ndarray], target: np.ndarray
 ) -> Construction | None:
-    """Return the construction of `target` as the sum of two arrays of one shape, else None.
+    """Return how `target` is made as the sum of two arrays of one shape; None if it is not.
 
     The sum is rounded to the target's dtype. `target` may also be a block of the sum along the
     first axis, have its rows or columns in another order (`rearranged`), or hold blocks of the sum

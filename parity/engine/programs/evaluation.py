@@ -69,8 +69,8 @@ class Evaluation:
     """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks inside such
     functions are then not found."""
     recorder: Recorder | None = None
-    """Records every operation, except in long loops and in branches and while loops whose course it
-    does not know yet; None: nothing is recorded."""
+    """Records every operation, except in long loops, and in conditions and while loops whose branch
+    or number of iterations it does not know yet; None: nothing is recorded."""
 
     def run(
         self,
@@ -84,7 +84,7 @@ class Evaluation:
         Args:
             closed: the program.
             arguments: one array for each input of the program.
-            marks: receives the values of the program's marks.
+            marks: receives the values of the program's marks (named intermediates).
             changes: replacements and offsets of marks, by name.
         """
         return self._inner(closed.jaxpr, closed.consts, arguments, marks, changes or {})
@@ -132,7 +132,8 @@ class Evaluation:
     def _recorded(
         self, recorder: Recorder, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
-        """Evaluate a loop or condition and record its operations, if its course is known."""
+        """Evaluate a loop or condition; record its operations if its number of iterations or branch
+        is known and the loop is short."""
         primitive, course = eqn.primitive.name, recorder.course_of(eqn)
         p, times = eqn.params, recorder.times
         one_row = primitive == "while" and not aval(p["cond_jaxpr"].jaxpr.outvars[0]).shape
@@ -282,7 +283,8 @@ class Evaluation:
         changes: Changes,
         course: int | None = None,
     ) -> Sequence[Any]:
-        """Evaluate a condition; only the branch `course`, if it is known."""
+        """Evaluate a condition; if `course`, the index of the branch taken, is known, only that
+        branch."""
         index, *operands = inputs
         branches = eqn.params["branches"]
         alone = dataclasses.replace(self, recorder=None)
@@ -352,7 +354,7 @@ class Evaluation:
     def _repeated(
         self, recorder: Recorder, eqn: JaxprEqn, inputs: list[Any], turns: int
     ) -> Sequence[Any]:
-        """Evaluate a while loop of so many iterations without a loop, to record its operations."""
+        """Evaluate `turns` iterations of a while loop without a loop, to record its operations."""
         constants, carry = _while_inputs(eqn, inputs)
         for turn in range(turns):
             with recorder.turn(turn, turns):

@@ -19,7 +19,7 @@ from parity.engine.programs.jaxprs import equations, inner_jaxprs
 
 
 class MarkChange(NamedTuple):
-    """A replacement and an offset for one mark."""
+    """A replacement and an offset for one mark (named intermediate)."""
 
     on: Any = False
     """Whether to replace the value: a bool, which may be traced."""
@@ -51,7 +51,8 @@ Changes = Mapping[str, MarkChange]
 
 @dataclass
 class Marks:
-    """Values of the marks that an evaluation has reached, in order of execution."""
+    """Values of the marks (named intermediates) that an evaluation has reached, in order of
+    execution."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Reported values by unique name."""
@@ -104,7 +105,7 @@ class Marks:
 
 
 def has_marks(eqn: Any) -> bool:
-    """Return whether an equation calls a jaxpr that contains a mark."""
+    """Return whether an equation calls a jaxpr that contains a mark (named intermediate)."""
     return any(
         inner_eqn.primitive.name == "name" and isinstance(inner_eqn.params["name"], str)
         for inner in inner_jaxprs(eqn)
@@ -142,7 +143,8 @@ def of_turns(changes: Sequence[MarkChange | None], shape: Any) -> MarkChange:
 
 @dataclass(frozen=True)
 class Branches:
-    """Union of the marks of all branches of a condition, of which only one is taken."""
+    """Union of the marks (named intermediates) of all branches of a condition, of which only one is
+    taken."""
 
     shapes: dict[str, jax.ShapeDtypeStruct]
     """Shape and dtype of each mark, by its name in this union."""

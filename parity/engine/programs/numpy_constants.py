@@ -1,9 +1,9 @@
-"""NumPy arrays that a traced function uses as constants, in 32-bit and in 64-bit mode.
+"""Conversion of a traced function's NumPy constants, separately in 32-bit and in 64-bit mode.
 
 JAX 0.10.2 converts a constant to the dtypes of the active mode and caches the result without the
 mode. If a function that indexes by an int64 array, or multiplies by a float64 array, is traced in
 both modes, JAX refuses the second program: its dtypes do not agree. The conversion here replaces
-that of JAX for the rest of the process; JAX cannot take its own back.
+that of JAX for the rest of the process; JAX has no function that restores its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import jax
 import numpy as np
 
 _converted: dict[tuple[int, np.dtype], tuple[weakref.ref, weakref.ref]] = {}
-"""The array that a constant was converted to, both as weak references, by `id` and dtype."""
+"""Weak references to a constant and to the array it was converted to, by the constant's `id` and
+the new dtype."""
 
 
 @functools.cache
 def convert_in_each_mode() -> bool:
-    """Make JAX convert NumPy constants in each mode; return whether it did not do so by itself.
+    """Make JAX convert NumPy constants separately in 32-bit and 64-bit mode; return whether that
+    was needed.
 
-    False too if this version of JAX has no such conversion.
+    False too if this version of JAX lacks the function that converts constants.
     """
     constant = np.zeros(1, np.int64)
     try:

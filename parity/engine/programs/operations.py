@@ -57,8 +57,8 @@ class Operation:
 
 
 Place: TypeAlias = tuple[int, ...]
-"""Place of a condition or loop in an evaluation: the `id` of each call around it and the iteration
-of each loop, then its own `id`."""
+"""Key of one execution of a condition or loop: the `id` of each call around it and the iteration of
+each loop, then its own `id`."""
 
 
 @dataclass
@@ -69,14 +69,14 @@ class Recorder:
     """
 
     courses: Mapping[Place, int] = field(default_factory=dict)
-    """Branches that conditions take and numbers of iterations of while loops, by their place: their
-    operations are recorded."""
+    """Branches taken by conditions and numbers of iterations of while loops, by place. Operations
+    inside a condition or while loop are recorded only if it is listed here."""
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     """First result of each operation."""
     asked: dict[Place, tuple[int, Any]] = field(default_factory=dict)
-    """For each condition or while loop without a course: the index of its operation, and the value
-    that decides its course, known once the evaluation has run."""
+    """For each condition or while loop that is not in `courses`: the index of its operation, and
+    its branch or number of iterations, known once the evaluation has run."""
     times: int = 1
     """Number of times that the loops around the next operation repeat it, all together."""
     _producers: dict[int, int] = field(default_factory=dict)
@@ -109,7 +109,8 @@ class Recorder:
         return self.courses.get((*self._path, id(eqn)))
 
     def ask(self, eqn: JaxprEqn, value: Any) -> None:
-        """Record what decides the course of a condition or loop, before its operation is noted."""
+        """Record the branch or number of iterations of a condition or loop (`value`), unless it is
+        in `courses`; call it before `note`."""
         place = (*self._path, id(eqn))
         if place not in self.courses:
             self.asked[place] = len(self.operations), value
@@ -149,8 +150,9 @@ class Recorder:
     def _behind(self, index: int) -> tuple[int, ...]:
         """Return the operations whose result a later operation reads as that of operation `index`.
 
-        A mark that was not replaced hands on its operand. Windows leave marks out, so an operation
-        after the mark would be cut off from those before it.
+        A mark that was not replaced passes on its operand, whose operation is returned instead:
+        `window` leaves marks out, which would cut off an operation after the mark from those before
+        it.
         """
         operation = self.operations[index]
         passed_on = operation.mark is not None and not operation.fed
@@ -218,7 +220,7 @@ def first_unknown(
         operations: by index, in order of execution; the last one is known to be wrong.
         values: results of the operations, by index.
         known: all arrays that the other program computed.
-        same: relative L2 up to which two results are equal.
+        same: relative L2 difference up to which two results are equal.
     """
     index = _Known(known, same)
     last = max(operations)

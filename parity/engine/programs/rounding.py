@@ -144,7 +144,7 @@ class Signs:
 
 
 def digest(table: Any) -> bytes:
-    """Return a hash of a table's shape and float64 values (complex128 of a complex table)."""
+    """Return a hash of a constant array's shape and of its values in float64 or complex128."""
     array = np.asarray(table)
     array = np.ascontiguousarray(array, np.complex128 if np.iscomplexobj(array) else np.float64)
     return hashlib.sha256(repr(np.shape(table)).encode() + array.tobytes()).digest()
@@ -162,7 +162,7 @@ def is_short(value: Any) -> np.ndarray:
 
 
 def _table_units(value: Any) -> Any:
-    """Return the error of each row of a float32 table, in unit roundoffs, to be broadcast to it.
+    """Return the error of each row of a float32 constant, in unit roundoffs, to be broadcast to it.
 
     In a table of sines and cosines that starts at position 0, the angle of row r is up to r and was
     rounded, so the entries of row r are off by up to r units, plus 1 for their own rounding. Any

@@ -49,8 +49,8 @@ ELEMENTARY_UNITS = 4.0
 CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
 """Calls of code outside of JAX, which works only in the dtypes it was written for."""
 UNOPENED = CALLBACKS | {"shard_map"}
-"""Operations that run as they are. The body of a `shard_map` has axes of a mesh, without which it
-cannot be traced again in float64."""
+"""Operations that run unchanged, in their own dtypes. The body of a `shard_map` has axes of a mesh,
+without which it cannot be traced again in float64."""
 SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
 """Operations whose operand is perturbed as by the rounding of partial sums (`_summands`)."""
 
