@@ -347,6 +347,12 @@ def named_once(named: Iterable[tuple[str, Any]], what: str) -> dict[str, Any]:
     return found
 
 
+def entry_name(name: str, key: object) -> str:
+    """Return the name of the entry `key` of a mapping called `name`."""
+    # JAX's paths do not distinguish a number from a string of digits: neither do these names.
+    return f"{name}[{key}]" if str(key).isdigit() else f"{name}.{key}"
+
+
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of every leaf of a module's result, in order.
 
@@ -356,9 +362,7 @@ def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if value is None:
         return
     if isinstance(value, Mapping):
-        # JAX's paths do not distinguish a number from a string of digits: neither do these names.
-        parts = {key: f"[{key}]" if str(key).isdigit() else f".{key}" for key in value}
-        entries = [(name + parts[key], member) for key, member in value.items()]
+        entries = [(entry_name(name, key), member) for key, member in value.items()]
     elif isinstance(value, tuple) and (named := getattr(value, "_fields", None)):
         entries = [(f"{name}.{key}", getattr(value, key)) for key in named]
     elif isinstance(value, (tuple, list)):

@@ -23,6 +23,7 @@ from parity.sides.side import (
     SideError,
     Trace,
     check_parameters,
+    entry_name,
     exact_number,
     fields_of,
     float_number,
@@ -403,7 +404,7 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
         other = torch.view_as_complex(other) if value.is_complex() else other
         return other.reshape(value.shape)
     if isinstance(value, Mapping):
-        entries = {k: _replaced(v, f"{name}.{k}", by) for k, v in value.items()}
+        entries = {k: _replaced(v, entry_name(name, k), by) for k, v in value.items()}
         return make(**entries) if dataclasses.is_dataclass(value) else make(entries)
     if fields := getattr(value, "_fields", None):
         return make(*(_replaced(getattr(value, f), f"{name}.{f}", by) for f in fields))

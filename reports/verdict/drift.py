@@ -204,24 +204,29 @@ def compare(
     return tuple(sorted(drifts, key=lambda d: (-d.excess, d.group, d.what))), tuple(rescaled)
 
 
-def _meshes_pooled(now: Mapping[Group, Level], pin: Pin) -> tuple[Mapping[Group, Level], Pin]:
-    """Return a run's levels and a pin of another machine, both pooled over the meshes of a program.
+def _meshes_pooled(
+    now: Mapping[Group, Level], pin: Pin
+) -> tuple[Mapping[Group, Level], Pin, Mapping[Group, int]]:
+    """Return a run's levels and a pin of another machine, both pooled over the meshes of a program,
+    and how many levels each pooled one stands for.
 
     Levels of the partitions of one program differ by up to 4 times on a healthy machine (0.45e-6 to
     1.7e-6 for the gradients of MLA + MoE on a processor with SSE 4.2 only), so a single one says
     nothing about another machine. The pooled levels of three machines were within 2.5 times of
     each other.
     """
-    ours, theirs = dict(now), dict(pin.groups)
+    ours, theirs, counts = dict(now), dict(pin.groups), dict[Group, int]()
     for common, own in over_meshes(now).items():
         both = [g for g in own if g in theirs and theirs[g].work == ours[g].work]
         if len(both) > 1:
             ours[common], theirs[common] = (
                 pooled([side[g] for g in both]) for side in (now, pin.groups)
             )
+            # Without the meshes that the pin lacks, which are compared with nothing.
+            counts[common] = len(both)
             for group in both:
                 del ours[group], theirs[group]
-    return ours, replace(pin, groups=theirs)
+    return ours, replace(pin, groups=theirs), counts
 
 
 def compare_with_pins(
@@ -254,11 +259,11 @@ def compare_with_pins(
 
     def comparison(pin: Pin, same: bool, held: frozenset[Group] = frozenset()) -> PinComparison:
         differs = differences(run.manifest.environment, pin.environment)
-        ours, theirs = (now, pin) if same else _meshes_pooled(now, pin)
+        ours, theirs, counts = (now, pin, {}) if same else _meshes_pooled(now, pin)
         compared, rescaled = compare(ours, theirs, same, before or {})
         held |= {common for common, own in meshes.items() if held >= {*own}}
         groups = {each.group for each in (*compared, *rescaled)}
-        covered = sum(len(meshes.get(group, (group,))) for group in groups)
+        covered = sum(counts.get(group, 1) for group in groups)
         return PinComparison(pin, same, differs, len(now), compared, rescaled, covered, held)
 
     def each_level_once(

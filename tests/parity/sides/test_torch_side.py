@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from parity import SideError, TorchSide
 from parity.engine.measure.measurement import Kind
 from parity.engine.measure.metrics import relative_l2
 from parity.port_tolerances import PortEdge
-from parity.sides.side import OUTPUT, Precision, Rounding, Run
+from parity.sides.side import OUTPUT, Precision, Rounding, Run, fields_of
+from parity.sides.torch_side import _replaced
 from parity.tolerances import rule
 from tests.helpers import EXACT
 
@@ -107,6 +108,32 @@ def test_a_forced_stage_is_what_follows_goes_on_from(how):
         # The same calls on the same numbers: equal bits, and other ones than without.
         assert np.array_equal(forced.stages["output.logits"], expected), stage
         assert not np.array_equal(expected, free.stages["output.logits"])
+
+
+class Named(NamedTuple):
+    one: torch.Tensor
+    other: object
+
+
+STRUCTURES = {
+    "numbers as keys": lambda x: {0: x, 7: {1: x}},
+    "digits as keys": lambda x: {"0": x, "a": {"12": x, "b3": x}},
+    "named": lambda x: Named(x, (x, [x, Both(x, x)])),
+    "ordered": lambda x: OrderedDict(a=x, b=None, c=3),
+    "pairs": lambda x: [{"re": x.to(torch.complex64)}, x],
+}
+
+
+@pytest.mark.parametrize("make", STRUCTURES.values(), ids=STRUCTURES)
+def test_every_field_of_a_result_is_forced_by_its_name_and_no_other(make):
+    """A name that reached no field would leave the free value, which the report called forced."""
+    value = make(torch.ones(3))
+    names = [n for n, x in fields_of(value, "out") if isinstance(x, torch.Tensor)]
+    for name in names:
+        pairs = (3, 2) if name.endswith("re") else (3,)
+        forced = dict(fields_of(_replaced(value, name="out", by={name: np.zeros(pairs)}), "out"))
+        assert list(forced) == [n for n, _ in fields_of(value, "out")]
+        assert [n for n in names if not forced[n].any()] == [name]
 
 
 class Casts(torch.nn.Module):

@@ -686,8 +686,12 @@ def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
     rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
     pin = pin_of(run(*rows[:2]), {}, "why", "2026-11-01")
     now = levels_of(run(*rows), {})
-    ours, theirs = _meshes_pooled(now, pin)
+    ours, theirs, counts = _meshes_pooled(now, pin)
     common = "mesh net"
+    assert list(counts.values()) == [2]
+    # The third is compared with nothing, and counts as such.
+    [found] = compare_with_pins(run(*rows), now, [pin])
+    assert (found.levels, found.covered) == (len(now), len(now) - 1)
     assert {group[0] for group in ours} == {common, names[2]}
     assert {group[0] for group in theirs.groups} == {common}
 
@@ -758,7 +762,9 @@ def test_meshes_of_other_work_are_not_pooled() -> None:
     names = [f"mesh net data={n}" for n in (2, 4)]
     rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
     then = run(rows[0], replace(rows[1], identity="other"))
-    ours, theirs = _meshes_pooled(levels_of(run(*rows), {}), pin_of(then, {}, "why", "2026-11-01"))
+    pin = pin_of(then, {}, "why", "2026-11-01")
+    ours, theirs, counts = _meshes_pooled(levels_of(run(*rows), {}), pin)
+    assert not counts
     assert [group[0] for group in ours] == [group[0] for group in theirs.groups] == names
 
 
