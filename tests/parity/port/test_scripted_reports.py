@@ -604,6 +604,7 @@ def test_a_side_that_is_not_deterministic_fails_from_where_it_differs(side: str,
     [row] = report.measurements
     # By the port's name, in the words of the side.
     assert row.quantity == "beside" and row.edge == WIDE[3]
+    assert (row.suite, row.case) == ("twin", "twin/case")
     assert report.sentence() == (
         f"twin/case: the {side} is not deterministic: two runs of the same inputs differ from "
         f"{stage} on; is it in evaluation mode, and does it get its random key?"
@@ -733,6 +734,15 @@ def test_a_gate_of_bfloat16_that_zeros_would_pass_is_for_information(monkeypatch
     monkeypatch.setitem(globals(), "NARROW", 0.25)
     report = compare(ported())
     rows = [m for m in report.measurements if m.edge == E.PORTBF16_PORT64 and m.metric == "rel_l2"]
+    assert {m.verdict for m in rows} == {Verdict.INFO}
+    assert all("rounding alone may change it by" in m.note for m in rows)
+
+
+def test_a_gate_between_float32_runs_that_zeros_would_pass_is_for_information(monkeypatch):
+    monkeypatch.setitem(globals(), "OPERATIONS", 0.5)
+    report = compare(ported(gradients=False, bfloat16=False))
+    rows = [m for m in report.measurements if (m.edge, m.metric) == (WIDE[3], "rel_l2")]
+    assert {m.quantity for m in rows} == set(STAGES)
     assert {m.verdict for m in rows} == {Verdict.INFO}
     assert all("rounding alone may change it by" in m.note for m in rows)
 
