@@ -863,7 +863,7 @@ def test_a_text_lists_edges_stages_around_the_culprit_and_what_is_left():
         f"{E.PORT64_ORIGINAL64:<26}{2:>6}{1:>6}  s4 4.0e-06 of 1.0e-06",
         f"{E.PORT32_PORT64:<26}{1:>6}{1:>6}  s5 not compared",
         "",
-        f"{'stage':<44}{'free':>9}{'forced':>9}{'of':>9}",
+        f"{'stage':<44}{'free':>9}{'forced':>9}{'limit':>9}",
         *table,
         "",
         "elements of it that break the tolerance: row 0",
