@@ -38,7 +38,7 @@ from parity.sides.side import Precision, Run, Side, SideError, TakesParameters, 
 TRIES = 48
 """Largest number of comparisons in a search; each runs both programs several times."""
 AT_ONE_STAGE = 16
-"""Largest number of changes tried to correct one wrong stage, those of its own parameters first."""
+"""Largest number of changes tried to correct one wrong stage, first those of its parameters."""
 # Norm weights are all 1 and biases all 0 at initialisation: without noise, values could not show
 # that two of them were exchanged. Relative noise keeps the scale of the program; the second term
 # moves zeros, and is positive, so that variances stay positive.
@@ -69,7 +69,7 @@ class Question:
     """Names of the parameters that the question is about."""
     shape: Shape
     proposed: str
-    """How the first of `parameters` would be made of the original's; empty without a proposal."""
+    """Proposed construction of the first of `parameters`; empty if there is none."""
     why: str
     """Why no comparison confirmed the conversion."""
     choices: tuple[str, ...]

@@ -237,7 +237,7 @@ def compare_with_pins(
 ) -> tuple[PinComparison, ...]:
     """Compare a run's levels with pins of its own machine and with pins of other machines.
 
-    Among the pins of its own machine, a level is compared with the first that has it; likewise
+    Of the pins of its own machine, a level is compared with the first that has it; likewise
     among those of other machines, of which pins with the run's kind of reference come first. The
     caller puts the machine's anchor last: it serves levels that no pinned run there measured.
 

@@ -61,4 +61,4 @@ def _convert(x: np.ndarray) -> np.ndarray:
 
 
 def _dead() -> None:
-    """Stand for a reference to an array that is gone."""
+    """Stand for a reference to an array that was deleted."""
