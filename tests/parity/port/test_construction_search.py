@@ -36,6 +36,7 @@ from parity.port.construction_search import (
     _equal_inputs,
     _fits,
     _is_numbered,
+    _kind,
     _position,
     _turned,
     agree,
@@ -752,3 +753,11 @@ def test_no_change_is_better_than_stages_that_were_not_tested_unless_everything_
     refused: set[str] = set()
     (sentence, _), report = next(search._improvements(placed(None, tested=False), refused))
     assert sentence == "third" and agree(report) and refused == {"first", "second"}
+
+
+def test_parameters_of_one_place_in_modules_that_differ_in_numbers_are_of_one_kind():
+    """Numbers of the module itself count: `mlp.0` and `mlp.2` are two modules of one block."""
+    assert _kind("h.0.mlp.2.weight") == _kind("h.11.mlp.2.weight")
+    assert _kind("h.0.query.weight") == _kind("h.1.query.weight")
+    for other in ("h.0.mlp.0.weight", "h.0.mlp.2.bias", "h.0.moe.2.weight", "g.0.mlp.2.weight"):
+        assert _kind("h.0.mlp.2.weight") != _kind(other), other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -325,6 +326,33 @@ def test_a_page_that_cannot_be_written_says_what_it_said(tmp_path: Path, monkeyp
         patched.setattr(Path, "write_text", full)
     assert tonight.page.read_text(encoding="utf-8") == before
     assert lines[1:] == [f"{tonight.page} is not renewed: [Errno 28] No space left on device"]
+
+
+def test_a_page_costs_the_processor_time_of_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are measured in other threads while the page is drawn."""
+    now, drawn = [0.0], []
+
+    def draw(self: Tonight, state: str) -> str:
+        drawn.append(state)
+        start = time.process_time()
+
+        def work() -> None:
+            while time.process_time() - start < 0.5:
+                pass
+
+        busy = threading.Thread(target=work)
+        busy.start()
+        busy.join()
+        return ""
+
+    monkeypatch.setattr(module.Tonight, "_text", draw)
+    tonight = Tonight(tmp_path, 3, quiet, clock=lambda: now[0])
+    for now[0] in (0.0, module.EVERY + 0.1):
+        tonight.add(tmp_path)
+    # Half a second would be 3 % of 17 s.
+    assert module.EVERY * module.SHARE < 0.5 and len(drawn) == 2
 
 
 def test_the_next_page_is_due_some_time_after_the_last_one_is_drawn(

@@ -241,6 +241,11 @@ def test_older_runs_are_counted_and_the_page_says_so(tmp_path: Path, monkeypatch
     shown = section(page, "all")
     assert "The newest 2 of 5 runs. The other 3 are counted by month above" in shown
     assert "2026-11-12" not in shown
+    # Fewer than fit, but more than half as many: each is there once.
+    monkeypatch.setattr(runs_page, "SHOWN", 7)
+    assert section(draw_runs_page(root), "all").count("2026-11-10") == shown.count("2026-11-13")
+    assert "counted by month above" not in section(draw_runs_page(root), "all")
+    assert "2026-11 5 1" not in section(draw_runs_page(root), "time")
     assert "2026-11 4 1" in section(page, "time"), "the months count all of them"
 
 

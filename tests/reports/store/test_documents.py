@@ -340,7 +340,9 @@ def test_every_field_of_every_row_is_read_as_it_was_written(tmp_path: Path) -> N
     accounts = account, replace(account, case="d", worst=None, lines=(), stages=())
     made = Run(
         Manifest("run", "2026-11-20T21:30:00+00:00"), rows, found,
-        tensors=(tensor, replace(tensor, case="d", worst=())), explanations=accounts,
+        tensors=(tensor, replace(tensor, case="d", worst=()),
+                 replace(tensor, case="e", shape=(), worst=(replace(worst[0], index=()),))),
+        explanations=accounts,
     )  # fmt: skip
     again = read_run(write_run(tmp_path, made))
     assert (again.measurements, again.findings) == (made.measurements, made.findings)

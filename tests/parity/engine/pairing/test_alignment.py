@@ -707,3 +707,16 @@ def test_a_pair_by_name_has_a_name_that_counts(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(alignment, "DECIDES", decides)
         monkeypatch.setattr(alignment, "ENCLOSED", 0.2)
         assert align(*sides).pairs[0].by is by
+
+
+def test_no_pair_by_few_words_crosses_a_pair_that_is_decided():
+    """In another order of execution, half of the words are not enough."""
+    draw = np.random.default_rng(0)
+    names = ("one.two.gate", "b", "end"), ("y", "one.three.gate", "end")
+    original, port = ({n: draw.normal(size=(3, 4)) for n in side} for side in names)
+    pairs = {(p.original, p.port) for p in align(original, port, pins=[Pin("y", "b")]).pairs}
+    assert pairs == {("b", "y"), ("end", "end")}
+    # The control: in the same order they are.
+    port = {n: port[n] for n in ("one.three.gate", "y", "end")}
+    pairs = {(p.original, p.port) for p in align(original, port, pins=[Pin("y", "b")]).pairs}
+    assert ("one.two.gate", "one.three.gate") in pairs

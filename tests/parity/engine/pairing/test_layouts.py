@@ -186,6 +186,9 @@ def test_errors_name_what_came():
         Layout((4, 4), (2, 8), (0, 0), (4, 4))
     with pytest.raises(ValueError, match="expected the fields source"):
         Layout.from_json({"source": [4]})
+    # One of a newer version, with a field that this one would leave out.
+    with pytest.raises(ValueError, match="got after, axes, before, source, target"):
+        Layout.from_json(identity((4,)).to_json() | {"after": [4]})
 
 
 def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
