@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reports.provenance.host import FIELDS
+from reports.registry.lookup import is_pinned
 from reports.store.manifest import Device, Environment, ReferenceInfo
 from reports.verdict import pins
 from reports.verdict.decide import decide
@@ -345,6 +346,10 @@ def test_what_earlier_versions_pinned_for_a_port_is_read_and_protected(tmp_path:
         assert pins.old_home(root, nameless) is None
     names = {f"{which} {date}" for which in ("run", "other") for date in (1, 2)}
     assert pins.ids_of(root, port) == {*names, "damaged"}
+    # A run that one of them names is kept by `prune`.
+    for name in (*names, "damaged"):
+        assert is_pinned(root, replace(port, id=name)), name
+    assert not is_pinned(root, replace(port, id="run 3"))
     # A night of Megalodon is about all of its cases.
     assert pins.retired_home(root, port) == tmp_path / pins.PORTS_FOLDER
     assert pins.retired_home(root, run().manifest) == pins.FOLDER
