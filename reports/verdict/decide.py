@@ -132,7 +132,6 @@ def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tupl
     A run of selected cases needs no other suites; retired suites are not expected, nor are
     `LIVE_SUITES` if this run compares with recordings.
     """
-    # A run of selected cases is not expected to run other suites.
     if baseline is None or run.manifest.selected:
         return ()
     names = {suite.name for suite in run.manifest.suites}
