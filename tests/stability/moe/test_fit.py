@@ -235,7 +235,7 @@ def test_options_come_back_and_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "options.json").write_text('{"colour": 1}', "utf-8")
     with pytest.raises(ValueError, match="unknown options colour"):
         read_options(tmp_path)
-    with pytest.raises(ValueError, match="expected the folder of a run"):
+    with pytest.raises(ValueError, match="expected the folder that `subject fit` wrote"):
         emergency(tmp_path / "nowhere")
 
 
