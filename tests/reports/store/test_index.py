@@ -442,6 +442,15 @@ def test_small_files_of_which_one_is_gone_or_damaged_stay(tmp_path: Path, gone: 
     assert compact(files, lines) == lines
 
 
+def test_a_file_of_a_run_without_gates_is_kept_while_a_line_names_it(tmp_path: Path) -> None:
+    files, write = combined(tmp_path)
+    facts, other = write("facts"), write("other")
+    for name in (facts, other):
+        os.utime(files.path(name), (1e9, 1e9))
+    index._save(tmp_path, {"facts": Line("facts", "s", gates=0, gathered=facts)}, files)
+    assert files.path(facts).is_file() and not files.path(other).exists()
+
+
 def test_files_that_no_line_names_are_deleted_after_an_hour(tmp_path: Path) -> None:
     """A younger one may be that of a process which is about to write its index."""
     files, write = combined(tmp_path)

@@ -189,6 +189,12 @@ def test_a_name_that_is_there_twice_and_a_file_too_large_are_not_used(path: Path
     assert read(path) is not None
     path.write_text(text + " " * (LARGEST - len(text.encode()) + 1), encoding="utf-8")
     assert read(path) is None and pinned_ids(path.parent) == set()
+    # Nor behind a link, which is itself small.
+    target = path.rename(path.parent / "kept-elsewhere")
+    path.symlink_to(target)
+    assert read(path) is None
+    target.write_text(text, encoding="utf-8")
+    assert read(path) is not None
 
 
 def test_pins_are_those_of_a_class_of_device_the_newest_first(tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_pins_lie_where_the_code_is_committed(
     here.mkdir()
     root.mkdir(parents=True)
     monkeypatch.chdir(here)
-    suites = [{"name": name} for name in ("b/c", "a d", "a")]
+    suites = [{"name": name} for name in ("b//c", "a  d", "a")]
     port = run(kind="port", suites=suites).manifest
     tests = run(kind="pytest", ports=[{"title": "p"}], reference={"kind": "torch"}).manifest
     # Through a link they are the same runs.

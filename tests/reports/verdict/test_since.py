@@ -62,6 +62,9 @@ def test_the_range_is_of_commits_that_git_can_list():
     before, after = NIGHTS[1], NIGHTS[3]
     assert commit_range(before, after) == "1111111111..3333333333"
     assert log_command(before, after) == "git log --oneline 1111111111..3333333333"
+    # A run outside git has no commit.
+    for unknown in ((replace(before, commit=""), after), (before, replace(after, commit=""))):
+        assert commit_range(*unknown) == log_command(*unknown) == ""
     unclean = replace(before, dirty=True), replace(after, dirty=True)
     for pair, which in (
         ((before, unclean[1]), "the later run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -311,6 +312,11 @@ def test_two_parts_of_one_tensor_are_not_tied():
     assert Matching(pairs).tied == ()
     again = Pair("r", first, Means.VALUE, also=("b",))
     assert Matching((*pairs, again)).tied == ((("a", "b"), ("p", "r")),)
+    # A parameter that is made of both parts is tied to another original of both.
+    one = Construction((4,), tuple(replace(c.pieces[0], place=c.pieces[0].part) for c in halves()))
+    assert Matching((Pair("t", one, Means.VALUE),)).tied == ()
+    tied = Pair("t", one, Means.VALUE, also=("b",))
+    assert Matching((tied,)).tied == ((("a", "b"), ("t",)),)
     # Each name once, whichever pairs have it.
     both = Pair("s", first, Means.VALUE, also=("b", "c"))
     assert Matching((again, both)).tied == ((("a", "b", "c"), ("r", "s")),)
