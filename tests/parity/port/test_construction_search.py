@@ -551,6 +551,9 @@ def test_a_change_that_helped_nothing_at_one_stage_is_tried_again_at_the_next():
         "second": turned("second"),
         "third": copied("third", (D, D)),
     }
+    # What a proposal said of the old construction is not said of the new one.
+    notes = {name: p.note for name, p in matching.by_port.items()}
+    assert notes["first"] == notes["second"] == "changed after a comparison" != notes["third"]
 
 
 def test_what_is_used_just_before_the_first_wrong_stage_is_changed_first():

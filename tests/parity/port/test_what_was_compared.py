@@ -159,6 +159,10 @@ def test_a_stage_that_is_not_returned_is_named():
 
 def test_masks_of_results_agree_where_the_case_says_so_and_float64_has_them():
     assert both(lower, lower_jax, masked_outputs=True).holds
+    # A result that the original gives another name is one, too.
+    named = lambda y: {"logits": lower(y)}  # noqa: E731
+    assert both(named, lower_jax, masked_outputs=True).holds
+    assert not both(named, lower_jax).holds
     # In other places: a mask that is off by one is no mask that agrees.
     assert not both(lower, lambda y: lower_jax(y, 1), masked_outputs=True).holds
     # An overflow of float32 that float64 does not have, though both sides have it.
