@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from reports.store.reader import checksum
 from reports.store.runs import StoreError, read_run, write_run
 from reports.store.schema import SCHEMA
 from reports.store.seal import FIRST_SEALED, check_seal, sealed
@@ -55,3 +57,10 @@ def test_no_older_run_has_what_the_seal_came_with(name: str) -> None:
     check_seal({"schema": FIRST_SEALED - 1, "id": "a"}, path)
     with pytest.raises(StoreError, match=f"says schema 4 and has {name}, which"):
         check_seal({"schema": FIRST_SEALED - 1, "id": "a", name: None}, path)
+
+
+def test_a_checksum_is_that_of_every_byte() -> None:
+    contents = [b"", b"a", b"a\n", b"a\n\n", b"\na", b" a", b"a\r\n", b"a\0"]
+    found = [checksum(content) for content in contents]
+    assert found == [hashlib.sha256(content).hexdigest() for content in contents]
+    assert len({*found}) == len(contents)
