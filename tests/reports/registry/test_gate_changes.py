@@ -152,15 +152,17 @@ def test_runs_of_unknown_work_are_followed_each_by_what_it_measured(tmp_path: Pa
         assert follow_gates(tmp_path, blank) == known
 
 
-def test_failing_gates_that_cannot_be_read_are_not_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [1, 3])
+def test_failing_gates_that_cannot_be_read_are_not_known(tmp_path: Path, broken: int) -> None:
     """What the index counted and the files do not have is no answer, and later runs skip it."""
     nights = (
         earlier(measurement(), day=10),
-        earlier(failing(), day=11),
+        earlier(failing(), failing(quantity="second"), day=11),
         earlier(measurement(), day=12),
     )
     lines = lines_of(tmp_path, *nights)
-    lines[1] = replace(lines[1], broken=2)
+    assert lines[1].broken == 2
+    lines[1] = replace(lines[1], broken=broken)
     found = by_day(follow_gates(tmp_path, lines))
     assert found == {11: GateChanges(known=False)}
 

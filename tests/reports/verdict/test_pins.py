@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reports.provenance.host import FIELDS
-from reports.registry.lookup import comparison_lines, judge_stored
+from reports.registry.lookup import comparison_lines, judge, judge_stored
 from reports.store.runs import Run, write_run
 from reports.verdict import pins
 from reports.verdict.decide import Word, decide
@@ -54,6 +54,9 @@ def verdict(path: Path, value: float) -> tuple[Word, str, list[str]]:
 
 def test_a_pin_that_is_whole_finds_a_worse_run(path: Path) -> None:
     assert verdict(path, 1.6e-6)[0] is Word.REGRESSED
+    # The first run there may be as bad: then its folder does not exist when it is judged.
+    nowhere = path.parents[1] / "none" / "yet"
+    assert judge(nowhere, night(1.6e-6, 2)).decision.word is Word.REGRESSED
 
 
 WRONG = {
