@@ -1156,13 +1156,20 @@ def test_a_package_in_several_folders_is_an_input_by_its_python_files(
 
 def test_a_package_is_an_input_by_all_its_modules(tmp_path: Path, monkeypatch) -> None:
     package = tmp_path / "of_two_modules"
-    package.mkdir()
-    for name in ("__init__", "other"):
-        (package / f"{name}.py").touch()
+    # Modules of subpackages may have equal names.
+    files = [
+        package / name for name in ("__init__.py", "other.py", "sub/__init__.py", "sub/other.py")
+    ]
+    files[-1].parent.mkdir(parents=True)
+    for file in files:
+        file.touch()
     monkeypatch.syspath_prepend(tmp_path)
     known = inputs.contents(["module:of_two_modules"])
-    (package / "other.py").write_text("x = 1", encoding="utf-8")
-    assert inputs.changed(known) == ["module:of_two_modules"]
+    for file in files:
+        file.write_text("x = 1", encoding="utf-8")
+        assert inputs.changed(known) == ["module:of_two_modules"], file
+        file.write_text("", encoding="utf-8")
+        assert inputs.changed(known) == []
 
 
 def test_a_module_in_one_file_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from reports.store.runs import Run, write_run
 from reports.verdict import pins
 from reports.verdict.decide import Word, decide
 from reports.verdict.levels import STILL, levels, name_of, spread_of
+from reports.verdict.vanished import FILE
 from tests.reports.nights import measurement, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
@@ -311,3 +312,17 @@ def test_a_pin_of_an_older_schema_than_3_is_unusable(path: Path) -> None:
     for schema, usable in ((3, True), (2, False)):
         path.write_text(json.dumps(document | {"schema": schema}), encoding="utf-8")
         assert bool(pins.load("cpu").pins) is usable
+
+
+@pytest.mark.parametrize("ports", [True, False])
+def test_retired_work_is_read_where_retire_writes_it(path: Path, ports: bool) -> None:
+    """All ports share one folder; their pins have one for each set of ports."""
+    root, kind = path.parents[1] / "runs", {"kind": "port"} if ports else {}
+    made = night(**kind)
+    home = pins.retired_home(root, made.manifest)
+    assert (home == pins.home(root, made.manifest)) is not ports
+    assert judge(root, made).unusable_pins == ()
+    home.mkdir(parents=True, exist_ok=True)
+    (home / FILE).write_text("damaged", encoding="utf-8")
+    [told] = judge(root, made).unusable_pins
+    assert f"{FILE} is not used" in told
