@@ -193,6 +193,20 @@ def test_a_look_back_goes_from_the_oldest_value_to_the_newest(tmp_path: Path) ->
     assert list(row["recent"]) == values[-24:]
 
 
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_look_back_reads_runs_in_combined_files_and_runs_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: int
+) -> None:
+    for day in (1, 2):
+        write_run(tmp_path, earlier(measurement(value=day * 1e-6), day=day))
+    lines, _ = lookback.list_lines(tmp_path)
+    assert all(line.gathered for line in lines)
+    lines[alone] = replace(lines[alone], gathered="")
+    monkeypatch.setattr(lookback, "list_lines", lambda root: (lines, []))
+    [row] = look_back(str(tmp_path)).rows
+    assert (row["runs"], row["first"], row["last"]) == (2, 1e-6, 2e-6)
+
+
 def test_values_of_a_quantity_come_edge_by_edge_and_metric_by_metric(tmp_path: Path) -> None:
     """Each from the oldest run on, also where names of runs say otherwise."""
     keys = [(edge, metric) for edge in ("e", "d") for metric in ("rel_l2", "max_abs")]
