@@ -270,7 +270,7 @@ def _divided(x: jax.Array, divisor: int) -> jax.Array:
     """Return x / divisor in float32, rounded once, for positive normal x and results.
 
     XLA turns division by a known constant into multiplication by its reciprocal, which rounds
-    differently in a third of all cases; so this divides integers.
+    differently in a third of all cases. Therefore this divides the significand as an integer.
     """
     twos = (divisor & -divisor).bit_length() - 1
     odd = divisor >> twos

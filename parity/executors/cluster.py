@@ -202,7 +202,8 @@ def kernel_variables() -> dict[str, str]:
     """Return the driver's environment variables that select kernels, to be set for every worker.
 
     OMP_NUM_THREADS is included, empty if the driver has none. Otherwise Ray would set it to the
-    number of processors of the item, which changes the order of sums compared with a local process.
+    number of processors that it reserves for the item, and sums would have another order than in a
+    local process.
     """
     return {"OMP_NUM_THREADS": "", **settings()}
 

@@ -236,8 +236,8 @@ class Unseen(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one torch function; if it reads a tensor's dtype, report a narrow one for a wide
-        one."""
+        """Run one torch function; if it reads the dtype of a wide tensor, return the narrow
+        dtype."""
         result = func(*args, **(kwargs or {}))
         return NARROW.get(result, result) if func == _DTYPE else result
 

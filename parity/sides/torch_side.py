@@ -122,7 +122,9 @@ class TorchSide:
         return side.with_exact(exact) if exact else side
 
     def with_exact(self, values: Mapping[str, np.ndarray]) -> TorchSide:
-        """Return a copy of this side with other values of some parameters in float64 runs.
+        """Return a copy of this side whose float64 runs use `values` for these parameters.
+
+        Runs in other precisions do not change.
 
         See `TakesExactParameters`.
 

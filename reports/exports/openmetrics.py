@@ -40,7 +40,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
             f"{install('exports')}"
         ) from error
     manifest, environment = run.manifest, run.manifest.environment
-    # Each device and reference has series of its own, since error levels differ between them.
+    # Each device and reference has its own series, since error levels differ between them.
     common = {
         "kind": manifest.kind.value,
         "device": _visible(environment.device.kind),

@@ -46,8 +46,8 @@ Settle = Callable[[Sequence[float]], float]
 class Level:
     """Level of one group of gates: the geometric mean (`typical`) and the largest (`worst`) value.
 
-    A value below `DRIFT_SHARE` of its gate's tolerance counts as that share. `spread` says how much
-    rounding alone varies ln of both numbers.
+    A value below `DRIFT_SHARE` of its gate's tolerance counts as that share. `spread` has the
+    standard deviations of ln(`typical`) and ln(`worst`) that rounding alone causes.
     """
 
     work: str

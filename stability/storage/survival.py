@@ -131,9 +131,10 @@ def predict_each(
 
 
 def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
-    """Split a leaf into (values, step): values with a gradient, and values moved by decay alone.
+    """Split a leaf into (values, step): elements with a gradient, and elements that only weight
+    decay moves (`idle`).
 
-    Values that no step moves, and empty parts, are left out.
+    Elements that nothing moves, and empty parts, are left out.
     """
     if idle is None or not np.any(idle):
         parts = [(leaf, step)]

@@ -415,7 +415,9 @@ class _Model:
         return {n: missing[self.kinds[kind_of(n)]] for n in self.leaves}
 
     def stored(self, wrapper: str) -> dict[str, Missing]:
-        """Return the losses by leaf of parameters stored in the format, at one constant rate.
+        """Return the lost part of each leaf's updates, if parameters are stored in the format.
+
+        The learning rate is constant.
 
         Args:
             wrapper: `cast` for moments in the format, `nearest` for float32 moments.

@@ -103,8 +103,8 @@ def worst_elements(
         actual: any shape.
         expected: the same shape.
         limit: largest number of elements.
-        positions: if rows of both arrays were selected from a whole tensor, their indices in it,
-            (rows, leading axes). Returned indices then refer to the whole tensor.
+        positions: if both arrays are rows selected from a larger tensor, the index of each row in
+            it, (rows, number of leading axes). Returned indices then refer to the whole tensor.
     """
     apart = _apart(actual, expected).reshape(-1)
     count = min(limit, apart.size)

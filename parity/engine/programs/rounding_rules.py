@@ -153,7 +153,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
 
 
 def _is_real(operand: Any) -> bool:
-    """Return whether an operand is no integer and no bool; a literal has no dtype of its own."""
+    """Return whether an operand is no integer and no bool; a literal has no dtype."""
     return jnp.issubdtype(aval(operand).dtype, jnp.inexact)
 
 

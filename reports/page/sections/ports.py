@@ -251,7 +251,9 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
 def _count(
     role: str, compared: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return in words how many entries of a role were compared; "" if no entry has the role."""
+    """Return in words how many entries, such as outputs or derivatives (`role`), were compared.
+
+    "" if there are none."""
     one, many = ROLES[role]
     held = sum(entry["role"] == role for entry in compared)
     # An entry such as `grad/*` stands for all derivatives.
