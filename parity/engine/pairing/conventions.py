@@ -40,6 +40,7 @@ Keys: last part of the name in the first and in the second library, and number o
 that are not listed have the same order in both libraries."""
 
 _OF_CELL = re.compile(r"(weight|bias)_[ih]h(?:_l\d+(?:_reverse)?)?")
+"""Last part of a parameter's name in torch's recurrent layers and cells."""
 
 
 class Conventions:

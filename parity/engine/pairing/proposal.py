@@ -49,11 +49,11 @@ ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
 
 GATES = ("ifgo", "rzn")
-"""Orders in which torch, Keras and most others store the gates of an LSTM and of a GRU; libraries
-with a module for each gate end its name with the letter."""
+"""Orders in which torch stores the gates of an LSTM and of a GRU. Libraries with a module for each
+gate, such as Flax, end its name with the letter."""
 TERM = 0.1
-"""Score added if a gate and the fused parameter belong to the same term, input or state; it only
-decides between equal names."""
+"""Score added if a gate and the fused parameter belong to the same term, input or state. It is
+small, since it only has to decide where the other words are equal."""
 TERMS = (("ih", "hh"), ("input", "hidden"), ("input", "recurrent"))
 """Words in the names of the two biases of a recurrent cell: of the input and of the state."""
 
@@ -239,8 +239,10 @@ def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
     gates = [*_all_gates(parts)]
     yield from gates
     modules = defaultdict(list)
-    others = {*itertools.chain(*gates)}
-    for name in (name for name in parts if name not in others):
+    grouped = {*itertools.chain(*gates)}
+    for name in parts:
+        if name in grouped:
+            continue
         modules[naming.parent(name, 2), naming.leaf(name)].append(name)
     for names in modules.values():
         names = sorted(names, key=_place)
@@ -370,17 +372,13 @@ def _both(
     gate = _gate(port)
     same = [p for p in rest_p if gate and (g := _gate(p)) and (g.cell, g.letter) ==
             (gate.cell, gate.letter) and rest_p[p] == shape]  # fmt: skip
-    last = f"{port}_n"
+    last, third = f"{port}_n", math.prod(shape) // 3
     if same:
         # Flax's GRU: this gate has a bias of its own for each term.
         yield same[0], Construction(shape, added), GUESSED_ORDER
-    elif (
-        len(shape) == 1
-        and shape == added[0].part.whole
-        and 3 * rest_p.get(last, (0,))[0] == shape[0]
-    ):
+    elif shape == added[0].part.whole == (3 * third,) and rest_p.get(last) == (third,):
         # Equinox's GRU: the bias of the state in the last of three gates is stored apart.
-        start = shape[0] - rest_p[last][0]
+        start = shape[0] - third
         gates, new = cut(shape, shape, 0, 0, start), cut(shape, shape, 0, start, shape[0])
         alone = Piece(biases[0], new, identity(new.shape), new)
         pieces = (*_added(shape, gates, biases).pieces, alone)

@@ -436,6 +436,7 @@ def test_gates_with_modules_of_their_own_are_proposed_in_torch_s_order(gates, wi
     original = torch_cell(len(gates), width, suffix)
     port = flax_cell(original, gates, suffix)
     assert agrees(made(original, shuffled(port)), port)
+    assert agrees(made(dict(reversed(original.items())), dict(reversed(port.items()))), port)
     # A cell that lacks a gate is none: its parts have the order of other fused parameters.
     less = {name: x for name, x in port.items() if ".ii." not in name and ".ir." not in name}
     assert propose(original, less).unmatched_original
@@ -484,6 +485,21 @@ def test_the_second_bias_of_a_last_gate_may_be_stored_apart(bias):
     }
     assert agrees(made(original, port), port)
     assert agrees(made(dict(reversed(original.items())), port), port)
+
+
+@pytest.mark.parametrize("other", [(), (1,), (CELL - 1,), (CELL, 1), (3 * CELL + 1,)], ids=str)
+def test_another_parameter_of_that_name_is_no_part_of_a_bias(other):
+    """Such as a scale that is a single number: the bias is the whole sum."""
+    original = torch_cell(3, 6)
+    port = {
+        "cell.weight_ih": original["cell.weight_ih_l0"],
+        "cell.weight_hh": original["cell.weight_hh_l0"],
+        "cell.bias": original["cell.bias_ih_l0"] + original["cell.bias_hh_l0"],
+        "cell.bias_n": np.zeros(other),
+    }
+    matching = propose(original, port)
+    assert [entry.name for entry in matching.unmatched_port] == ["cell.bias_n"]
+    assert np.array_equal(converted(matching, original)[0]["cell.bias"], port["cell.bias"])
 
 
 @pytest.mark.parametrize("transposed", [True, False])
