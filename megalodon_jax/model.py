@@ -368,7 +368,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head's matrix; on a mesh, with rows added up to a number W that it divides."""
+        """Return the head's matrix; on a mesh, padded to W rows, which the axis `tensor` splits."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 
