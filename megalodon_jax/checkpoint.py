@@ -48,7 +48,7 @@ class Checkpoint:
     step: int
     """Number of optimiser steps taken before the save."""
     opt_state: Any = None
-    """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
+    """Optimiser state; None if it was not asked for (`load_checkpoint(opt_state_like=None)`)."""
     mesh: dict[str, int] | None = None
     """Size of each axis of the mesh the model was saved on; informational. None: no mesh."""
 
@@ -110,9 +110,9 @@ def load_checkpoint(
     Raises:
         FileNotFoundError: the folder or one of its files does not exist.
         ValueError: a file is corrupt or differs from the manifest, the manifest has another schema,
-            `config.json` contradicts the manifest, the model or the optimiser state has another
-            structure, or no optimiser state was saved although `opt_state_like` is given. One error
-            lists all differences between two sets of tensors.
+            `config.json` contradicts the manifest, the saved tensors are not those of `model_like`
+            (or the configuration) or of `opt_state_like`, or no optimiser state was saved although
+            `opt_state_like` is given. An error about tensors lists all that differ.
     """
     folder = Path(os.path.realpath(folder))
     manifest = _read_manifest(folder)
@@ -220,13 +220,13 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
 
 
 def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the array to write for a leaf, and the manifest's entry for it."""
+    """Return the array to write for a leaf, and its manifest entry (shape, dtype, sha256, ...)."""
     extra: dict[str, Any] = {}
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         extra = {"prng": str(jax.random.key_impl(leaf))}
         leaf = jax.random.key_data(leaf)
     elif getattr(leaf, "weak_type", False):
-        # A strongly typed scalar would promote where this one does not, which changes results.
+        # A strongly typed scalar promotes other arrays, a weakly typed one does not.
         extra = {"weak": True}
     array = np.asarray(leaf, order="C")
     return array, _row(array) | extra
@@ -325,7 +325,7 @@ def _check_replaceable(target: Path) -> None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of the packages a checkpoint depends on; None for a missing package."""
+    """Return versions of the packages a checkpoint depends on, by name; None if not installed."""
     return {name: _version(name) for name in _PACKAGES}
 
 
@@ -345,7 +345,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         left = sorted(str(path) for path in file.parent.parent.glob(f".{file.parent.name}.*"))
         hint = f" An interrupted save may have left a checkpoint in {left}." if left else ""
-        raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is not there.{hint}")
+        raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is missing.{hint}")
     return read_json_object(file)
 
 
@@ -373,13 +373,13 @@ def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
 
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read a tensor file and check it against the manifest."""
+    """Return the tensors of file `name` in `folder`, after comparing them with the manifest."""
     rows, file = manifest["files"].get(name), folder / name
     if rows is None:
         raise ValueError(f"{folder} was saved without {name}; load it with opt_state_like=None.")
     if not file.is_file():
         raise FileNotFoundError(
-            f"{folder} is incomplete: {name} is not there. Copy the folder again."
+            f"{folder} is incomplete: {name} is missing. Copy the folder again."
         )
     tensors = read_tensors(file)
     expected = {at: _said(row) for at, row in rows.items()}

@@ -1,4 +1,4 @@
-"""Configuration: every size, rate and dtype of a Megalodon, checked when it is made, hashable."""
+"""Configuration of a model: sizes, dropout rates and dtypes; validated when created, hashable."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _TYPES = {
         "a number",
     ),
 }
-# Fields that have another name in megalodon-hf: its name, and ours.
+# Fields with another name in megalodon-hf: from its name to ours.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
 
 @dataclasses.dataclass(frozen=True)
 class MegalodonConfig:
-    """Sizes, rates and dtypes of a Megalodon; the defaults are the 200M setup.
+    """Sizes, dropout rates and dtypes of a model; the defaults are the preset "mega200M".
 
     Frozen and hashable, so it can be a static argument under `jax.jit`. Symbols are the
     paper's: D `model_dim`, H `num_heads`, Z `z_dim`, E `value_dim`, F `ffn_hidden_dim`,
@@ -99,9 +99,9 @@ class MegalodonConfig:
     norm_affine: bool = True
     """Whether norms have trainable gains and biases."""
     mask_ema: bool = True
-    """Whether masked tokens enter the EMA as zeros; False: unchanged, as in megalodon-hf."""
+    """Whether masked tokens enter the EMA as zeros; False (as megalodon-hf): with their values."""
     dropout: float = 0.0
-    """Dropout rate of what each half of a block adds to its residual."""
+    """Dropout rate of the two outputs that a block (attention, FFN) adds to its residual stream."""
     attention_dropout: float = 0.0
     """Dropout rate of attention weights."""
     hidden_dropout: float = 0.0
@@ -118,7 +118,7 @@ class MegalodonConfig:
     use_checkpoint: bool = False
     """Whether the backward pass recomputes each block (with `deterministic=False` only)."""
     scan_layers: bool = False
-    """Whether equal neighbouring layers run as one loop, compiled once for any number of layers."""
+    """Whether consecutive layers of equal structure run as one loop, with one compiled body."""
     output_size: int = -1
     """Number of logits of a separate head. With -1 or `vocab_size` there is no separate head: the
     embedding matrix is the head."""
@@ -127,9 +127,10 @@ class MegalodonConfig:
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
     gemm_backend: GemmBackend | Rules = "default"
-    """Backend for the matrices of the blocks (`megalodon_jax.quantization.products`): one name for
-    all, or rules (pattern, name). The first rule that matches a matrix applies; without a match its
-    backend is "default". Rules may include the head, `lm_head`, which a single name leaves out."""
+    """Backend of products with the blocks' weight matrices (`megalodon_jax.quantization.products`):
+    one backend name, or rules (pattern of matrix names, backend name). The first rule that matches
+    a matrix applies; a matrix that no rule matches has backend "default". Rules may match the
+    output head, `lm_head`, to which a single backend name does not apply."""
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
@@ -238,7 +239,7 @@ class MegalodonConfig:
 
     @property
     def gemm_policy(self) -> Policy:
-        """`gemm_backend` as rules (pattern, backend) for full names of linear maps."""
+        """`gemm_backend` as rules (pattern of full names of linear maps, backend name)."""
         chosen: Any = self.gemm_backend
         # A single name excludes the head, the most expensive and most sensitive matrix.
         return (("model.*", chosen),) if isinstance(chosen, str) else chosen
@@ -390,7 +391,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def widened(dtype: DTypeLike) -> np.dtype:
-    """Return `dtype`, or float32 if it is narrower: for sums, and to store sensitive parameters."""
+    """Return `dtype`, or float32 if `dtype` is narrower. Used for sums and sensitive parameters."""
     return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
@@ -415,7 +416,7 @@ def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonCon
         raise ValueError(f"{owner}: {name}={value} must be one of {DTYPES}.")
     if dtype.name == "float16":
         raise ValueError(
-            f"{owner}: {name}=float16 is refused: EMA states leave its range. "
+            f"{owner}: {name}=float16 is refused: EMA states exceed its range. "
             "Use bfloat16 or float32."
         )
     if dtype.name not in DTYPES:

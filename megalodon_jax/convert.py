@@ -63,7 +63,7 @@ def state_dict(
 def exported_tensors(
     model: MegalodonForCausalLM, *, dtype: DTypeLike | None = None
 ) -> dict[str, Tensor]:
-    """Return the weights by torch name, to be read one at a time; a tied head is not included.
+    """Return the weights by torch name, unread (`Tensor.read`); a tied head is not included.
 
     Parameters that a user added (`Role.OTHER`) are included; non-floating ones keep their dtype.
 
@@ -145,7 +145,7 @@ def load_weights_from_torch(
 ) -> MegalodonForCausalLM:
     """Return a model with the weights of a torch state dict, and the configuration of `model`.
 
-    Its layers are not stacked, even if those of `model` are.
+    The layers of the returned model are not stacked, even if those of `model` are.
 
     Names and shapes must match exactly, except for a prefix that a wrapper put before every name
     (`module.`, `_orig_mod.`), which is removed.
@@ -208,7 +208,7 @@ def load_from_pretrained(
 
 
 def read_config(path: Path) -> MegalodonConfig:
-    """Read a `config.json`, either ours (with dtypes) or Hugging Face's.
+    """Read a `config.json`, written either by this package (with dtypes) or by Hugging Face.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -226,13 +226,13 @@ def read_config(path: Path) -> MegalodonConfig:
 
 
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
-    """Remove the prefix that a wrapper of the model put before the names of its tensors.
+    """Return the tensors by name, without the prefix that a wrapper put before every name.
 
     Names without the prefix are kept, so that strict loading reports them.
 
     Raises:
         ValueError: there are several prefixes, and so several models; the message begins with
-            `source`, the name of the tensors' origin.
+            `source`, which names the file or argument that the tensors are from.
     """
     suffix = f".{EMBEDDING}"
     found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))

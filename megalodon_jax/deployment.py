@@ -124,7 +124,7 @@ def write_pretrained(
 
 
 def _config(model: MegalodonForCausalLM) -> dict[str, Any]:
-    """Return the fields of `config.json`: megalodon-hf's, and those that Auto classes need."""
+    """Return `config.json`: megalodon-hf's fields, and those Transformers' Auto classes need."""
     module = CODE.removesuffix(".py")
     names = {"AutoConfig": "MegalodonConfig", "AutoModelForCausalLM": "MegalodonForCausalLM"}
     return model.config.to_hf() | {
@@ -169,7 +169,7 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
 def _ids(tokenizer: Mapping[str, Any]) -> list[int]:
     """Return the token ids in the content of a tokenizer.json, to find the largest.
 
-    Of a vocabulary that is a list, only its largest id is returned.
+    If the vocabulary is a list, only its largest id is returned, with the ids of added tokens.
     """
     model = tokenizer.get("model")
     vocabulary = model.get("vocab", {}) if isinstance(model, Mapping) else {}

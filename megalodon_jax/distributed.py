@@ -33,7 +33,7 @@ _PATIENCE = 600
 
 
 def start(address: str, processes: int, index: int, *, patience: int = 40) -> None:
-    """Join the processes of a program; call it before anything that uses a JAX device.
+    """Connect this process with the program's other processes; call it before using JAX devices.
 
     Collectives use Gloo on CPUs and NCCL on GPUs. If a process ends, or sends no heartbeat for
     `patience` seconds, all other processes end with an error that says so, since no collective can
@@ -67,7 +67,7 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
-    """Return a jitted function compiled for these arguments, once all processes have compiled it.
+    """Compile a jitted function for `arguments`; return it once all processes have compiled it.
 
     When a group of devices first communicates, Gloo waits only 30 seconds for all processes. A
     process that finds its program in a cache while another process still compiles would time out.

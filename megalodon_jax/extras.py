@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 EXTRA_OF = {"torch": "torch", "flax": "flax", "onnx": "onnx", "onnxruntime": "onnx"}
-"""Extra that installs a package which a user's own file may import."""
+"""By name of a package that a user's file may import: the extra that installs the package."""
 _CHECKOUT = Path(__file__).resolve().parents[1]
 
 

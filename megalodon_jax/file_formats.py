@@ -25,7 +25,7 @@ _PREFIXES = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
     (b"PK\x03\x04", "a zip archive, as torch.save writes", "read it as a torch file"),
 )
-"""First bytes of a file, its format, and advice to the user."""
+"""Triples: first bytes of a file, format of a file that begins with them, advice to the user."""
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _PAGE = re.compile(rb"\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)

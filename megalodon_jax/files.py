@@ -130,7 +130,7 @@ def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
 def _depth(content: bytes) -> int:
     """Return the nesting depth of JSON; 0 if it has at most `JSON_DEPTH` opening brackets.
 
-    No recursion, which deep nesting would exhaust.
+    Counts brackets without recursion, since deep nesting would exceed Python's recursion limit.
     """
     if content.count(b"[") + content.count(b"{") <= JSON_DEPTH:
         return 0
@@ -156,8 +156,8 @@ def _publish(aside: Path, target: Path) -> None:
     """Move the folder `aside` to `target`, replacing a folder there.
 
     Where the system supports it (Linux), the two folders are exchanged in one step; `aside` then
-    holds the former content. Elsewhere the old folder is renamed first. It is restored if the new
-    one cannot take its place, else deleted.
+    holds the former content. Elsewhere the old folder is renamed first, and deleted when the new
+    folder is in its place; if that fails, the old folder gets its name back.
 
     Raises:
         OSError: the folder cannot be replaced; its former content is unchanged.

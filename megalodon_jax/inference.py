@@ -51,7 +51,7 @@ GREEDY_BELOW = 1e-5
 
 
 def greedy_token(logits: Float[Tensor, "B V"]) -> Int32[Array, " B"]:
-    """Return the most likely token of each row; of equally likely ones the lowest id.
+    """Return the most likely token of each row; among equally likely tokens, the lowest id.
 
     Raises:
         RuntimeError: a row contains NaN or +inf, or only -inf (also under jit).
@@ -131,7 +131,7 @@ def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array,
 def decode_step(
     model: MegalodonForCausalLM, cache: ModelCache, token: Integer[Tensor, " B"]
 ) -> tuple[Float[Array, "B V"], ModelCache]:
-    """Feed one token per row (B,); return the logits after it and the new cache.
+    """Feed one token per row (B,); return the logits (B, V) after it and the new cache.
 
     The cache is donated: its buffers are overwritten in place, so the cache that was passed must
     not be used again.
@@ -185,8 +185,9 @@ def generate(
         temperature: see `sample_token`; 0 is greedy.
         top_k, top_p: see `sample_token`.
         bos_token_id: first token of an empty prompt; None means the configuration's.
-        eos_token_id: id or ids that end a text; a row repeats the first one it generates. None
-            never stops, whatever the configuration has.
+        eos_token_id: id or ids that end a text. A row that generates one of them is finished: its
+            later tokens repeat that id. None: no row finishes early; the configuration's ids are
+            not used.
         attention_mask: True, or 1, where the prompt is valid. Each row gets the result it would get
             alone, whatever its length. A row has at least one token, and padding only before and
             after its tokens. New tokens follow the padded prompt.
@@ -251,11 +252,11 @@ def _ends(eos_token_id: Any) -> tuple[int, ...]:
 
 @eqx.filter_jit
 def _generated(model, prompt_ids, mask, max_new_tokens: int, key, cache, rates, ends, return_cache):
-    """Return ids, cache and next key, for the arguments of `generate` after its checks.
+    """Return ids, cache and next key; the arguments are those of `generate`, checked.
 
-    `mask` is None if nothing is padded; `rates` are those of `_rates`; `ends` are the tokens that
-    end a row. A returned cache must have seen every token but the last. So the loop stops early,
-    when every row has finished, only if no cache is returned.
+    `mask` is None if nothing is padded; `rates` is the result of `_rates`; `ends` holds the ids
+    that end a row. A returned cache must have seen every token but the last. So the loop stops
+    early, when every row has finished, only if no cache is returned.
     """
     call = (model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache)
     per_row = mask is not None or (cache is not None and cache.per_row)
@@ -360,7 +361,7 @@ def _rates(
 def _masked(
     ids: Int32[Array, "B L"], mask: Any
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"] | None]:
-    """Check the mask of prompts `ids`; return both, with None for a mask without padding."""
+    """Check the mask of prompts `ids`; return ids and mask, which is None if nothing is padded."""
     mask = padding_of(mask, ids.shape)
     mask = as_mask("generate: attention_mask", mask, ids.shape, "prompt_ids")
     if mask is None or mask.size == 0:
@@ -385,9 +386,9 @@ def _roomy(
     shape: tuple[int, ...],
     max_new_tokens: int,
 ) -> ModelCache:
-    """Return the unbounded cache, or an empty one for None, grown to hold prompt and new tokens.
+    """Return the unbounded `cache` (if None, an empty one), grown to hold prompt and new tokens.
 
-    `shape` (B, L) is that of the prompts. The cache cannot grow inside the loop.
+    `shape` is the shape (B, L) of the prompts. The cache cannot grow inside the compiled loop.
     """
     B, L = shape
     cache = filled_cache(model.config, cache, B)

@@ -58,7 +58,7 @@ def as_int32(name: str, x: Shaped[Tensor, "..."], axes: str, remedy: str) -> Int
     Args:
         name: name of the array in errors.
         x: a NumPy or JAX array.
-        axes: names of its axes, such as "B L".
+        axes: names of the expected axes, such as "B L".
         remedy: end of the error message, such as "give one row a first axis".
 
     Raises:

@@ -19,7 +19,7 @@ _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class LeafTensor:
-    """A leaf of a model, or one layer of it, as a tensor to export.
+    """A leaf of a model, or one layer of a stacked leaf, as a tensor to export.
 
     It has the interface of `megalodon_jax.tensor_files.Tensor`.
     """
@@ -37,7 +37,7 @@ class LeafTensor:
         return shape if self.layer is None else shape[1:]
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor, or `rows` of its first axis; it may share memory with the model."""
+        """Return the values in `dtype`, all or only `rows`; possibly a view of the model."""
         leaf = self.leaf if self.layer is None else self.leaf[self.layer]
         leaf = leaf if rows is None else leaf[rows]
         if leaf.dtype != self.dtype:
@@ -49,7 +49,7 @@ class LeafTensor:
         return np.asarray(leaf, order="C")
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of the first axis by index."""
+        """Return the rows of the tensor whose indices are in `rows`, in that order."""
         return self.read()[rows]
 
 

@@ -184,7 +184,7 @@ _OF_TRAINING = {
     *("layers_pattern", "megatron_core", "eva_config", "qalora_group_size"),
 }
 """Fields of the configuration that are ignored: they concern training only, or say which maps have
-adapters, as the tensors do."""
+adapters, which the names of the tensors say too."""
 
 
 def _check_kind(config: Mapping[str, Any], file: Path) -> None:
@@ -214,9 +214,10 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _of_pattern(config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Return a map's rank or alpha, given by the first pattern that matches the end of its name.
+    """Return a map's rank or alpha: the value of the first pattern that matches its name's end.
 
-    `field` is the configuration's field with the patterns; without a match, return `default`.
+    `field` is the field of `config` that holds values by pattern; without a match, return
+    `default`.
     """
     patterns = config.get(field) or {}
     return next((v for p, v in patterns.items() if re.match(rf"(.*\.)?({p})$", name)), default)

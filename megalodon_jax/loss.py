@@ -241,7 +241,7 @@ def accumulate_gradients(
 def _following(
     labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
-    """Return the label after each position, and whether it counts; the last position has none."""
+    """Return each position's target, which is the next label, and whether the target counts."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
     # Labels move between shards of a sequence, which is not possible with Explicit axes.
     return automatic(
@@ -270,7 +270,7 @@ def _targets(
     ignore_index: SupportsIndex,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
-    """Return the checked target of each position, safe as an index, and whether it counts."""
+    """Return each position's target, checked and safe as an index, and whether it counts."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
     check_segment_ids(segment_ids, labels.shape, "labels")
     # Ignored labels are checked too: they are just as wrong, and may count in the next batch.
@@ -281,7 +281,7 @@ def _targets(
         "positions that a mask or the shift excludes.",
     )
     targets, valid = _following(labels, mask, ignore_index, segment_ids)
-    # With checks off, a label out of range must neither count from the end nor select a padding
+    # With checks off, a label out of range must neither index from the end nor select a padding
     # column. `_NO_COLUMN` is beyond all columns, which gives NaN.
     targets = jnp.where(targets < V, targets, _NO_COLUMN)
     return jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0), valid

@@ -140,7 +140,7 @@ class MegalodonModel(eqx.Module):
             segment_ids: document of each token, for packed documents. Neighbouring tokens with
                 equal ids are one document, and every document is computed as if it were alone. With
                 a cache, the first document of a row continues the cached one if both have the same
-                id. Without segment ids every row continues.
+                id. Without `segment_ids`, each row continues its cached document.
 
         Raises:
             ValueError: shapes do not fit, the cache is of another model, or dropout lacks a key. In
@@ -257,7 +257,7 @@ class MegalodonModel(eqx.Module):
     def _received(
         self, cache: ModelCache, batch_size: int, length: int | Int32[Array, " B"]
     ) -> ModelCache:
-        """Check a cache and make room for a call of `length` tokens, a number or one per row."""
+        """Return `cache`, checked, with room for `length` tokens (one number, or one per row)."""
         check_cache(self.config, cache, batch_size)
         if not isinstance(length, int):
             cache = rowwise_cache(cache, batch_size)
@@ -368,7 +368,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head's matrix; on a mesh, padded to W rows, which the axis `tensor` splits."""
+        """Return the head's matrix; on a mesh, with rows appended so that `tensor` divides it."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 

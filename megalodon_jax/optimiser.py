@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def optimiser_update(
     transform: optax.GradientTransformation, gradients: Any, state: Any, params: Any, **extra: Any
 ) -> tuple[Any, Any]:
-    """Return `transform.update(gradients, state, params, **extra)`: updates to add, and the state.
+    """Return `transform.update(gradients, state, params, **extra)`: updates and the new state.
 
     optax multiplies floats by its integer step count, which is an error under
     `jax_numpy_dtype_promotion="strict"`. So this call enables standard promotion.
@@ -25,7 +25,7 @@ def optimiser_update(
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a bool per leaf, True for weight decay: matrices of linear maps and of adapters.
+    """Return a pytree of bools: True, for weight decay, at matrices of linear maps and adapters.
 
     Weight decay does not apply to norms, biases, gains, the EMA, or the embedding and head, whose
     magnitudes have a meaning. The mask uses names, so it is also correct for stacked layers, whose

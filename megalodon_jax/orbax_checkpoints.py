@@ -66,7 +66,7 @@ class Restored:
     step: int
     """Number of optimiser steps taken before the save."""
     opt_state: Any = None
-    """Optimiser state with the structure of `opt_state_like`; None if that argument was None."""
+    """Optimiser state; None if it was not asked for (`restore(opt_state_like=None)`)."""
     key: jax.Array | None = None
     position: Any = None
     """Position of the run in its data, as JSON values."""
@@ -79,9 +79,10 @@ class OrbaxCheckpoints:
         folder: the run's folder, on a disk that all processes see; missing parents are created.
             Leftovers of interrupted saves in it are deleted.
         keep: number of newest steps to keep; None keeps all.
-        every: `save` skips steps that are not a multiple of this number, except the first step in a
-            folder without any.
-        asynchronous: whether `save` returns as soon as the arrays are copied off the devices.
+        every: `save` skips steps that are not a multiple of this number, but always saves a step if
+            the folder holds none.
+        asynchronous: whether `save` returns as soon as the arrays are copied off the devices, and
+            writes in the background.
 
     Raises:
         ImportError: Orbax is not installed.

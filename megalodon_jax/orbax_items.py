@@ -39,7 +39,7 @@ def orbax_package() -> Any:
 
 
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Restore items of a step's folder; `plans` holds Orbax's restore arguments by item."""
+    """Return items of a step's folder by name; `plans` has Orbax's restore arguments by item."""
     ocp = orbax_package()
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -85,7 +85,7 @@ def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if _is_key(leaf):
             rows[name]["prng"] = str(jax.random.key_impl(leaf))
         elif getattr(leaf, "weak_type", False):
-            # A strongly typed scalar would promote other dtypes where this one does not.
+            # A strongly typed scalar promotes other arrays, a weakly typed one does not.
             rows[name]["weak"] = True
         elif not leaf.size:
             rows[name]["dtype"] = str(leaf.dtype)
@@ -93,7 +93,7 @@ def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stored_arrays(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays to store, without empty ones, which Orbax does not support."""
+    """Return the non-empty arrays to store, by name; keys as integers. Orbax rejects empty ones."""
     arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
     return {name: array for name, array in arrays.items() if 0 not in array.shape}
 
@@ -124,7 +124,7 @@ def read_leaves(
         place: folder of the step.
         rows: the saved result of `leaf_rows`, by item.
         likes: the leaves to read, by item and name, as arrays or as shapes with dtypes.
-        layout: sharding specs on `mesh`, by item and name; a leaf without one is replicated.
+        layout: sharding specs on `mesh`, by item and name; a leaf without a spec is replicated.
         mesh: the mesh; None puts all leaves on the first device.
     """
     ocp = orbax_package()

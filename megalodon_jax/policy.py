@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 Policy: TypeAlias = tuple[tuple[str, str], ...]
 Rules: TypeAlias = Mapping[str, str] | Sequence[Sequence[str]]
-"""A policy as users write it: an ordered mapping, or pairs, as JSON stores them."""
+"""Rules as users write them: a mapping from pattern to value, in order, or a list of such pairs."""
 
 
 def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
@@ -57,7 +57,7 @@ def resolve(policy: Policy, names: Iterable[str], default: str, owner: str) -> d
         owner: name of the setting, for errors.
 
     Raises:
-        ValueError: a rule matches nothing, or only modules that earlier rules match already.
+        ValueError: a rule matches no name, or only names that earlier rules match already.
     """
     names = tuple(names)
     values: dict[str, str] = {}

@@ -60,7 +60,8 @@ def audit_sensitive_param_dtypes(
 ) -> dict[str, np.dtype]:
     """Return the dtypes, by name, of sensitive parameters that are not in `expected_dtype`.
 
-    An empty result means that all are. Other arguments and errors: see `sensitive_leaves`.
+    The result is empty if all are in `expected_dtype`. Other arguments and errors: see
+    `sensitive_leaves`.
     """
     expected = jnp.dtype(expected_dtype)
     leaves = sensitive_leaves(model, also)
@@ -84,13 +85,14 @@ def ensure_sensitive_param_dtype(
 
 
 def audit_rounded_values(model: Any, *, also: Collection[str] = ()) -> dict[str, int]:
-    """Return the sensitive leaves in which every value is a bfloat16 number.
+    """Return the sensitive leaves in which every value is exactly representable in bfloat16.
 
-    The result is their numbers of elements by name. Errors are those of `sensitive_leaves`.
+    The result maps the name of such a leaf to its number of elements. Errors are those of
+    `sensitive_leaves`.
 
-    Such a leaf was rounded before it got its present dtype: by chance, a trained float32 tensor of
-    n elements has only such values with probability 2^-16n. Leaves with one repeated value (such as
-    an initialisation of 0 or 1) are left out, because they prove nothing.
+    Such a leaf was rounded before it got its present dtype: a trained float32 tensor of n
+    elements has only such values by chance with probability 2^-16n. Leaves with one repeated value
+    (such as an initialisation of 0 or 1) are left out, because they prove nothing.
     """
     rounded = {}
     for name, leaf in sensitive_leaves(model, also).items():

@@ -71,8 +71,8 @@ def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
 def checkpoint_file(path: Path) -> Path:
     """Return the weights file at a path: the path itself, or the file inside a folder.
 
-    In a folder, this is the file with one of the usual names (`_NAMES`), or the only one with the
-    first of `_SUFFIXES` that occurs.
+    In a folder, this is the file with the first of the usual names (`_NAMES`) that exists, or else
+    the only file with the first of the suffixes (`_SUFFIXES`) that occurs.
 
     Raises:
         FileNotFoundError: there is no weights file; the message lists the expected names.

@@ -17,7 +17,7 @@ Tree = TypeVar("Tree")
 
 
 class Role(StrEnum):
-    """Purpose of a parameter; decides its storage precision, placement, probes and remedies."""
+    """Purpose of a parameter; decides its storage dtype, mesh placement, probes and remedies."""
 
     EMBEDDING = "embedding"
     HEAD = "head"

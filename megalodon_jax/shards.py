@@ -28,7 +28,7 @@ INDEX = f"{SUFFIX}.index.json"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _FORMAT = {"format": "pt"}
-"""Metadata of each file: Transformers rejects a file that does not name its library."""
+"""Metadata of each file; Transformers rejects a file whose metadata names no framework."""
 
 
 def save_tensors(
@@ -49,7 +49,7 @@ def save_tensors(
             "500MiB"; a larger tensor gets a separate shard. None writes one file.
 
     Returns:
-        The files, the index last.
+        Paths of the written files, the index last.
 
     Raises:
         ValueError: `max_shard_size` is invalid, or several shards are needed and `path` does not
@@ -91,7 +91,7 @@ def save_tensors(
 
 
 def parsed_size(size: int | str) -> int:
-    """Parse a number of bytes: 5000, "5000", "5GB" (10^9) or "5GiB" (2^30).
+    """Return the number of bytes that `size` means: 5000, "5000", "5GB" (10^9) or "5GiB" (2^30).
 
     Raises:
         ValueError: `size` cannot be parsed, or is not positive.
@@ -107,7 +107,7 @@ def parsed_size(size: int | str) -> int:
 
 
 def _groups(sizes: Mapping[str, int], limit: int | None) -> list[list[str]]:
-    """Split names, in order, into groups of at most `limit` bytes; a larger tensor is alone."""
+    """Split names, in order, into groups of at most `limit` bytes; larger tensors get their own."""
     groups: list[list[str]] = [[]]
     room = math.inf if limit is None else limit
     for name, size in sizes.items():

@@ -35,8 +35,8 @@ def stack_layers(tree: Tree) -> Tree:
             made by `vmap`, call this under `vmap`, since their first axis is that of `vmap`.
 
     Raises:
-        ValueError: layers differ in sizes, dtypes or backends, leaves are shapes rather than
-            arrays, or there is no model in `tree`.
+        ValueError: layers differ in sizes, dtypes or GEMM backends, a leaf is not an array but, for
+            example, a `jax.ShapeDtypeStruct`, or there is no model in `tree`.
     """
     return _with_layers(tree, "stack_layers", tuple, stack_blocks)
 

@@ -51,7 +51,7 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file: memory-mapped if that has torch's zip format, else in memory."""
+    """A tensor of a torch file: memory-mapped if its file has torch's zip format, else in memory."""
 
     tensor: Any
 
@@ -95,7 +95,7 @@ class TorchContents:
     tensors: dict[str, TorchTensor]
     """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Number of tensors in each state dict of the model, by place."""
+    """Number of tensors in each state dict of the model, by the place of the state dict."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
     """Optimiser states in the format of `optimizer.state_dict()`, by place."""
     left: list[str] = field(default_factory=list)
@@ -136,8 +136,8 @@ def read_torch_file(file: Path) -> TorchContents:
 def contents(loaded: Any) -> TorchContents:
     """Find the state dicts and optimiser states in an object returned by `torch.load`.
 
-    State dicts in the run's other state (`_AROUND`) are left out. Of the rest, the model is the
-    first of these groups that is not empty:
+    State dicts under keys of other run state (`_AROUND`, such as "callbacks") are left out. Of the
+    rest, the model is the first of these groups that is not empty:
 
     1. state dicts under one of the `MODELS` keys, without averages of weights;
     2. all state dicts, without averages of weights;

@@ -21,7 +21,7 @@ from megalodon_jax.torch_files import is_torch_file, read_torch_file
 
 
 def read_tensors(file: Path) -> dict[str, np.ndarray]:
-    """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
+    """Return the tensors of a checkpoint file, by name, as NumPy arrays (bfloat16: ml_dtypes).
 
     Raises:
         ImportError, ValueError: see `open_tensors`.

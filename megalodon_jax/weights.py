@@ -68,7 +68,7 @@ def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
 
 
 def abstract_model(config: MegalodonConfig) -> MegalodonForCausalLM:
-    """Return a model whose arrays are only shapes, into which weights can be loaded."""
+    """Return a model with `jax.ShapeDtypeStruct`s for arrays, into which weights can be loaded."""
     return eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     sys.meta_path.insert(0, _OwnFirst())
     from parity.executors.supervision import supervised
 
-    # Fork before the first package imports JAX: its threads do not survive a fork.
+    # Fork before the first package imports JAX: JAX's threads do not survive a fork.
     sys.exit(supervised(_command))
 
 

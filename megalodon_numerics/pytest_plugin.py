@@ -87,7 +87,7 @@ def numerics(
 
     def record(measured: Iterable[Measurement]) -> list[Measurement]:
         new = list(measured)
-        # Recorded after the test, where an error would end the whole session.
+        # Checked now: after the test, where rows are stored, an error would end the whole session.
         if wrong := [row for row in new if not isinstance(row, kind)]:
             raise TypeError(
                 "numerics: expected measurements (parity.engine.measure.measurement.Measurement), "
@@ -122,7 +122,7 @@ def port_report(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test marked `ports(of=function)` each port the function returns, called `port`."""
+    """Run a test marked `ports(of=function)` once per port that the function returns, as `port`."""
     marks = list(metafunc.definition.iter_markers("ports"))
     if not marks:
         return

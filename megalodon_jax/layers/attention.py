@@ -30,7 +30,7 @@ from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
 STRIPE = 512
-"""Queries processed at once within a chunk (a stripe)."""
+"""Number of queries of a chunk that are processed at once (a stripe)."""
 _LATE_TOKEN = (
     "with a cache, a layer expects the tokens of each row on the left, but the mask has a token "
     "behind padding. Move the tokens to the left before the call, as MegalodonModel does."
@@ -55,7 +55,7 @@ def attend(
         key: enables dropout; None means deterministic.
 
     Returns:
-        The weighted values, in `config.accum_dtype`.
+        The weighted values (*B, Q, H, e), in `config.accum_dtype`.
     """
     mesh = mesh_of(q)
     if mesh is None:
@@ -92,7 +92,7 @@ def _attend(
     config: MegalodonConfig,
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
-    """Compute `attend` on one device; `keep` is a dropout mask drawn before, and replaces `key`."""
+    """Compute `attend` on one device; `keep`, if given, is the dropout mask, used without `key`."""
     *batch, Q, H, _ = q.shape
     q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
     mixed = _mixed(q, k, v, mask, keep, config, key, (*batch, H))
@@ -109,9 +109,9 @@ def _mixed(
     key: jax.Array | None,
     heads: tuple[int, ...],
 ) -> Float[Array, "N Q e"]:
-    """Compute `_attend` for operands in `config.compute_dtype` whose first axis is N = prod(heads).
+    """Compute `_attend` for q, k, v in `config.compute_dtype`, batch and heads merged into axis N.
 
-    `heads` is (*B, H).
+    `heads` is the shape (*B, H) of the axes that were merged.
     """
     Q = q.shape[1]
     scores = contract("nqd,nkd->nqk", q, k, config)
@@ -132,7 +132,7 @@ def _mixed(
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
-    """Return `x` as contiguous (N, L, d), N = batch * heads; strided is 3 times slower on a CPU."""
+    """Return `x` as contiguous (N, L, d), N = prod(B) H; strided it is 3 times slower on CPUs."""
     *batch, L, H, d = x.shape
     return jnp.swapaxes(x, -3, -2).reshape(math.prod(batch) * H, L, d)
 
@@ -140,8 +140,8 @@ def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
 class ChunkedAttention(eqx.Module):
     """Causal attention within chunks of C tokens, or over a sliding window when streaming.
 
-    RoPE is applied at absolute positions, before caching. Every path is one `attend` with positions
-    and a mask (docs/model.md "Chunked attention").
+    RoPE is applied at absolute positions, before caching. All cases compute the same attention and
+    differ in the mask, which follows from positions (docs/model.md "Chunked attention").
     """
 
     rope: RotaryEmbedding
@@ -247,7 +247,7 @@ class ChunkedAttention(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks counted from position 0; the last one may be shorter."""
+        """Attend within chunks counted from position 0; the last chunk may be shorter."""
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
@@ -273,7 +273,7 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         ring: AttentionCache | None = None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks of each document; `ring` caches the tokens to continue from."""
+        """Attend within chunks of each document; `ring` is the cache before this call, or None."""
         config, mesh = self.config, mesh_of(q)
         if q.shape[1] == 0:
             return v.astype(config.accum_dtype)
@@ -429,8 +429,8 @@ class ChunkedAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
         """Attend from at most C tokens to the ring buffer and themselves.
 
-        `left` (B,) is the number of tokens of each row from the first of these to the end of the
-        call, without padding; None if no row has padding.
+        `left` (B,) is the number of valid tokens of each row from the start of this block to the
+        end of the call; None if no row has padding.
         """
         n = q.shape[1]
         new = queries = _numbered(ring.count, n)
@@ -462,7 +462,7 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache,
         key: jax.Array | None,
     ) -> Float[Array, "B 1 H e"]:
-        """Attend from one token to the ring buffer; early in a chunk, read only its filled part."""
+        """Attend from one token to the ring buffer; early in a chunk, skip most empty slots."""
         visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
@@ -491,7 +491,7 @@ class ChunkedAttention(eqx.Module):
         queries: Int32[Array, " Q"] | Int32[Array, "B Q"],
         keys: Int32[Array, " K"] | Int32[Array, "B K"],
     ) -> Bool[Array, "#B Q K"]:
-        """Return `_visible` with a first axis: of size B if positions are per row, else 1."""
+        """Compute `_visible`, with a first axis of size B if each row has its positions, else 1."""
         if queries.ndim == 2:
             return jax.vmap(self._visible)(queries[:, :, None], keys[:, None, :])
         return self._visible(queries[:, None], keys[None, :])[None]
@@ -499,7 +499,7 @@ class ChunkedAttention(eqx.Module):
     def _visible(
         self, queries: Int32[Array, "Q 1"], keys: Int32[Array, "1 K"]
     ) -> Bool[Array, "Q K"]:
-        """Return which keys each query may see, by position; a negative position is no key."""
+        """Return which keys each query may see, by position; empty slots have position -1."""
         visible = (keys >= 0) & (keys <= queries)
         if self._chunk_local:
             C = self.config.chunk_size
@@ -530,7 +530,7 @@ def _keys_of_heads(key: jax.Array, rows: int, heads: int) -> Key[Array, "B H"]:
 def _chunk_before(
     ring: AttentionCache, chunk: int
 ) -> tuple[Float[Array, "B C H d"], Float[Array, "B C H e"], Bool[Array, "B C"]]:
-    """Return the last `chunk` cached keys and values of each row, and which of them exist."""
+    """Return each row's last `chunk` cached keys and values, and a mask: False at empty slots."""
     at = ring.count[:, None] - jnp.arange(chunk, 0, -1, dtype=jnp.int32)
     slots = (at % ring.capacity)[..., None, None]
     k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
@@ -642,10 +642,11 @@ class MegalodonAttention(eqx.Module):
     def _filtered(
         self, u, mask, state: EMAState | None, return_state: bool, lengths=None, **packed
     ):
-        """Apply the EMA over time; a single token of a stream uses the recurrence, not an FFT.
+        """Return the EMA of `u` (B, L, D) over time, and the state after it, or None.
 
-        `lengths` (B,) is the number of tokens of each row, if there are a mask and a cache;
-        `packed` contains `positions` for packed documents.
+        A single token of a stream uses the recurrence, other inputs an FFT. `lengths` (B,) is the
+        number of tokens of each row, if there are a mask and a cache; `packed` contains
+        `positions` for packed documents.
         """
         h = None if state is None else state.h
         if h is not None and u.shape[1] == 1 and not packed:
@@ -663,7 +664,7 @@ class MegalodonAttention(eqx.Module):
     def queries_keys(
         self, m: Float[Array, "B L D"]
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Project to a vector z per head, normalise z, and derive q and k from z by affine maps."""
+        """Return q and k: two affine maps of z, the projection of `m`, normalised per head."""
         H, d = self.config.num_heads, self.config.head_dim
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
         check_inputs("MegalodonAttention", **gains)
@@ -687,7 +688,7 @@ def _silenced(mask: Bool[Array, "B L"], *arrays: Float[Array, "B L H _"]) -> tup
 def _numbered(
     start: Int32[Array, ""] | Int32[Array, " B"], length: int
 ) -> Int32[Array, " L"] | Int32[Array, "B L"]:
-    """Return the positions of `length` tokens starting at `start`."""
+    """Return the positions of `length` tokens from `start` on; (B, L) if each row has a start."""
     steps = jnp.arange(length, dtype=jnp.int32)
     return start[:, None] + steps[None] if start.ndim else start + steps
 

@@ -130,7 +130,8 @@ class ComplexEMA(eqx.Module):
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """Filter each shard's rows, channels and tokens on its device.
 
-        This runs inside `shard_map`, because XLA would gather the whole input of an FFT.
+        The computation is inside `shard_map`; outside of it, XLA would gather the whole input of an
+        FFT on each device.
         """
         arrays, static = eqx.partition(self, eqx.is_array)
         B, D, L = x.shape
@@ -271,7 +272,7 @@ class ComplexEMA(eqx.Module):
         return p, jax.lax.complex(real, imag) * self.ndim**-0.5
 
     def q(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
-        """Return the poles (D, N), rounded once from float64."""
+        """Return the poles q (D, N), computed in float64 and rounded once."""
         return self._power(1, dtype)
 
     def _lost(self, dtype: DTypeLike, exponent: int = 1) -> Complex[Array, "D N"]:
@@ -305,7 +306,7 @@ class ComplexEMA(eqx.Module):
         return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _skip(self, u: Float[Array, "B D L"]) -> Float[Array, "B D L"]:
-        """Return omega u, the skip path around the filter, multiplied in u's layout (B L, D)."""
+        """Return omega u, the skip path around the filter; for speed, multiply it as (B L, D)."""
         B, D, L = u.shape
         rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
         return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)
@@ -365,7 +366,7 @@ class ComplexEMA(eqx.Module):
 
 
 def _at_rest(u: Float[Array, "B D L"]) -> Bool[Array, "B D L"]:
-    """Return for each token whether it and all earlier inputs of its channel are 0."""
+    """Return for each value whether it and all earlier ones of its row and channel are 0."""
     started = u != 0
     first = jnp.where(jnp.any(started, axis=-1), jnp.argmax(started, axis=-1), u.shape[-1])
     return jnp.arange(u.shape[-1]) < first[..., None]
@@ -384,11 +385,11 @@ def pole_powers(
     exponents: range,
     dtype: np.dtype,
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Return real and imaginary part of q^j for j in `exponents`, in float64, rounded once.
+    """Return real and imaginary part of q^j for each exponent j, in `dtype`.
 
-    No float64 value leaves this function, so it can also be traced where 64-bit types are off. The
-    derivative needs neither float64 nor further exponentials: it is j times the powers themselves.
-    Rounded powers suffice for it, since later sums are computed in `dtype` anyway.
+    Both are computed in float64 and rounded once. No float64 value leaves this function, so it can
+    also be traced where 64-bit types are off. The derivative by log q is j q^j, so it needs no
+    further exponentials. Rounded powers suffice for it, since later sums are in `dtype` anyway.
     """
     n, start, step = len(exponents), exponents.start, exponents.step
     S = math.isqrt(n - 1) + 1
@@ -449,7 +450,7 @@ def _powers64(
     theta: Float[Array, "D 1"],
     exponents: list[int],
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Return real and imaginary part of q^j (D, N, S) in float64; call it with 64-bit types on."""
+    """Return real and imaginary part of q^j (D, N, S) in float64; needs 64-bit types on."""
     decay, turns = _poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
     # Whole turns are subtracted before multiplying by 2 pi, so the phase is exact at large j.
@@ -466,7 +467,7 @@ def _powers64(
 def _poles(
     alpha: Float[Array, "D N"], delta: Float[Array, "D N"], theta: Float[Array, "D 1"]
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """Return 1 - |q| and the phase / 2 pi, (D, N), in float64; call it with 64-bit types on."""
+    """Return 1 - |q| and the phase of q in turns (D, N), in float64; needs 64-bit types on."""
     N = alpha.shape[-1]
     product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
     # At saturation |q| is 0 and its logarithm infinite; a decay just below 1 keeps it finite.

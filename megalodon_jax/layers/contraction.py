@@ -15,11 +15,11 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.written_transpose import linear
 
 __tracebackhide__ = True
-"""Reports name an operation of this module by the line that calls the module."""
+"""Precision reports attribute operations of this module to the line that calls the module."""
 
 
 def contract(equation: str, a: Array, b: Array, config: MegalodonConfig) -> Array:
-    """Return an einsum of two arrays, rounded to `compute_dtype` and summed in `accum_dtype`.
+    """Return an einsum of two arrays, which are rounded to `compute_dtype`; sums in `accum_dtype`.
 
     If `compute_dtype` is narrower than `accum_dtype`, the products of the gradients round the
     cotangent to `compute_dtype` too and sum in `accum_dtype`; each gradient gets the dtype of its

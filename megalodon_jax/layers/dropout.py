@@ -1,4 +1,4 @@
-"""Dropout, enabled by passing a key."""
+"""Dropout, applied only if a PRNG key is passed."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def kept(x: Float[Array, "..."], keep: Bool[Array, "..."], rate: float) -> Float
 
 
 def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:
-    """Split a key into `num` keys; None gives `num` times None."""
+    """Split a PRNG key into a tuple of `num` keys; for None, return `num` times None."""
     return (None,) * num if key is None else tuple(jax.random.split(key, num))

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from megalodon_jax.config import DTYPES
 
 Shape = tuple[int | str | EllipsisType, ...]
-"""Expected shape: sizes, or names for sizes that must agree within a call; `...` may come first."""
+"""Expected shape: per axis a size, or a name, which stands for the same size throughout a call of
+`check_inputs`. A leading `...` stands for any number of axes."""
 
 
 def check_sizes(owner: str, **sizes: Any) -> None:
@@ -99,5 +100,5 @@ def _check_dtype(owner: str, name: str, array: Any, kind: Any) -> None:
     if jnp.issubdtype(dtype, jnp.floating) and dtype.name not in DTYPES:
         raise ValueError(
             f"{owner}: {name} is {dtype.name}, expected one of {DTYPES}"
-            + ("; EMA states leave the range of float16." if dtype.name == "float16" else ".")
+            + ("; EMA states exceed the range of float16." if dtype.name == "float16" else ".")
         )

@@ -143,8 +143,8 @@ def init_weight(
         key: PRNG key.
         dim: for the embedding or the head, the number by whose square root "gaussian" divides a
             unit deviation; None for a map between features, whose deviation is then 1.
-        embedding: whether "none" means torch's default for embeddings, N(0, 1), or that for linear
-            maps, uniform.
+        embedding: only for mode "none": True draws as torch does for embeddings, N(0, 1), False as
+            for linear maps, uniformly in +-1/sqrt(in).
 
     Returns:
         An array in `config.param_dtype`, drawn in at least float32.

@@ -62,7 +62,7 @@ class LoRALinear(Linear):
 
     @property
     def rank(self) -> int:
-        """Number of rows of A and columns of B."""
+        """Rank of the adapter: the number of rows of A and of columns of B."""
         return self.lora_A.shape[-2]
 
     @property
@@ -110,7 +110,7 @@ def scale_of(alpha: float, rank: int, rslora: bool) -> float:
 def init_adapter(
     base: Linear, rank: int, *, key: jax.Array, dtype: Any = None
 ) -> tuple[Float[Array, "rank in"], Float[Array, "out rank"]]:
-    """Draw A uniformly in +-1/sqrt(in), and B as zeros, so that the map is unchanged at first.
+    """Return A, drawn uniformly in +-1/sqrt(in), and B, zeros, so `base` is unchanged at first.
 
     Args:
         base: the map that gets the adapter.
@@ -143,7 +143,7 @@ def is_lora(node: Any) -> TypeGuard[LoRALinear]:
 
 
 def with_dropout_keys(tree: Tree, key: jax.Array | None) -> Tree:
-    """Return a block whose adapters have dropout keys derived from `key`; unchanged for None."""
+    """Return `tree` with a dropout key for each adapter, derived from `key`; unchanged for None."""
     if key is None or not any(node.dropout for node in lora_maps(tree).values()):
         return tree
     count = iter(range(_FIRST_KEY, 2 * _FIRST_KEY))

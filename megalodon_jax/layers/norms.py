@@ -90,7 +90,7 @@ def _checked(owner: str, dim: int, eps: float, dtype: DTypeLike) -> np.dtype:
 
 
 def _rows(norm: RMSNorm | LayerNorm, x: Array) -> Float[Array, "... dim"]:
-    """Check and widen `x`, and flatten it to rows unless it is on a mesh."""
+    """Return `x`, checked, in at least float32, as rows (n, dim) unless it is on a mesh."""
     check_parameters(norm)
     check_inputs(type(norm).__name__, x=(x, (..., norm.dim)))
     wide = x.astype(widened(x.dtype))

@@ -22,9 +22,10 @@ from megalodon_jax.layers.written_transpose import linear
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
-"""Attention of q, k, v (heads first), the mask of visible keys, and `keep`, the dropout mask."""
+"""Function that returns the attention output. Its arguments are q, k, v (heads first), the mask of
+visible keys, and `keep`, the dropout mask or None."""
 LEAST_STRIPE = 128
-"""Queries per stripe, unless C is smaller: products of fewer rows are slow."""
+"""Queries per stripe; C, if C is smaller. Products of fewer rows are slow."""
 MOST_BRANCHES = 8
 """Upper limit on the number of steps in which the number of earlier keys that a stripe reads grows
 from 0 to C. Each step is a compiled branch."""
@@ -35,7 +36,7 @@ class Draws(NamedTuple):
 
     Attributes:
         keys: a PRNG key for each row and head.
-        first: index of the first query in the whole row, also if a shard holds only a part of it.
+        first: index, in the whole row, of the first query of the current shard or stripe.
         rate: fraction of the weights that is dropped.
     """
 
@@ -47,7 +48,8 @@ class Draws(NamedTuple):
 class Tokens(NamedTuple):
     """Non-differentiable inputs: each query's offset in its chunk, valid keys, and dropout.
 
-    `valid` has C more columns than `offsets`, for the C keys before the first query.
+    `valid` is False at keys that no query may see. It has C more columns than `offsets`, for the C
+    keys before the first query.
     """
 
     offsets: Int32[Array, "B L"]
@@ -67,18 +69,18 @@ def packed_attention(
     parts: int = 1,
     earlier: tuple[Array, Array, Array] | None = None,
 ) -> Float[Array, "N L e"]:
-    """Attend within chunks of documents, on one of `parts` shards of the sequence.
+    """Return attention within chunks of documents, on one of `parts` shards of the sequence.
 
     Args:
-        mix: computes attention from some queries to some keys.
+        mix: function that computes attention from given queries to given keys.
         q, k, v: queries, keys and values; the first axis holds the heads of row 0, of row 1, ...
         positions: index of each token within its document.
         mask: True where a key is valid.
         chunk: tokens per chunk.
         draws: enables dropout.
         parts: number of shards; with several, each has at least `chunk` tokens.
-        earlier: k, v and mask of the `chunk` tokens before these, if a cache is continued, which
-            requires `parts` to be 1; else None.
+        earlier: k, v and mask of the `chunk` tokens before the first query, if a cache is
+            continued, which requires `parts` to be 1; else None.
     """
     L = q.shape[1]
     valid = jnp.ones(positions.shape, bool) if mask is None else mask
@@ -99,7 +101,7 @@ def packed_attention(
 
 
 def _with_earlier(x: Array, count: int, parts: int) -> Array:
-    """Prepend the last `count` tokens of the left neighbour's shard; zeros if there is none."""
+    """Prepend the last `count` tokens of the previous shard to `x`; zeros on the first shard."""
     end = x[:, x.shape[1] - count :]
     if parts == 1:
         return jnp.concatenate([jnp.zeros_like(end), x], axis=1)
@@ -177,12 +179,12 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
 def drawn(
     draws: Draws, queries: Int32[Array, " Q"], keys: Int32[Array, " K"]
 ) -> Bool[Array, "B H Q K"]:
-    """Return which attention weights dropout keeps; `queries`, `keys` count from `draws.first`.
+    """Return which attention weights dropout keeps (True), for some queries and keys.
 
-    A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-    the random number of a weight is a hash of its row, head, query and key, at the cost of one
-    number of a sequential generator. The random number depends neither on the stripes nor on the
-    mesh.
+    `queries` and `keys` are indices relative to `draws.first`. The generator is counter-based
+    (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the random number of a
+    weight is a hash of its row, head, query and key, at the cost of one number of a sequential
+    generator. The random number depends neither on the stripes nor on the mesh.
     """
     of_queries = jax.vmap(jax.random.fold_in, (None, 0))
     # Both steps use the same nested vmap: a PRNG key per query from the head's key, then one per
@@ -213,7 +215,7 @@ def _windows_jvp(mix: Mix, C: int, primals: Any, tangents: Any) -> tuple[Array, 
 
 
 def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any, ...]) -> Array:
-    """Return the tangent of `_windows`, stripe by stripe."""
+    """Return the tangent of `_windows` for the tangents `dots` of q, k and v, stripe by stripe."""
     q, k, v, tokens = inputs
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
@@ -234,7 +236,7 @@ def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any,
 
 
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
-    """Return the cotangents of q, k and v."""
+    """Return the cotangents of q, k and v for the cotangent `bar` of the output of `_windows`."""
     q, k, v, tokens = inputs
     # Up to nine stripes add to one key's gradient, so the sums are in at least float32.
     zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))

@@ -1,4 +1,4 @@
-"""The complex EMA over packed documents, with exact zeros between them.
+"""The complex EMA over packed documents; no document contributes to another, even by rounding.
 
 An FFT over a row would leave rounding noise in every document, 1e-7 of the largest document's
 values. So tokens are processed in blocks, and contributions to later tokens are selected, never
@@ -24,7 +24,8 @@ BLOCK = 32
 SPAN = 256
 """Tokens processed at once: their values in all channels fit into a processor's cache."""
 TAPS = 4
-"""Tokens per run that are summed one by one; matrix products of smaller halves are slower."""
+"""Length of runs within which contributions are summed token by token; a matrix product over fewer
+tokens would be slower."""
 
 
 class Coefficients(NamedTuple):
@@ -49,7 +50,7 @@ def filtered(
     coefficients: Coefficients,
     h_init: Complex[Array, "B D N"] | None,
 ) -> Float[Array, "B D L"]:
-    """Filter every document separately, starting from a zero state.
+    """Return the output of the EMA, filtering each document separately from a zero state.
 
     Args:
         u: input, 0 where masked.
@@ -100,7 +101,7 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Sum contributions from each token itself and earlier tokens in its run of `TAPS` tokens."""
+    """Return, for each token, the contribution of its run of `TAPS` tokens, up to the token."""
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
     y = kernel[:, 0, None, None] * u

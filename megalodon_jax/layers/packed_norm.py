@@ -24,9 +24,10 @@ VARIANCE_FLOOR = 1e-6
 
 
 class PackedMoments(NamedTuple):
-    """Mean and variance at each token; `mean` is relative to `origin`, per document and group.
+    """Running mean and variance of each group at each token of packed documents.
 
-    The variance is at least `VARIANCE_FLOOR`. `final` is the state after the last token.
+    `mean` is relative to `origin`, which is constant within a document. The variance is at least
+    `VARIANCE_FLOOR`. `final` is the state after the last token; its mean is absolute.
     """
 
     origin: Float[Array, "B L G"]
@@ -45,7 +46,7 @@ def packed_moments(
     """Return the statistics by which each token is normalised.
 
     Args:
-        groups: features by group.
+        groups: features (B, L, G, g), g in each of G groups.
         state: state from which the first document continues, if it started before this call.
         mask: True where a token is valid.
         positions: index of each token within its document.
@@ -113,7 +114,7 @@ def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Flo
 
 
 def _begin(positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Return the index where each token's document starts; 0 if before the row."""
+    """Return the index where each token's document starts; 0 if it starts before the row."""
     return jnp.maximum(jnp.arange(positions.shape[1], dtype=jnp.int32) - positions, 0)
 
 
@@ -138,10 +139,11 @@ def _before_shard(
     valid: Bool[Array, "B L"],
     positions: Int32[Array, "B L"],
 ) -> Moments:
-    """Return the moments, over the tokens before this shard, of its first token's document.
+    """Return the moments of the document that continues from the previous shard into this one.
 
-    `averages` are the group means of this shard's tokens; `own` has, at each token, the group means
-    of its document's first valid token in this shard.
+    The moments include only tokens before this shard. `averages` are the group means of this
+    shard's tokens; `own` has, at each token, the group means of its document's first valid token in
+    this shard.
     """
     dtype = averages.dtype
     reach = shards_back(positions)

@@ -67,10 +67,11 @@ class RotaryEmbedding(eqx.Module):
     def at(
         self, positions: Int[Array, "B L"], dtype: DTypeLike
     ) -> tuple[Float[Array, "B L 1 half"], Float[Array, "B L 1 half"]]:
-        """Return cosine and sine at any positions, computed in float64 and rounded once.
+        """Return cosine and sine of the angles at `positions`: from float64, rounded once.
 
-        Each position is computed directly, with polynomials. Rows of a table would have to be
-        gathered, and on a mesh every device would hold the table for the longest possible document.
+        The angles of each position are computed directly, with polynomials. Rows of a table would
+        have to be gathered, and on a mesh every device would hold the table for the longest
+        possible document.
         """
         with jax.enable_x64(True):
             turns = jnp.asarray(self._rates() / (2.0 * math.pi))
@@ -86,9 +87,10 @@ class RotaryEmbedding(eqx.Module):
     def tables(
         self, start_index: int | Int[Array, ""] | Int[Array, " B"], length: int, dtype: DTypeLike
     ) -> tuple[Float[Array, "*B L 1 half"], Float[Array, "*B L 1 half"]]:
-        """Return cosine and sine of L = `length` positions, computed in float64 and rounded once.
+        """Return cosine and sine of the angles at L = `length` positions from `start_index` on.
 
-        They are (L, 1, d/2), or (B, L, 1, d/2) if each row has its own start.
+        They are (L, 1, d/2), or (B, L, 1, d/2) if each row has its own start, computed in float64
+        and rounded once.
 
         In float32, the angle at position 10^6 would be off by a sixteenth of a radian. By the
         addition theorem, about 2 sqrt(L) rows of sines and cosines and a product give all L rows.

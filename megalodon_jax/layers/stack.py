@@ -1,4 +1,4 @@
-"""The stack of blocks, run one after another, or as one loop over equal neighbours.
+"""The stack of blocks, run one after another, or as one loop over consecutive equal blocks.
 
 A loop is traced and compiled once, however many blocks it runs. Normally the model stays a tuple of
 blocks that are stacked inside the call, so checkpoints, optimiser states and gradients have the
@@ -49,8 +49,8 @@ def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
     """Stack blocks that have equal sizes, dtypes and GEMM backends.
 
     Raises:
-        ValueError: the blocks differ in one of these, there is no block, or leaves are shapes, not
-            arrays.
+        ValueError: the blocks differ in one of these, there is no block, or a leaf is not an array
+            but, for example, a `jax.ShapeDtypeStruct`.
     """
     if not blocks:
         raise ValueError("stack_layers: expected layers, and the model has none.")
@@ -114,11 +114,11 @@ def run_blocks(
         blocks: `MegalodonBlock`s. Stacked ones are one loop, whatever `scan` is.
         x: input of the first block.
         mask: True where a token is valid.
-        caches: cache of each block; None for an empty one.
+        caches: cache of each block; None for an empty cache.
         return_cache: whether to return caches; False returns an empty tuple.
         keys: dropout key of each block, or None.
-        scan: whether neighbours with equal sizes, dtypes and backends become one loop. Their
-            parameters and caches are then stacked at every call.
+        scan: whether consecutive blocks with equal sizes, dtypes and backends become one loop.
+            Their parameters and caches are then stacked at every call.
         rematerialise: whether the backward pass recomputes each block.
         positions: index of each token within its document, for packed documents.
     """
@@ -207,7 +207,7 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator[slice]:
-    """Split blocks into runs of equal ones if `scan`, else into single blocks; yield slices."""
+    """Yield the slice of each run of consecutive equal blocks if `scan`, else of each block."""
     kinds = map(_kind, blocks, caches) if scan else range(len(blocks))
     start = 0
     for _, run in groupby(kinds):

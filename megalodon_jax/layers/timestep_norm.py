@@ -176,7 +176,7 @@ class TimestepNorm(eqx.Module):
         mean: Float[Array, "B L G"],
         var: Float[Array, "B L G"],
     ) -> Float[Array, "BL D"]:
-        """Return the output as rows of a matrix; statistics and `groups` have the same origin."""
+        """Return the normalised features as a matrix; `groups` and `mean` have the same origin."""
         B, L, G, width = groups.shape
         # As rows of a matrix, as in `norms`: XLA's CPU gradients of (1, L, ...) are slow.
         centred = (groups - mean[..., None]).reshape(B * L * G, width)
@@ -208,7 +208,7 @@ def _before(
 ) -> Moments:
     """Return the moments of all tokens before this shard of a sequence.
 
-    They do not include the variance floor, which applies only where the output is divided.
+    The variance floor is not applied to them; it applies only where features are divided.
     """
     B, L = groups.shape[:2]
     dtype = groups.dtype
@@ -234,7 +234,7 @@ def _running(
     count0: Int32[Array, " B"],
     mask: Bool[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L G"], Float[Array, "B L G"], Int32[Array, " B"]]:
-    """Return running mean (B,L,G), floored variance (B,L,G) and final count (B,) of `mu`."""
+    """Return running mean and floored variance of the group means `mu`, and the final count."""
     B, L, _ = mu.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask
     count = count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32)

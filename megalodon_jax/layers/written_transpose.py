@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 Function = Callable[[Any, Any], Any]
-"""Function of residuals and of the arguments in which it is linear."""
+"""Function of (residuals, arguments), linear in the arguments."""
 
 
 def linear(
@@ -27,7 +27,8 @@ def linear(
 
     Args:
         function: takes `residuals` and `arguments`, returns an array of the type of `like`.
-        transpose: takes `residuals` and the result's cotangent, returns those of `arguments`.
+        transpose: takes `residuals` and the result's cotangent, returns the
+            cotangents of `arguments`.
         residuals: a pytree of arrays; None in it stays None.
         arguments: arrays.
         like: an array with the shape and dtype of the result.

@@ -43,7 +43,7 @@ class MX(NamedTuple):
     """Biased exponent of the block's scale, 2^(byte - 127); 255 is NaN."""
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values; infinite on overflow, and on a CPU 0 below 2^-126."""
+        """Return values times scale in float32: inf on overflow, and on a CPU 0 below 2^-126."""
         exponent = self.scale.astype(jnp.int32)[..., None] - _BIAS
         half = exponent >> 1
         wide = self.values * _power(half) * _power(exponent - half)
@@ -51,7 +51,7 @@ class MX(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Quantised array: blocks of values, each with a floating-point scale, and a tensor scale."""
+    """Quantised array: blocks of values, a floating-point scale per block, and one per tensor."""
 
     values: Float[Array, "... n block"]
     """Values of the element format, stored as float32."""
@@ -65,7 +65,7 @@ class Scaled(NamedTuple):
         return self.values * self.scale[..., None]
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values; on a CPU 0 below 2^-126."""
+        """Return values times both scales in float32; on a CPU 0 below 2^-126."""
         return self.inner() * self.outer
 
 
@@ -157,7 +157,7 @@ def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
 def deepseek(
     x: Float[Array, "... k"], *, rows: int = 1, power_of_two: bool = False, dtype: Any = E4M3
 ) -> Scaled:
-    """Quantise float32 to e4m3 with a float32 scale per `rows` x 128 block, max(amax, 1e-4) / 448.
+    """Quantise float32 to e4m3, with a float32 scale max(amax, 1e-4) / 448 per `rows` x 128 block.
 
     Args:
         x: values; at least two axes if `rows` is above 1. Blocks lie along the last two axes.
@@ -300,8 +300,8 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """Return x * 2^exponent, also for subnormal x; inexact below 2^-102 and beyond 2^126.
 
-    In every format that callers round to, the former are too small to matter and the latter
-    saturate.
+    In every format that callers round to, results below 2^-102 are too small to matter, and results
+    beyond 2^126 saturate.
     """
     bits, magnitude = jax.lax.bitcast_convert_type(x, jnp.int32), _magnitude(x)
     biased = magnitude >> _FRACTION

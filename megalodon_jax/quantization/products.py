@@ -242,7 +242,7 @@ def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array
 def _emulated(
     a: Float[Array, "rows n block"], b: Float[Array, "columns n block"]
 ) -> Float[Array, "rows columns"]:
-    """Return the product of blocks of values that have at most 6 significant bits, in float32.
+    """Return `a @ b.T`, blocks joined, in float32, for values of at most 6 significant bits.
 
     Such values are exact in bfloat16, so a GPU can use its tensor cores. A CPU, which is slow in
     bfloat16, uses float32.

@@ -64,7 +64,7 @@ def shards(mesh: AnyMesh | None, meaning: str) -> int:
 
 
 def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
-    """Return the placement on a mesh of an array; `dims` is the meaning of each of its axes.
+    """Return the sharding spec of an array of `shape`, whose axes have the meanings `dims`.
 
     An axis of the array whose size the mesh does not divide is not cut: a batch of one row is
     replicated on every device. Callers check sizes that must be divisible (`check_divisible`).
@@ -98,8 +98,8 @@ def on_shards(
         mesh: the mesh.
         arguments: pytrees of arrays.
         ins: specs of each argument.
-        outs: specs of the result. Along axes not in its spec, a result must be equal on all
-            devices, which JAX checks.
+        outs: specs of the result. Along mesh axes that its spec does not name, a result must be
+            equal on all devices, which JAX checks.
     """
     names = frozenset(axis_sizes(mesh))
     call = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, axis_names=names)
@@ -154,8 +154,8 @@ def automatic(function: Callable[[Any], Any], tree: Any, outs: Callable[[AnyMesh
     """Return `function(tree)`, traced with Auto axes if arrays of `tree` lie on Explicit ones.
 
     With Explicit axes, JAX's default, every operation must state the placement of its result. The
-    model states it in a few places and leaves the rest to the compiler. The results have Explicit
-    types again, and a gradient has the type of its parameter.
+    model states it in a few places and leaves the rest to the compiler. The results are on Explicit
+    axes again, and a gradient has the placement of its parameter.
 
     Args:
         function: the function to call.

@@ -17,7 +17,7 @@ from megalodon_jax.sharding.rules import partition_specs
 Tree = TypeVar("Tree")
 FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0, "segment_ids": None}
 """Fill values of `padded_batch` by array name; none affects a result. None repeats the last element
-of each row, so that padding belongs to its last document."""
+of each row, so that padding belongs to the row's last document."""
 
 
 def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
@@ -39,14 +39,14 @@ def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
 
 
 def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
-    """Place an optimiser state on a mesh, with each parameter's leaves where that parameter is.
+    """Place an optimiser state on a mesh: the leaves of each parameter like the parameter itself.
 
     A leaf belongs to a parameter if its path ends in the parameter's name and it has the same
     shape, as optax's moments do. All other leaves, such as a count, are replicated.
 
     Args:
         state: any pytree.
-        model: the model it belongs to, of arrays or shapes.
+        model: the model that the state belongs to, of arrays or shapes.
         mesh: the mesh.
 
     Raises:

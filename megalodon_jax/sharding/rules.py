@@ -145,7 +145,7 @@ def _divides(sizes: dict[str, int], names: tuple[str, ...], size: int) -> bool:
 def _spec(
     sizes: dict[str, int], shape: tuple[int, ...], cuts: dict[int, tuple[str, ...]]
 ) -> PartitionSpec:
-    """Return a spec from `cuts`, the mesh axes by array axis.
+    """Return the spec of an array; `cuts` gives the mesh axes that cut an array axis, by its index.
 
     Mesh axes of size 1 are left out. An array axis whose size is no multiple of the product of its
     mesh axes is not cut.

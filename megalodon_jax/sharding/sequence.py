@@ -89,7 +89,8 @@ def incoming_moments(
     document before the row.
 
     This is the parallel formula of Chan, Golub and LeVeque (1983) for all shards at once: the mean
-    of the means weighted by counts, with their deviations from it added to the sums of squares.
+    is the average of the means, weighted by counts; the squares of their deviations from it are
+    added to the sums of squares.
     """
     parts, here = jax.lax.axis_size(SEQUENCE), jax.lax.axis_index(SEQUENCE)
     wide = own.mean.dtype

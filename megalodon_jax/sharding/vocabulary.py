@@ -17,7 +17,7 @@ from megalodon_jax.sharding.axes import TENSOR, AnyMesh, on_shards, placed, shar
 
 
 def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"]:
-    """Return embedding or head padded to W rows, which `tensor` divides and cuts."""
+    """Return embedding or head, with zero rows appended until `tensor` divides the rows, placed."""
     short = -table.shape[0] % shards(mesh, "tensor")
     return placed(jnp.pad(table, ((0, short), (0, 0))), "tensor", None)
 
