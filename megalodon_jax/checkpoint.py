@@ -50,7 +50,7 @@ class Checkpoint:
     opt_state: Any = None
     """Optimiser state; None if it was not asked for (`load_checkpoint(opt_state_like=None)`)."""
     mesh: dict[str, int] | None = None
-    """Size of each axis of the mesh the model was saved on; informational. None: no mesh."""
+    """Axis sizes, by axis name, of the mesh on which the model was saved. None: no mesh."""
 
 
 def save_checkpoint(
@@ -202,7 +202,7 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
 
     Raises:
         ValueError: a leaf is not an array, has the same path as another leaf, or is weakly typed
-            without being a scalar; the message calls the tree `name`.
+            without being a scalar. The message names the tree `name`.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -253,7 +253,7 @@ def specs(leaves: Mapping[str, Any]) -> dict[str, str]:
 
 
 def table_specs(config: MegalodonConfig) -> dict[str, str]:
-    """Return dtype and shape of a configuration's parameters as text, by name (as `specs`)."""
+    """Return dtype and shape of a configuration's parameters, by name, in the format of `specs`."""
     return {row.name: f"{row.dtype} {row.shape}" for row in weight_table(config)}
 
 

@@ -23,13 +23,13 @@ _enabled = jax.make_user_context(default_value=True)
 
 
 def traced_checks(enabled: bool) -> AbstractContextManager[Any]:
-    """Return a context in which this thread traces functions with checks (the default) or without.
+    """Return a context in which this thread traces functions with or without checks of values.
 
-    The setting takes effect when a function is traced. A jitted function called both inside and
-    outside of the context is traced once with and once without checks; an exported or ahead-of-time
-    compiled function keeps the setting of its trace. Without checks, a token id or label outside
-    the vocabulary gives NaN instead of an error, a full unbounded cache overwrites its oldest
-    tokens, and other bad values go unnoticed.
+    The default is with checks. The setting takes effect when a function is traced. A jitted
+    function called both inside and outside of the context is traced once with and once without
+    checks; an exported or ahead-of-time compiled function keeps the setting of its trace. Without
+    checks, a token id or label outside the vocabulary gives NaN instead of an error, a full
+    unbounded cache overwrites its oldest tokens, and other bad values go unnoticed.
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"traced_checks: enabled={enabled!r} must be True or False.")
@@ -37,12 +37,12 @@ def traced_checks(enabled: bool) -> AbstractContextManager[Any]:
 
 
 def checks_enabled() -> bool:
-    """Return whether functions are currently traced with checks."""
+    """Return whether functions are now traced with checks of array values (`traced_checks`)."""
     return _enabled.value
 
 
 def checked(x: X, bad: Bool[Array, "..."], message: str) -> X:
-    """Return `x`; if checks are on and `bad` holds anywhere, raise RuntimeError with `message`.
+    """Return `x`; with `traced_checks` on, raise RuntimeError(message) if `bad` is True anywhere.
 
     Use the result in place of `x`: the compiler removes a check whose result is unused. `x` is a
     pytree with at least one array.

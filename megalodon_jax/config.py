@@ -351,8 +351,8 @@ class MegalodonConfig:
     def to_hf(self) -> dict[str, Any]:
         """Return the content of megalodon-hf's `config.json`, a dict of JSON values.
 
-        It is also valid as arguments of megalodon-hf's configuration class. Fields unknown to
-        megalodon-hf are included: it keeps them, and ignores them.
+        The dict is also valid as keyword arguments of megalodon-hf's configuration class. It
+        includes fields unknown to megalodon-hf, which stores but does not use them.
         """
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         fields = {names.get(name, name): value for name, value in self.to_dict().items()}

@@ -44,8 +44,8 @@ def state_dict(
 
     Args:
         model: the model to export, its layers stacked or not.
-        dtype: storage dtype of all except the sensitive parameters, which keep at least float32;
-            None keeps the present dtypes.
+        dtype: storage dtype of all except the sensitive parameters, which keep their dtype, but at
+            least float32; None keeps the present dtypes.
         include_rope_inv_freq: add the buffers `*.rope.inv_freq` (RoPE's angle per position), which
             strict loading in torch does not expect.
 
@@ -63,7 +63,7 @@ def state_dict(
 def exported_tensors(
     model: MegalodonForCausalLM, *, dtype: DTypeLike | None = None
 ) -> dict[str, Tensor]:
-    """Return the weights by torch name, unread (`Tensor.read`); a tied head is not included.
+    """Return the weights by torch name, copied only when a `Tensor` is read; without a tied head.
 
     Parameters that a user added (`Role.OTHER`) are included; non-floating ones keep their dtype.
 
@@ -92,7 +92,7 @@ def convert_jax_to_torch(
     dtype: torch.dtype | None = None,
     include_rope_inv_freq: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return a state dict that loads strictly into megalodon-hf; a tied head is a copy.
+    """Return a state dict that loads strictly into megalodon-hf; a tied head copies the embedding.
 
     Args:
         model: the model to export.

@@ -113,8 +113,8 @@ def _client() -> Any:
 
 
 def whole(tree: Tree) -> Tree:
-    """Gather a pytree: every process gets every array complete. All processes must call this
-    function."""
+    """Return a pytree with every array gathered, so that each process has the whole array. All
+    processes must call this function."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = ((i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array))
     split = [i for i, x in arrays if not x.is_fully_addressable]

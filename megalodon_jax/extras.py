@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 EXTRA_OF = {"torch": "torch", "flax": "flax", "onnx": "onnx", "onnxruntime": "onnx"}
-"""By name of a package that a user's file may import: the extra that installs the package."""
+"""Extras of this project, by name of the package that they install and a user's file may import."""
 _CHECKOUT = Path(__file__).resolve().parents[1]
 
 

@@ -120,7 +120,7 @@ def _draw(
 
 
 def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array, " B"]:
-    """Return `token`, or raise if the largest logit, `peak`, is not finite."""
+    """Return `token`; raise if `peak`, a row's largest logit, is not finite (also under jit)."""
     message = (
         "logits hold NaN or +inf, or exclude every token of a row by -inf: no token can be chosen. "
         "Look for NaN in the parameters of the model."

@@ -37,7 +37,7 @@ class LeafTensor:
         return shape if self.layer is None else shape[1:]
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the values in `dtype`, all or only `rows`; possibly a view of the model."""
+        """Return the tensor, or `rows` of its first axis; possibly a view of the model's memory."""
         leaf = self.leaf if self.layer is None else self.leaf[self.layer]
         leaf = leaf if rows is None else leaf[rows]
         if leaf.dtype != self.dtype:

@@ -56,7 +56,7 @@ def add_lora(
         rank: rank of every adapter.
         alpha: numerator of the factor alpha / rank by which B A is multiplied.
         targets: patterns for full names of linear maps, such as `*.attn.w*` or
-            `model.layers.0.ffn.*` (`megalodon_jax.policy`); all except the head by default.
+            `model.layers.0.ffn.*` (`megalodon_jax.policy`); by default all maps except the head.
         dropout: dropout rate of the adapters' inputs, applied with `deterministic=False` only.
         rslora: divide alpha by the square root of the rank instead (rank-stabilised LoRA).
         dtype: dtype of the adapters; None means `param_dtype`, but at least float32.

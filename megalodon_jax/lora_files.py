@@ -49,7 +49,7 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """Number of rows of A."""
+        """Rank of the adapter: the number of rows of A."""
         return self.A.shape[0]
 
     @property
@@ -85,7 +85,7 @@ def write_adapters(
 
 
 def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Adapter]:
-    """Return the adapters of a folder by the names of their maps.
+    """Return the adapters of a folder by the names of their linear maps.
 
     Raises:
         FileNotFoundError: a file does not exist.
@@ -136,7 +136,7 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
-    """Return PEFT's configuration: the most common rank and alpha, and patterns for all others.
+    """Return PEFT's `adapter_config.json`: the most common rank and alpha, others by pattern.
 
     Raises:
         ValueError: adapters differ in dropout or in `rslora`.

@@ -241,7 +241,7 @@ def accumulate_gradients(
 def _following(
     labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
-    """Return each position's target, which is the next label, and whether the target counts."""
+    """Return each position's target, the next label, and whether it counts in the loss."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
     # Labels move between shards of a sequence, which is not possible with Explicit axes.
     return automatic(
@@ -270,7 +270,7 @@ def _targets(
     ignore_index: SupportsIndex,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
-    """Return each position's target, checked and safe as an index, and whether it counts."""
+    """Return each position's target, safe as an index, and whether it counts in the loss."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
     check_segment_ids(segment_ids, labels.shape, "labels")
     # Ignored labels are checked too: they are just as wrong, and may count in the next batch.
@@ -296,7 +296,7 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
 
 
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
-    """Sum the cross-entropy over valid targets: computed in `dtype`, summed in >= float32."""
+    """Return the sum of the cross-entropy (in `dtype`) over valid targets, in at least float32."""
     logits = logits.astype(dtype)
     mesh = mesh_of(logits)
     if mesh is None:

@@ -229,7 +229,7 @@ class MegalodonModel(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         cache: ModelCache | None,
     ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
-        """Return the cache to continue from, positions in documents, and last segment id per row.
+        """Return cache to continue from, tokens' positions in documents, last segment id per row.
 
         The returned cache is None if `cache` is. The positions are None for a single token that
         follows a cache, since it needs none. The segment ids (B,) are those of the last tokens.
@@ -368,7 +368,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head's matrix; on a mesh, with rows appended so that `tensor` divides it."""
+        """Return the head's matrix; on a mesh, with zero rows so that `tensor` divides the rows."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 

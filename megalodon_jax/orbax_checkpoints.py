@@ -146,7 +146,8 @@ class OrbaxCheckpoints:
             # earlier step would have no new checkpoint for as long.
             raise ValueError(
                 f"{self.folder} holds step {newest}, which is newer than step {step}: if the run "
-                f"went back, delete the folders of its steps after {step}, or use another folder."
+                "returned to an earlier step, delete the folders of the steps after "
+                f"{step}, or use another folder."
             )
         if not force and not self._manager.should_save(step):
             return False

@@ -93,7 +93,8 @@ def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stored_arrays(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the non-empty arrays to store, by name; keys as integers. Orbax rejects empty ones."""
+    """Return the arrays to store, by name: PRNG keys as integers, and no empty arrays, which Orbax
+    rejects."""
     arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
     return {name: array for name, array in arrays.items() if 0 not in array.shape}
 

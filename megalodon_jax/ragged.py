@@ -24,10 +24,11 @@ Tree = TypeVar("Tree")
 
 
 def padding_of(mask: Tree, shape: tuple[int, ...]) -> Tree | None:
-    """Return `mask`, or None if it is known to have no padding: then all rows share one position.
+    """Return `mask`, or None if it is known to have no padding.
 
-    A traced mask has no value, so it may have padding. An invalid mask is returned unchanged, so
-    that `megalodon_jax.inputs.as_mask` rejects it.
+    Without padding, all rows of a cache share one position. A traced mask has no value, so it may
+    have padding. An invalid mask is returned unchanged, so that `megalodon_jax.inputs.as_mask`
+    rejects it.
     """
     given: Any = mask
     known = isinstance(given, np.ndarray) or (
@@ -57,7 +58,7 @@ class Aligned(NamedTuple):
 
 
 def aligned(ids: Int32[Array, "B L"], mask: Bool[Array, "B L"]) -> Aligned:
-    """Move the tokens of each row to the left.
+    """Move the valid tokens of each row to the left.
 
     Raises:
         RuntimeError: a row has padding between its tokens (also under jit).

@@ -31,7 +31,8 @@ def document_positions(
     """Return the index of each token within its document, (B, L); None stays None.
 
     Args:
-        segment_ids: equal neighbours are one document; an id may be reused later for another one.
+        segment_ids: neighbouring tokens with equal ids are one document; an id may occur again
+            later for another document.
         shape: the shape that `segment_ids` must have.
         owner: name of the array with that shape, for errors.
 
@@ -95,7 +96,7 @@ def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
 
 
 def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
-    """Return where a document begins, including the first token of each row."""
+    """Return a mask that is True at first tokens of documents, and of rows."""
     # Compared in their own dtype: narrowed first, two wide ids could become equal.
     numpy = np if isinstance(segment_ids, np.ndarray) else jnp
     changed = segment_ids[..., 1:] != segment_ids[..., :-1]

@@ -107,7 +107,7 @@ def parsed_size(size: int | str) -> int:
 
 
 def _groups(sizes: Mapping[str, int], limit: int | None) -> list[list[str]]:
-    """Split names, in order, into groups of at most `limit` bytes; larger tensors get their own."""
+    """Split names, in order, into groups of at most `limit` bytes; a larger tensor is a group."""
     groups: list[list[str]] = [[]]
     room = math.inf if limit is None else limit
     for name, size in sizes.items():

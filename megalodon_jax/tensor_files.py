@@ -115,7 +115,7 @@ class FileTensor:
         return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of the first axis by index, without reading other rows."""
+        """Return the rows (elements of the first axis) with indices `rows`, reading no others."""
         if self.dtype in _OWN:
             return self.map()[rows]
         with open_safetensors(self.file) as file:
@@ -142,11 +142,11 @@ class ArrayTensor:
         return self.stored_as or self.array.dtype.name
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor, or a slice of its first axis, without copying."""
+        """Return `array`, in its dtype, or a slice of its first axis, without copying."""
         return self.array if rows is None else self.array[rows]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of the first axis by index."""
+        """Return the rows (elements of the first axis) whose indices are in `rows`."""
         return self.array[rows]
 
 

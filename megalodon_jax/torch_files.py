@@ -51,7 +51,7 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file: memory-mapped if its file has torch's zip format, else in memory."""
+    """A tensor of a torch file: memory-mapped if the file has torch's zip format, else loaded."""
 
     tensor: Any
 
@@ -74,7 +74,7 @@ class TorchTensor:
         return to_numpy(self.tensor if rows is None else self.tensor[rows])
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of the first axis by index."""
+        """Return the rows (elements of the first axis) whose indices are in `rows`."""
         return self.read()[rows]
 
     def place(self) -> tuple[int, ...] | None:
@@ -95,14 +95,14 @@ class TorchContents:
     tensors: dict[str, TorchTensor]
     """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Number of tensors in each state dict of the model, by the place of the state dict."""
+    """Number of tensors in each state dict of the model, by its place in the file."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
-    """Optimiser states in the format of `optimizer.state_dict()`, by place."""
+    """Optimiser states in the format of `optimizer.state_dict()`, by their place in the file."""
     left: list[str] = field(default_factory=list)
     """Descriptions of everything else in the file."""
 
     def model(self, file: Path) -> dict[str, TorchTensor]:
-        """Return the model's tensors.
+        """Return the model's tensors by name.
 
         Raises:
             ValueError: there is no state dict; the message names `file`, and what was found.
@@ -238,8 +238,8 @@ def _load(file: Path) -> Any:
 def _under_no_foreign_name(file: Path) -> Iterator[Path]:
     """Provide a path to a torch file whose name does not end in .safetensors, within this context.
 
-    torch.load goes by that ending and not by the content. Memory-mapped tensors stay valid after
-    the path is removed.
+    torch.load chooses the format by that ending, not by the content. Memory-mapped tensors
+    stay valid after the path is removed.
     """
     if file.suffix != ".safetensors":
         yield file
@@ -413,7 +413,7 @@ def _tensors(value: Any, place: Place) -> Iterator[tuple[str, Any]]:
 
 
 def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
-    """Remove prefixes that all names share because of data parallelism or torch.compile."""
+    """Return tensors by name, without prefixes of all names from torch.compile or DDP."""
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in named)), ""):
         if not named:
             break

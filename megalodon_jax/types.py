@@ -81,7 +81,7 @@ class AttentionCache(eqx.Module):
         return self.count.ndim == 1
 
     def positions(self) -> Int32[Array, " cap"] | Int32[Array, "B cap"]:
-        """Return the absolute position in each slot; negative for an empty slot."""
+        """Return the absolute position of the token in each slot; -1 for an empty slot."""
         if self.per_row:
             rows = jax.vmap(lambda count, first: _held(count, first, self.capacity))
             return rows(self.count, self.first)
@@ -130,7 +130,7 @@ class AttentionCache(eqx.Module):
         v: Float[Array, "B L H e"],
         lengths: Int32[Array, " B"],
     ) -> AttentionCache:
-        """Append tokens, with each row writing at its own position."""
+        """Compute `append` for a ring buffer in which each row has its own position."""
         (B, L), capacity = k.shape[:2], self.capacity
         count = self.count + lengths
         first = jnp.maximum(self.first, count - capacity)
@@ -205,7 +205,7 @@ def _held(count: Int32[Array, ""], first: Int32[Array, ""], capacity: int) -> In
 
 
 def spread(counter: Counter, rows: int) -> Int32[Array, " B"]:
-    """Return a counter per row, (B,); one that already is per row is returned unchanged."""
+    """Return `counter` with an entry per row, (B,); unchanged if it already has one per row."""
     return counter if counter.ndim else jnp.full((rows,), counter)
 
 

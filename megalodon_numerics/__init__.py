@@ -201,7 +201,7 @@ def _folder(package: str) -> Path:
 
 
 def _found(package: str) -> Path | None:
-    """Return the file that `import package` runs; None if none exists."""
+    """Return the file that `import package` runs; None if there is no such file."""
     if package in sys.modules:
         file = getattr(sys.modules[package], "__file__", None)
     else:

@@ -52,7 +52,7 @@ def attend(
         q, k, v: queries, keys and values, with heads on the second-to-last axis.
         mask: True where a query may see a key.
         config: gives the dtypes and the dropout rate of the attention weights.
-        key: enables dropout; None means deterministic.
+        key: PRNG key, which enables dropout; None means deterministic.
 
     Returns:
         The weighted values (*B, Q, H, e), in `config.accum_dtype`.
@@ -92,7 +92,7 @@ def _attend(
     config: MegalodonConfig,
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
-    """Compute `attend` on one device; `keep`, if given, is the dropout mask, used without `key`."""
+    """Compute `attend` on one device; if `keep`, a drawn dropout mask, is given, `key` is None."""
     *batch, Q, H, _ = q.shape
     q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
     mixed = _mixed(q, k, v, mask, keep, config, key, (*batch, H))
@@ -184,7 +184,7 @@ class ChunkedAttention(eqx.Module):
             positions: index of each token within its document, for packed documents. Chunks are
                 counted from the first token of each document, and no query sees another document.
                 The first document continues from the cache if its first index is above 0.
-            key: enables dropout.
+            key: PRNG key, which enables dropout.
 
         Returns:
             The weighted values in `config.accum_dtype`, and the cache after the call or None.
@@ -390,10 +390,10 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend block by block in a loop, so that compile time does not grow with L.
+        """Attend block by block in a loop, so that compile time does not grow with the length L.
 
-        `ring` is the cache, a ring buffer. `lengths` (B,) is the number of tokens of each row, if
-        some rows have fewer than L.
+        `ring` is the cache, a ring buffer, which is returned with the new tokens. `lengths` (B,) is
+        the number of tokens of each row, if some rows have fewer than L.
         """
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
@@ -427,10 +427,10 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         left: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend from at most C tokens to the ring buffer and themselves.
+        """Attend from a block, at most a chunk of tokens, to the ring buffer and the block itself.
 
-        `left` (B,) is the number of valid tokens of each row from the start of this block to the
-        end of the call; None if no row has padding.
+        Also return the ring buffer after the block. `left` (B,) is the number of valid tokens of
+        each row from the start of the block to the end of the call; None if no row has padding.
         """
         n = q.shape[1]
         new = queries = _numbered(ring.count, n)
@@ -499,7 +499,7 @@ class ChunkedAttention(eqx.Module):
     def _visible(
         self, queries: Int32[Array, "Q 1"], keys: Int32[Array, "1 K"]
     ) -> Bool[Array, "Q K"]:
-        """Return which keys each query may see, by position; empty slots have position -1."""
+        """Return which keys each query may see, by position; empty slots and padding have -1."""
         visible = (keys >= 0) & (keys <= queries)
         if self._chunk_local:
             C = self.config.chunk_size

@@ -91,7 +91,7 @@ class ComplexEMA(eqx.Module):
             x: input in any float dtype; computations are in at least float32.
             h_init: state to continue from; None is zero.
             return_state: whether to compute the final state.
-            mask: True where a token is valid; masked inputs count as 0, and still decay the state.
+            mask: True where a token is valid; other inputs count as 0, but the state still decays.
             positions: index of each token within its document, for packed documents. Each document
                 starts from zero, but the first continues from `h_init` if its first index in `x` is
                 above 0.
@@ -128,7 +128,7 @@ class ComplexEMA(eqx.Module):
         lengths: Int32[Array, " B"] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """Filter each shard's rows, channels and tokens on its device.
+        """Run `__call__` on a mesh: each device filters its own rows, channels and tokens.
 
         The computation is inside `shard_map`; outside of it, XLA would gather the whole input of an
         FFT on each device.
@@ -306,7 +306,7 @@ class ComplexEMA(eqx.Module):
         return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _skip(self, u: Float[Array, "B D L"]) -> Float[Array, "B D L"]:
-        """Return omega u, the skip path around the filter; for speed, multiply it as (B L, D)."""
+        """Return omega u, the skip path around the filter; for speed, computed as (B L, D)."""
         B, D, L = u.shape
         rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
         return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)

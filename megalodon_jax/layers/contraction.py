@@ -45,7 +45,7 @@ def contract(equation: str, a: Array, b: Array, config: MegalodonConfig) -> Arra
 
 
 def _product(equation: str, compute: Any, accum: Any, placed: Any, a: Array, b: Array) -> Array:
-    """Compute `contract`; `placed` is the result's sharding if its mesh has Explicit axes."""
+    """Compute `contract`; `placed` is the result's sharding on Explicit mesh axes, else None."""
     operands = a.astype(compute), b.astype(compute)
     return jnp.einsum(equation, *operands, preferred_element_type=accum, out_sharding=placed)
 

@@ -134,8 +134,8 @@ def init_weight(
     "he", the default, is meant for maps between features. For the embedding or the head it would
     draw values so large that the loss starts at several times ln V. Instead, these two are scaled
     so that logits have a standard deviation of 1/2: the final norm divides by the deviation of
-    group means, which makes features about sqrt(D / G) in size, and a logit is a weighted sum of D
-    features. The initial loss is then 1/8 nat above ln V.
+    group means, which makes the D features in G groups about sqrt(D / G) in size, and a logit is a
+    weighted sum of D features. The initial loss is then 1/8 nat above ln V.
 
     Args:
         shape: (out, in).

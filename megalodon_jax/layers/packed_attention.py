@@ -25,10 +25,10 @@ Mix = Callable[..., Float[Array, "N Q e"]]
 """Function that returns the attention output. Its arguments are q, k, v (heads first), the mask of
 visible keys, and `keep`, the dropout mask or None."""
 LEAST_STRIPE = 128
-"""Queries per stripe; C, if C is smaller. Products of fewer rows are slow."""
+"""Queries per stripe, but at most a chunk. Products of fewer rows are slow."""
 MOST_BRANCHES = 8
 """Upper limit on the number of steps in which the number of earlier keys that a stripe reads grows
-from 0 to C. Each step is a compiled branch."""
+from 0 to the chunk size. Each step is a compiled branch."""
 
 
 class Draws(NamedTuple):
@@ -48,8 +48,8 @@ class Draws(NamedTuple):
 class Tokens(NamedTuple):
     """Non-differentiable inputs: each query's offset in its chunk, valid keys, and dropout.
 
-    `valid` is False at keys that no query may see. It has C more columns than `offsets`, for the C
-    keys before the first query.
+    `valid` is False at keys that no query may see. It has C (the chunk size) more columns than
+    `offsets`, for the C keys before the first query.
     """
 
     offsets: Int32[Array, "B L"]
@@ -111,7 +111,7 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
-    """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
+    """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of a stripe's length.
 
     The derivatives are written by hand: JAX's transpose of a loop with branches would store the
     attention weights of every branch, whereas here each stripe is recomputed.

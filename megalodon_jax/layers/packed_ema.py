@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex, Float, Int32
 
 BLOCK = 32
-"""Tokens per block. Larger blocks need more products inside, smaller blocks need more states."""
+"""Tokens per block of the packed EMA. Larger blocks need more products inside, smaller blocks need
+more states."""
 SPAN = 256
 """Tokens processed at once: their values in all channels fit into a processor's cache."""
 TAPS = 4

@@ -20,7 +20,7 @@ from megalodon_jax.sharding.sequence import Moments, incoming_moments, shards_ba
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6
-"""Smallest running variance, by the root of which features are divided."""
+"""Lower bound of the running variances by which features are normalised."""
 
 
 class PackedMoments(NamedTuple):
@@ -102,7 +102,7 @@ def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Flo
 
     A segmented scan (Blelloch, 1990, "Prefix sums and their applications", section 1.5): other
     documents are left out rather than multiplied by 0, which would turn an infinity into NaN. The
-    error grows as log2(L).
+    error grows with the logarithm of the length.
     """
 
     def added(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -139,11 +139,10 @@ def _before_shard(
     valid: Bool[Array, "B L"],
     positions: Int32[Array, "B L"],
 ) -> Moments:
-    """Return the moments of the document that continues from the previous shard into this one.
+    """Return the moments of the first token's document over its tokens before this shard.
 
-    The moments include only tokens before this shard. `averages` are the group means of this
-    shard's tokens; `own` has, at each token, the group means of its document's first valid token in
-    this shard.
+    `averages` are the group means of this shard's tokens; `own` has, at each token, the group means
+    of its document's first valid token in this shard.
     """
     dtype = averages.dtype
     reach = shards_back(positions)

@@ -39,7 +39,7 @@ class RotaryEmbedding(eqx.Module):
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Rotate queries and keys whose first token is at `start_index`; dtypes are kept.
 
-        `start_index` is one number, or one per row (B,), or one per token (B, L).
+        `start_index` is one number, one per row (B,), or every token's position (B, L).
 
         Raises:
             ValueError: a shape or a dtype does not fit, or is float16.

@@ -185,7 +185,7 @@ def _looped(
     return_cache: bool,
     positions: Int32[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
-    """Run equal blocks, stacked or not, in a loop; `loop` is (blocks, caches, keys)."""
+    """Run equal blocks in a loop; return output and caches. `loop` is (blocks, caches, keys)."""
     blocks, caches, keys = loop
     stack = blocks if isinstance(blocks, StackedBlocks) else stack_blocks(blocks)
     arrays, static = eqx.partition(stack.block, eqx.is_array)
@@ -201,7 +201,7 @@ def _looped(
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    """Stack the arrays of trees with one structure; other leaves are taken from the first tree."""
+    """Stack the arrays of trees of equal structure; other leaves are taken from the first tree."""
     arrays, rest = eqx.partition(list(trees), eqx.is_array)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
 

@@ -176,7 +176,7 @@ class TimestepNorm(eqx.Module):
         mean: Float[Array, "B L G"],
         var: Float[Array, "B L G"],
     ) -> Float[Array, "BL D"]:
-        """Return the normalised features as a matrix; `groups` and `mean` have the same origin."""
+        """Return the output as a matrix (B L, D); `groups` and `mean` have the same origin."""
         B, L, G, width = groups.shape
         # As rows of a matrix, as in `norms`: XLA's CPU gradients of (1, L, ...) are slow.
         centred = (groups - mean[..., None]).reshape(B * L * G, width)

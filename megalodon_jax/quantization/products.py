@@ -81,8 +81,8 @@ def gemm(
 ) -> Float[Array, "... out"]:
     """Return `x @ weight.T` on a low-precision backend, in float32, differentiable in reverse mode.
 
-    A contraction that is not a multiple of the block size is padded with zeros, which have no
-    effect. Gradients use the same backend.
+    If the block size does not divide the contracted axis, zeros are appended, which have no effect.
+    Gradients use the same backend.
 
     Args:
         x: activations, rounded to float32 if they are wider.
@@ -106,7 +106,7 @@ def operands(
     weight: Float[Array, "out in"],
     dy: Float[Array, "tokens out"] | None = None,
 ) -> Operands:
-    """Return the operands of one of the three products, both quantised along its contraction.
+    """Return the operands of one of the three products, both quantised along the contracted axis.
 
     Args:
         direction: "forward", x (tokens, in) by weight (out, in); "input_grad", dy (tokens, out) by

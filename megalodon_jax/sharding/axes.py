@@ -34,7 +34,7 @@ MEANING: dict[str, tuple[str, ...]] = {
 
 
 def mesh_of(x: Any) -> AnyMesh | None:
-    """Return the mesh of an array, or of the context; None if no axis of `AXES` is longer than 1.
+    """Return an array's mesh, or else the context's; None if no axis of `AXES` is longer than 1.
 
     The result is also None if an axis of the mesh is Explicit: then JAX itself determines the
     placement of results (`automatic` converts such axes).

@@ -39,7 +39,7 @@ def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
 
 
 def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
-    """Place an optimiser state on a mesh: the leaves of each parameter like the parameter itself.
+    """Place an optimiser state on a mesh: leaves of a parameter where the parameter is placed.
 
     A leaf belongs to a parameter if its path ends in the parameter's name and it has the same
     shape, as optax's moments do. All other leaves, such as a count, are replicated.
@@ -153,7 +153,7 @@ def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
     """Check that a length can be cut into whole chunks on every device of the axis `sequence`.
 
     Raises:
-        ValueError: the length is not divisible; the message has the multiple that it must be.
+        ValueError: it cannot; the message says of which number the length must be a multiple.
     """
     parts = shards(mesh, "sequence")
     if parts > 1 and length % (parts * chunk_size):

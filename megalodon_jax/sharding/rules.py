@@ -39,7 +39,7 @@ _READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
 
 
 def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
-    """Return the placement in which a parameter is stored.
+    """Return the sharding spec with which a parameter is stored.
 
     If `tensor` does not divide the vocabulary, the columns of embedding and head are cut instead of
     their rows; the program then pads both with rows that no token uses. A parameter without a rule
@@ -60,7 +60,7 @@ def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> Partitio
 
 
 def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
-    """Return the placement in which each parameter is stored, by name.
+    """Return the sharding spec with which each parameter is stored, by name.
 
     Args:
         model: a `MegalodonForCausalLM` of arrays or shapes.

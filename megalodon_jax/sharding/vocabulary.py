@@ -17,7 +17,7 @@ from megalodon_jax.sharding.axes import TENSOR, AnyMesh, on_shards, placed, shar
 
 
 def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"]:
-    """Return embedding or head, with zero rows appended until `tensor` divides the rows, placed."""
+    """Return embedding or head on `mesh`, with zero rows so that `tensor` divides the rows."""
     short = -table.shape[0] % shards(mesh, "tensor")
     return placed(jnp.pad(table, ((0, short), (0, 0))), "tensor", None)
 
@@ -25,7 +25,7 @@ def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"
 def rows_of(
     table: Float[Array, "W D"], ids: Int32[Array, "B L"], size: int, mesh: AnyMesh
 ) -> Float[Array, "B L D"]:
-    """Return the table's row for each id, with channels on `tensor`; NaN if not in [0, size).
+    """Return the table's row for each id, channels split over `tensor`; NaN outside [0, size).
 
     Each shard looks up its own rows and contributes zeros otherwise, so the sum over shards is
     exact.
@@ -59,7 +59,7 @@ def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B 
 def at_target(
     logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], mesh: AnyMesh
 ) -> Float[Array, "B L"]:
-    """Return the target's logit at each position; NaN if the target is not in [0, W).
+    """Return the target's logit at each position; NaN if the target is not a column of `logits`.
 
     Each shard looks up its own columns: indexing a sharded axis would gather all logits first.
     """
