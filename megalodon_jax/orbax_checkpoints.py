@@ -142,8 +142,8 @@ class OrbaxCheckpoints:
             raise ValueError(f"OrbaxCheckpoints.save: step={step} must be at least 0.")
         newest = self._manager.latest_step()
         if not force and newest is not None and step < newest:
-            # Orbax would skip every step up to the newest one, and a run that went back to an
-            # earlier step would have no new checkpoint for as long.
+            # Orbax would skip every step up to the newest one, so a run that went back to an
+            # earlier step would have no new checkpoint until it passed the newest one.
             raise ValueError(
                 f"{self.folder} holds step {newest}, which is newer than step {step}: if the run "
                 "returned to an earlier step, delete the folders of the steps after "

@@ -228,8 +228,8 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
         # An index that names an index, such as itself, would be followed forever.
         if "/" in shard or "\\" in shard or shard.endswith(".json") or shard in ("", ".", ".."):
             raise ValueError(
-                f"expected the name of a tensor file beside {index} as a shard, received "
-                f"{printable(shard)!r}; export the checkpoint again into an empty folder."
+                f"{index} names the shard {printable(shard)!r}, expected the name of a tensor file "
+                "beside it; export the checkpoint again into an empty folder."
             )
     tensors: dict[str, T] = {}
     for shard, file in shards.items():

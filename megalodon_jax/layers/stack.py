@@ -87,7 +87,7 @@ def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
         if leaf.shape[:1] != (len(stack),):
             raise ValueError(
                 f"unstack_layers: expected a first axis of {len(stack)} layers, but {name} has "
-                f"shape {leaf.shape}; each leaf must have the shape of its parameter."
+                f"shape {leaf.shape}; in an optimiser state, a leaf needs its parameter's shape."
             )
     layers = (jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(stack)))
     return tuple(

@@ -158,8 +158,8 @@ def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
     parts = shards(mesh, "sequence")
     if parts > 1 and length % (parts * chunk_size):
         raise ValueError(
-            f"sharding: a length of {length} tokens does not divide into {parts} parts of the mesh "
-            f"axis sequence of whole chunks of {chunk_size}; it must be a multiple of "
+            f"sharding: a length of {length} tokens cannot be cut into {parts} parts (mesh axis "
+            f"sequence) of whole chunks of {chunk_size} tokens; it must be a multiple of "
             f"{parts * chunk_size}. sharding.padded_batch adds tokens that do not count."
         )
 
