@@ -413,7 +413,7 @@ def _tensors(value: Any, place: Place) -> Iterator[tuple[str, Any]]:
 
 
 def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors by name, without prefixes of all names from torch.compile or DDP."""
+    """Return tensors by name, without the prefixes that wrappers such as DDP put before all."""
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in named)), ""):
         if not named:
             break

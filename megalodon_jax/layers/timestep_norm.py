@@ -234,7 +234,7 @@ def _running(
     count0: Int32[Array, " B"],
     mask: Bool[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L G"], Float[Array, "B L G"], Int32[Array, " B"]]:
-    """Return running mean and floored variance of the group means `mu`, and the final count."""
+    """Return running mean and floored variance (B, L, G) of group means `mu`, final count (B,)."""
     B, L, _ = mu.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask
     count = count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32)

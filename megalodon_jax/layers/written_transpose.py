@@ -27,8 +27,8 @@ def linear(
 
     Args:
         function: takes `residuals` and `arguments`, returns an array of the type of `like`.
-        transpose: takes `residuals` and the result's cotangent, returns the
-            cotangents of `arguments`.
+        transpose: takes `residuals` and the result's cotangent, returns the cotangents
+            of `arguments`.
         residuals: a pytree of arrays; None in it stays None.
         arguments: arrays.
         like: an array with the shape and dtype of the result.
