@@ -87,9 +87,9 @@ def pooled(first: Mapping[str, float], rest: Mapping[str, float]) -> Floors:
     mean square, by quantity.
 
     A quantity keeps the response of the first runs if more runs make it more than `STUDENT` times
-    as large, or not finite. The response of a normal variable in four runs is too small by that
-    factor twice in ten thousand times; a larger growth comes from rare jumps, such as a comparison
-    that rounding decides, and would hide a wrong constant.
+    as large, or not finite. For a normal variable the response of four runs is too small by that
+    factor in 2 of 10,000 cases; a larger growth comes from rare jumps, such as a comparison that
+    rounding decides, and would hide a wrong constant.
 
     Args:
         first: responses of the first `SEEDS` runs.
