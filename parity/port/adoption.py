@@ -34,11 +34,12 @@ class Adoption:
     matching: Matching
     """The construction of each parameter of the port: how it is made of the original's."""
     parameters: dict[str, np.ndarray]
-    """The constructed parameters by name, in the port's shapes and the original's dtypes."""
+    """Values of the port's parameters made by these constructions, by name, in the port's shapes
+    and the original's dtypes."""
     side: Side
-    """The port's side with these parameters."""
+    """The port's side with `parameters`."""
     report: Report | None
-    """Comparison that tested the constructions; None if the sides cannot be compared."""
+    """Comparison that tested the constructions; None if no parameter has a construction."""
     agrees: bool
     """Whether both programs compute the same with the constructed parameters."""
     confirmed: frozenset[str]

@@ -27,10 +27,11 @@ class AnswerError(ValueError):
 
 
 Answer: TypeAlias = Any
-"""Answer to a question, as in the file: null (the port's value stays), the name of a parameter of
-the original, a list of names (fused or stacked in this order; vectors of the port's shape are
-added), or a mapping with `of` (a name or list), `rows` (start and exclusive stop of the rows to use
-of each named parameter) and `transposed` (bool)."""
+"""Answer to a question, as in the file: null (the port keeps its own value), the name of a
+parameter of the original, a list of such names, or a mapping with `of` (a name or list), `rows`
+(start and exclusive stop of the rows to use of each named parameter) and `transposed` (bool). The
+parameters in a list are concatenated or stacked in this order; vectors of the shape of the port's
+parameter are added."""
 FIELDS = {"of", "rows", "transposed"}
 KEYS = {"answers", "questions"}
 """Top-level keys of the file of answers."""

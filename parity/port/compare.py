@@ -60,7 +60,7 @@ from parity.sides.side import HoldsMade, LowPrecision, Rounding, Side, SideError
 FORCED = "rel_l2_forced"
 """Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
 
-The metric is a gate that exists only if the port can run in float64 and the original cannot.
+It is a gate, measured only if the port can run in float64 and the original cannot.
 """
 CANCELLED = "0 up to rounding: the error is relative to the terms that cancel"
 """Note on the gate of a quantity whose terms cancel."""
@@ -376,7 +376,8 @@ class _Both:
         return self.original if side == "original" else self.port
 
     def lost(self, side: Side, noise: Mapping[str, Noise]) -> list[str]:
-        """Return the original's parameters that the port lacks and will need once trained.
+        """Return the names of the original's parameters that the port lacks and will need once
+        trained.
 
         Only constant parameters are returned: a bias starts at 0 and a scale at 1, so a port
         without this parameter computes the same until training changes it. Training changes a
@@ -554,7 +555,8 @@ class _Both:
         return bounds, rows
 
     def _noise(self, side: str) -> Noise:
-        """Return how rounding changes one side's results; empty if it cannot run in float64."""
+        """Return the norms of one side's results and of their changes under rounding; empty if the
+        side cannot run in float64."""
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
@@ -713,7 +715,8 @@ class _Both:
         return next((x for x in found if x is not None), None)
 
     def _explained(self, row: Measurement) -> Measurement:
-        """Return a measurement, with a note on how the output is wrong if an output failed."""
+        """Return a measurement; if it is of an output that fails, with a note on how the output is
+        wrong."""
         if row.verdict is not Verdict.FAIL:
             return row
         pair = next((p for p in self.names.alignment.pairs if p.port == row.quantity), None)
@@ -738,7 +741,8 @@ class _Both:
         return row
 
     def compared(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return outputs and derivatives of both sides at valid positions, by the port's names."""
+        """Return outputs and derivatives of the original, then of the port, by the port's names, as
+        vectors of the elements at valid positions."""
         sides = []
         for side, runs in (("original", self.original), ("port", self.port)):
             found = self.view(side, runs.best)
@@ -764,8 +768,8 @@ class _Both:
         return {n: x[counted[n] > 0] if n in counted else x.ravel() for n, x in arrays.items()}
 
     def ledger(self, rows: Sequence[Measurement], port: Port) -> tuple[Entry, ...]:
-        """Return, for each output and derivative of the original, whether it was compared, or why
-        not."""
+        """Return one ledger entry for each output and derivative of the original: whether it was
+        compared, or why not."""
         without_derivatives = ""
         if not port.gradients:
             without_derivatives = "it was not requested (Port.gradients)"

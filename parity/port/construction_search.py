@@ -243,8 +243,9 @@ class Search:
         return self.side.with_parameters(made)
 
     def inferred(self) -> frozenset[str]:
-        """Return the names of unconfirmed parameters that come from the same modules of the
-        original as all other parameters of their own module, which are confirmed.
+        """Return the names of unconfirmed parameters of the port that are made of parameters from
+        the same modules of the original as all other parameters of their own module, which are
+        confirmed.
 
         An example is the bias of an attention's key, which the softmax cancels.
         """
@@ -325,8 +326,8 @@ class Search:
                 )
 
     def _proposed(self, name: str, numbers: str = "") -> str:
-        """Return the proposed construction of a parameter as text; with `numbers`, `{}` replaces
-        each number."""
+        """Return the proposed construction of a parameter as text, empty if there is none; unless
+        `numbers` is empty, with `{}` in place of each number."""
         pair = self.pairs.get(name)
         text = pair.construction.text() if pair else ""
         return naming.pattern(text) if numbers else text
@@ -461,10 +462,10 @@ class Search:
                     yield sentence, made
 
     def _together(self, parameters: Sequence[str]) -> Iterator[Change]:
-        """Yield the joint transposition of all square matrices that are now transposed, and of all
-        that are not.
+        """Yield up to two changes: one transposes back all square matrices that are transposed now,
+        the other transposes all that are not. A change of only one matrix is left out.
 
-        For example, the matrices of a query, key and value have an effect only together.
+        For example, the matrices of a query, key and value correct a stage only together.
         """
         kinds: dict[bool, dict[str, Construction]] = {}
         for p in parameters:

@@ -23,7 +23,7 @@ from parity.sides.side import Precision, Rounding, Run, SideError
 
 @dataclass(frozen=True, slots=True)
 class NarrowStage:
-    """Errors of one stage in bfloat16, relative L2; NaN where unknown.
+    """Relative L2 errors of the port and of the original at one stage in bfloat16; NaN if unknown.
 
     Each side's error is measured against the same side's float64 run, or the original's against its
     float32 run if the original has no float64 run.

@@ -310,7 +310,8 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
-    """Return the largest relative L2 error that passes, given a quantity's relative noise floor."""
+    """Return the largest relative L2 error that passes, given a quantity's relative noise floor;
+    NaN if the floor is NaN or the tolerance table has no rule."""
     row = rule(PORTS, edge, kind)
     if row is None:
         return math.nan

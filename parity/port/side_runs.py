@@ -32,8 +32,8 @@ class SideRuns:
         side: the side to run.
         valid: mask of the positions to compare; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether outputs contain masks on purpose; stages that are no outputs always
-            may.
+        masked_outputs: whether outputs contain masks on purpose; other stages may always contain
+            masks.
         left_out: names of outputs that are not compared; a name includes every field below it.
         sums: float64 values, by name, of the parameters in which this side stores the rounded sum
             of parameters of the other side; used in float64 runs.
@@ -61,7 +61,7 @@ class SideRuns:
         self.shared: frozenset[str] | None = None
         self.notices: tuple[str, ...] = ()
         self.masked: set[str] = set()
-        """Names of stages with a number of at least `MASK` in any run so far."""
+        """Names of stages with a number of magnitude `MASK` or more in any run so far."""
         self.dropped: dict[str, str] = {}
         """The entry of `left_out` that excludes an output, by the output's name."""
         self.narrow = self.run(Run())
@@ -188,7 +188,7 @@ def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
 
 
 def covering(name: str, names: Collection[str]) -> str | None:
-    """Return the first of `names` that is or contains an output; None if none does.
+    """Return the first of `names` that equals or contains the output `name`; None if there is none.
 
     For example, `output.cache` contains `output.cache[0]`.
     """

@@ -81,7 +81,9 @@ class AutocastSide(TorchSide):
                 "Port(..., gradients=False)"
             )
         if how.precision is Precision.BFLOAT16:
-            raise SideError("a side under autocast has no run in bfloat16: pass bfloat16=False")
+            raise SideError(
+                "a side under autocast has no run in bfloat16: pass Port(..., bfloat16=False)"
+            )
         if how.rounding is not Rounding.OPERATIONS:
             return super().run(how)
         # Only the effect of rounding, on top of the module without autocast: where autocast makes
@@ -190,7 +192,8 @@ class Shadows(TorchDispatchMode):
         return real
 
     def _units(self, func: Any, name: str, before: list[torch.dtype], after: torch.dtype) -> float:
-        """Return the error of a result in unit roundoffs of float32; 0 for an exact operation.
+        """Return the rounding error of an operation's result, in unit roundoffs of float32; 0 for
+        an exact operation.
 
         Args:
             func: the operation.

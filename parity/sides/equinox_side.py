@@ -78,9 +78,9 @@ def _marking(cls: Any, path: str) -> Any:
     """Return a subclass of `cls` whose `__call__` marks its result with `path`.
 
     Classes without `__call__`, those in `UNMARKED` and the class of the root module, whose path is
-    empty, are returned unchanged. The
-    path is stored on the class, so that a module keeps it when a transformation flattens and
-    rebuilds the module, and so that a trace cached for one module is never reused for another.
+    empty, are returned unchanged. The path is stored on the class, so that a module keeps it when a
+    transformation flattens and rebuilds the module, and so that a trace cached for one module is
+    never reused for another.
     """
     callable_ = any("__call__" in vars(base) for base in cls.__mro__)
     if not path or not callable_ or issubclass(cls, UNMARKED):

@@ -57,7 +57,7 @@ Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSwish Log Lo
 Selu Sigmoid Sin Sinh Softmax Softplus Swish Tan Tanh
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-"""Operators that compute an elementary function (`ELEMENTARY_UNITS`)."""
+"""Operators that compute an elementary function, with errors of `ELEMENTARY_UNITS` roundoffs."""
 _SUMS = """
 Attention AveragePool BatchNormalization Conv ConvTranspose CumSum Einsum GRU Gemm
 GlobalAveragePool GroupNormalization InstanceNormalization LSTM LayerNormalization LogSoftmax
@@ -115,10 +115,10 @@ IN_FLOAT64 = (Erf, Gelu, HardSwish)
 class OnnxSide:
     """An ONNX model in float32; stages are the results of its nodes.
 
-    If torch exported the model, a stage is the result of a module, by path; else every node is one,
-    by the name of its result. The outputs of an unmodified run are those of ONNX Runtime with all
-    its graph optimisations. Its stages come from a second session that returns them too, which ONNX
-    Runtime may fuse less.
+    If torch exported the model, a stage is the result of a module, named by the module's path; else
+    the result of each node is a stage, by its name. The outputs of an unmodified run are those of
+    ONNX Runtime with all its graph optimisations. Its stages come from a second session that
+    returns the stages too, so that ONNX Runtime may fuse fewer nodes.
 
     Args:
         model: path of the model, or the model itself.
@@ -160,10 +160,11 @@ class OnnxSide:
     def parameters(self) -> dict[str, np.ndarray]:
         """Return every floating-point tensor that the model stores, by name.
 
-        A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, follows the path of
-        the module that uses the tensor. Such a tensor counts as a parameter only if it has several
-        elements, some of which need many digits (`is_short`): exporters also store numbers of the
-        code, such as 0.5 or a factor of sizes. A single number counts only if its name has a dot.
+        A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, is prefixed by the
+        path of the module that uses the tensor. Such a tensor counts as a parameter only if it has
+        several elements, some of which need many digits (`is_short`): exporters also store numbers
+        of the code, such as 0.5 or a factor of sizes. A single number counts only if its name has a
+        dot.
         """
         held = {each.name: each for each in self.model.graph.initializer}
         return {n: onnx.numpy_helper.to_array(held[t]) for n, t in self._stored.items()}
@@ -275,9 +276,15 @@ class OnnxSide:
         if how.cotangents is not None:
             raise SideError("an ONNX model has no derivatives: pass Port(..., gradients=False)")
         if how.precision is Precision.BFLOAT16:
-            raise SideError("an ONNX model runs in the dtype it was exported in, float32")
+            raise SideError(
+                "an ONNX model runs in float32, the dtype it was exported in, not in bfloat16: "
+                "pass Port(..., bfloat16=False)"
+            )
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
-            raise SideError("an ONNX model is perturbed by rounding in float64 only")
+            raise SideError(
+                "an ONNX model can be perturbed by rounding in float64 only: use "
+                "Run(Precision.FLOAT64, rounding=...)"
+            )
         if lost := sorted(set(how.forced) - set(self._stages.values())):
             known = ", ".join(self._stages.values())
             raise SideError(f"no stage {', '.join(lost)}; there are {known}")
@@ -381,7 +388,8 @@ class OnnxSide:
 
         Args:
             how: settings of the run.
-            computed: a stage that keeps its computed value even if `how` replaces it.
+            computed: name of a stage whose computed value is returned under the name of its tensor,
+                even if `how` replaces the stage; empty: no stage.
         """
         model = _widened(self.model)
         _set(model, {self._stored[n]: np.asarray(x, np.float64) for n, x in self._exact.items()})
@@ -389,7 +397,7 @@ class OnnxSide:
             evaluator = ReferenceEvaluator(model, new_ops=[*IN_FLOAT64])
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]
-            raise SideError(f"onnx has no reference of the model: {line}") from error
+            raise SideError(f"onnx's reference evaluator cannot load the model: {line}") from error
         signs = _Signs(how)
         results: dict[str, Any] = {"": None, **evaluator.rt_inits_}
         # With the shared parameters unknown, trained ones are not perturbed (`Run.shared`).
@@ -613,7 +621,10 @@ def _cast(name: str, x: Any, dtype: Any) -> np.ndarray:
             f"expected an array for the input {name}, got {x!r:.80}: {error}"
         ) from error
     if given.dtype.kind != "f" and not np.array_equal(given, cast):
-        raise SideError(f"expected {dtype} for the input {name}, got {given.dtype}, which changes")
+        raise SideError(
+            f"expected {dtype} for the input {name}, got {given.dtype} with values that the cast "
+            "would change"
+        )
     return cast
 
 
@@ -636,7 +647,7 @@ def _stage_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 _INVENTED = re.compile(r"::|/|^\d+$|^[^.]*_\d+$")
-"""Names that exporters make up for tensors. torch's parameters of submodules have a dot."""
+"""Pattern of names that exporters make up for tensors; names of torch's parameters have a dot."""
 
 
 def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:

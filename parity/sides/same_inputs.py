@@ -14,8 +14,8 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     """Raise an error, before anything runs, if two sides were given different inputs.
 
     Inputs with equal elements are paired first, whatever their names, positions and order of axes;
-    among several equal inputs, one of the same name is preferred. Of the remaining inputs, one of
-    each side count as counterparts that should be equal but are not if
+    among several equal inputs, one of the same name is preferred. Two remaining inputs, one of each
+    side, are taken for the same input with different values, which is an error, if
     - both have the same name, shape and kind (integer or floating-point);
     - one of the two is positional, and each is the only remaining input of its side with this shape
     and kind;
@@ -31,7 +31,7 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
         Names of the inputs without an equal partner, for `one` and for `other`.
 
     Raises:
-        SideError: an input and its counterpart differ in elements, shape or dtype.
+        SideError: two inputs taken for the same one differ in elements, shape or dtype.
     """
     ours, theirs = dict(one.inputs()), dict(other.inputs())
     shared = False

@@ -52,7 +52,7 @@ exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu g
 silu_backward mish softplus elu celu selu _softmax _safe_softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-"""Elementary functions, which are not correctly rounded (`ELEMENTARY_UNITS`)."""
+"""Elementary functions, which have errors of `ELEMENTARY_UNITS` unit roundoffs."""
 _FUSED = """
 native_layer_norm native_group_norm native_batch_norm _softmax _safe_softmax _log_softmax gelu silu
 softplus lerp addmm baddbmm

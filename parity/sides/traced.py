@@ -43,8 +43,8 @@ SMALL = 1 << 20
 """Programs whose largest array has fewer elements than this are compiled without XLA's
 optimisations."""
 TINY = 1 << 15
-"""Programs whose largest array has fewer elements than this are compiled without emitters of fused
-operations as well, which reduces the compile time again; thirty runs take milliseconds."""
+"""Programs whose largest array has fewer elements than this are compiled also without XLA's
+emitters of fused operations, which takes less time again; thirty runs take milliseconds."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
