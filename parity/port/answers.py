@@ -48,16 +48,18 @@ def read_answers(path: Path | str | None) -> dict[str, Answer]:
         content = read_json_object(Path(path))
         json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except (OSError, ValueError) as error:
-        raise AnswerError(f"expected answers in {path}: {error}; correct or delete it") from error
+        raise AnswerError(
+            f"expected a file of answers at {path}: {error}; correct or delete it"
+        ) from error
     if unknown := sorted({*content} - KEYS):
         raise AnswerError(
-            f"{path}: expected the keys answers and questions, got {', '.join(unknown)}; rename or "
-            "delete it"
+            f"{path}: expected the keys answers and questions, got {', '.join(unknown)}; "
+            "rename or delete these"
         )
     answers = content.get("answers", {})
     if not isinstance(answers, dict):
         raise AnswerError(
-            f"{path}: expected under `answers` an object with an answer by parameter, got "
+            f"{path}: expected under `answers` an object with parameters as keys, got "
             f"{json.dumps(answers)[:80]}"
         )
     return answers
@@ -66,7 +68,7 @@ def read_answers(path: Path | str | None) -> dict[str, Answer]:
 def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise ValueError(f"{', '.join(twice)} is there twice")
+        raise ValueError(f"each key may occur once, but {', '.join(twice)} is there twice")
     return dict(pairs)
 
 
@@ -140,7 +142,10 @@ def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Con
         if found := _constructed(names, parts, shape, turn, reshaped):
             return found
     listed = ", ".join(f"{n} {s}" for n, s in zip(names, shapes, strict=True))
-    raise AnswerError(f"does not fit its shape {shape}: {listed}")
+    raise AnswerError(
+        f"does not fit its shape {shape}: {listed}; name parameters that have this shape when "
+        "transposed, concatenated or stacked"
+    )
 
 
 def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
@@ -148,7 +153,10 @@ def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
         return whole(shape)
     start, stop = rows
     if not shape or not 0 <= start < stop <= shape[0]:
-        raise AnswerError(f"has the rows {start} to {stop} of an array of shape {shape}")
+        raise AnswerError(
+            f"has the rows {start} to {stop} of an array of shape {shape}; expected "
+            "0 <= start < stop <= length of its first axis"
+        )
     return cut(shape, shape, 0, start, stop)
 
 

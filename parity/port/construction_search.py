@@ -47,7 +47,7 @@ RELATIVE = 0.1
 """Largest relative noise added to the original's parameters while a conversion is tested."""
 ABSOLUTE = 0.02
 """Largest absolute noise added to the original's parameters while a conversion is tested."""
-# A number of bfloat16 has some 25 values within the noise: eight agree by chance once in 1e11.
+# With noise a bfloat16 number becomes one of some 25: eight numbers agree by chance once in 1e11.
 TIED = 8
 """Two parameters of at least this many elements that are still equal after noise was added to them
 count as tied."""
@@ -165,7 +165,8 @@ class Search:
             refused.clear()
             self.pairs = self._with(constructions)
         self._test_effects(self.report)
-        # Values that the noise moved away, such as a guard against 0, count too.
+        # Without noise too: it may have moved values away from a case that only one program treats
+        # separately, such as 0.
         own = floating(self.port.original.parameters())
         self.report = compare(
             replace(self.port, port=self._converted(own), bfloat16=False, pins=())
@@ -213,7 +214,7 @@ class Search:
         used = {name for pair in self.pairs.values() for name in pair.originals}
         # A table that varies is recomputed by the port, or a stage differs.
         fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
-        # Needed, until a run shows that no result depends on them.
+        # They count as needed until a run shows that no result depends on them.
         self.lost = frozenset(fresh)
         try:
             base = side.run(how)

@@ -130,7 +130,7 @@ class SideRuns:
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
         side = self.side
         if rounding is Rounding.OPERATIONS and self.sums:
-            # Each sum was rounded once, to the dtype of the parameter, when that was made.
+            # Each sum was rounded once, to the dtype of the parameter that stores it.
             random = np.random.default_rng((seed, len(self.sums)))
             stored = side.parameters()
             side = _with_exact(

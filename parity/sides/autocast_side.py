@@ -86,8 +86,8 @@ class AutocastSide(TorchSide):
             )
         if how.rounding is not Rounding.OPERATIONS:
             return super().run(how)
-        # Only the effect of rounding, on top of the module without autocast: where autocast makes
-        # it another program, such as one with another branch, that difference is no rounding.
+        # Only the effect of rounding is added to the run without autocast. Where autocast changes
+        # the program otherwise, such as by another branch, the difference is no rounding.
         exact = super().run(Run(Precision.FLOAT64, forced=how.forced))
         try:
             self._moves = False
@@ -173,7 +173,8 @@ class Shadows(TorchDispatchMode):
         real = func(*args, **named)
         results = [x for x in tree_leaves(real) if _is_float(x)]
         if torch.Tag.nondeterministic_seeded in func.tags:
-            # A second draw would be another program. In place, the shadow of the old values ends.
+            # Not repeated on shadows: a second draw would give other numbers. If it was drawn in
+            # place, the shadow takes the drawn values.
             for x in results:
                 if x in self._made:
                     self._made[x].copy_(x)

@@ -143,11 +143,11 @@ class OnnxSide:
     ) -> None:
         self.model = _read(model)
         self.providers = tuple(providers)
-        # ONNX Runtime would compute on the CPU, with a warning at most.
+        # Without its provider ONNX Runtime would compute on the CPU, with a warning at most.
         there = onnxruntime.get_available_providers()
         if missing := [name for name in self.providers if name not in there]:
             raise SideError(
-                f"the provider {', '.join(missing)} is not available here; there are "
+                f"ONNX Runtime's provider {', '.join(missing)} is not available here; there are "
                 f"{', '.join(there)}"
             )
         self._exact: dict[str, np.ndarray] = {}
@@ -316,8 +316,8 @@ class OnnxSide:
         names = [each.name for each in wanted]
         if len(inputs) > len(names) or not set(keywords) <= set(names):
             raise SideError(
-                f"expected inputs of the ONNX model, {', '.join(names)}, got {len(inputs)} "
-                f"arrays and {', '.join(keywords) or 'no names'}"
+                f"expected the inputs of the ONNX model, {', '.join(names)}; got {len(inputs)} "
+                f"arrays by position and {', '.join(keywords) or 'none'} by name"
             )
         given = {str(i): (names[i], x) for i, x in enumerate(inputs)}
         given |= {key: (key, x) for key, x in keywords.items()}
@@ -467,7 +467,7 @@ class _Signs:
         """Perturb the floating-point attributes of a node, which ONNX stores in float32."""
         if self.how.rounding is not Rounding.CONSTANTS:
             return
-        # Not only those in the file: defaults, such as Selu's, are float32 numbers too.
+        # Not only the attributes in the file: defaults, such as Selu's, are float32 numbers too.
         for name, value in [
             (name, x) for name, x in vars(node).items() if isinstance(x, (float, np.floating))
         ]:
@@ -714,7 +714,7 @@ def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
             _widen(each)
     for node in (node for graph in _graphs(wide.graph) for node in graph.node):
         if node.op_type == "GroupNormalization":
-            # Its reference casts to this type inside.
+            # onnx's reference of this operator casts to this type internally.
             node.attribute.append(onnx.helper.make_attribute("stash_type", onnx.TensorProto.DOUBLE))
         for each in node.attribute:
             _widen_attribute(node, each)

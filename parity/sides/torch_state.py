@@ -46,7 +46,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """
     modules, buffers = [*module.modules()], dict(module.named_buffers())
     tensors = dict(_state_of(module))
-    # Such as a cache: `register_buffer("cache", None)`.
+    # Buffers that a call may fill, such as a cache: `register_buffer("cache", None)`.
     empty = [(inner, n) for inner in modules for n, x in inner._buffers.items() if x is None]
     kept = {name: x.detach().clone() for name, x in (*tensors.items(), *held_tensors(module))}
     attributes = [_Attributes(inner) for inner in modules]
