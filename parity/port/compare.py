@@ -336,7 +336,7 @@ class _Both:
 
     def differentiate(self, port: Port) -> None:
         """Repeat the runs of both sides with derivatives: those of `port.loss`, or, without a loss,
-        of the sum of all outputs times fixed random cotangents.
+        of the sum of all paired outputs times fixed random cotangents.
 
         Raises:
             PortError: the loss is not an output of both sides.
